@@ -25,10 +25,9 @@ from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, expand
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.list_scheduling import makespan
 from trainyard.planning.plan import Plan
-from trainyard.planning.schedule import makespan
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.sweep_state import SweepState, TrialSpace
 
 SLOTS = 4
 EVIDENCE = (2, 4, 8, 12)  # finished trials

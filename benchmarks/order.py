@@ -25,13 +25,10 @@ from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
 from trainyard.packing.failure_policy import FailurePolicy, Place
-from trainyard.packing.time_limits import TimeLimits
-from trainyard.packing.trial_queue import TrialQueue
+from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.schedule import lower_bound
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.task import Task
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.sweep_state import SweepState, Task, TrialSpace
 
 SLOTS = (4, 5, 8, 10)
 NOISE = (0.0, 0.03, 0.1)  # standard deviation of the logarithm of a duration

@@ -10,8 +10,8 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
-from trainyard.results.answer import describe_ranking, write_best
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.best_config import write_best
+from trainyard.results.ranking import describe_ranking, rank_sweep
 
 log = logging.getLogger("sweep")
 

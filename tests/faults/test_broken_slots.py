@@ -6,7 +6,7 @@ import pytest
 from project import ROOT, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import gpus
-from trainyard.packing import gpu_health
+from trainyard.packing import worker_gpu
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all
 from trainyard.utils.jsonl import read_events
@@ -197,6 +197,6 @@ def test_ray_is_started_again_if_it_ends_while_it_starts(project):
 
 
 def test_a_gpu_is_checked_in_a_separate_process():
-    check = gpu_health.check_gpu()
+    check = worker_gpu.check_gpu()
     assert not check.is_broken
     assert check.finding == "there is no GPU to check" or gpus.has_gpu()

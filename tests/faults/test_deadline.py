@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from project import ONE_RANK, ROOT, TINY, Project
 from trainyard.config.load import check_config
-from trainyard.packing.time_limits import STOP_SECONDS
+from trainyard.packing.trial_queue import STOP_SECONDS
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.plan import plan_sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from trainyard.data.staged import Staged, StagedImageMeta, write_meta
-from trainyard.packing import gpu_sharing
+from trainyard.packing import worker_gpu
 from trainyard.training.loaders import MappedSplit, load_input_data
 from trainyard.training.trainer import Trainer
 
@@ -50,7 +50,7 @@ def check_memory_share(rig: Rig) -> None:
         rig.report.inform("memory share", "needs a GPU")
         return
     share = SHARE * torch.cuda.get_device_properties(0).total_memory
-    gpu_sharing.limit_gpu_memory(SHARE)
+    worker_gpu.limit_gpu_memory(SHARE)
     try:
         with tempfile.TemporaryDirectory() as folder:
             data = load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from trainyard.cluster.cuda_mps import run_mps
 from trainyard.config.train import Augment, Train
-from trainyard.packing import gpu_sharing
+from trainyard.packing import worker_gpu
 from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.sampler import training_batches
 
@@ -164,7 +164,7 @@ def _add_shared_gpu(rig: Rig, count: int, *, mps: str) -> None:
 def train_beside_others(share: float, begins: float) -> None:
     """Train on a share of the GPU from `begins` (Unix seconds) on; print images per second and utilization as JSON."""
     torch.set_num_threads(2)
-    gpu_sharing.limit_gpu_memory(share)
+    worker_gpu.limit_gpu_memory(share)
     rig = Rig(torch.device("cuda", 0), Report(Path(os.devnull), seconds=600))
     model_args = {"blocks": 8, "width": 32}
     spec = Train(model="resnet", model_args=model_args, batch_size=128, precision="bf16", epochs=1000)
@@ -172,7 +172,7 @@ def train_beside_others(share: float, begins: float) -> None:
     next(epochs)
     time.sleep(max(0.0, begins - time.time()))
     began, images = time.monotonic(), 0
-    with gpu_sharing.measure_gpu() as uses:
+    with worker_gpu.measure_gpu() as uses:
         while time.monotonic() - began < SHARING_SECONDS:
             next(epochs)
             images += 12_800

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import RayActorError
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.gpu_health import GpuChecked
 from trainyard.packing.messages import CheckpointResumed, TrialRequest, WorkerStarted
+from trainyard.packing.worker_gpu import GpuChecked
 from trainyard.programs.command import CheckpointFile
 from trainyard.programs.trial_messages import ProgramOutput, TrialEnded
 

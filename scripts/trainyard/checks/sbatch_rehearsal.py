@@ -23,7 +23,7 @@ from trainyard.config.datasets import needs_download
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.data.staged import DataError, DatasetMeta, read_meta, write_meta
-from trainyard.planning.trial_space import NOT_STAGED
+from trainyard.planning.sweep_state import NOT_STAGED
 from trainyard.utils.files import write_json
 
 SNAKEFILE = Path(__file__).parents[3] / "Snakefile"

@@ -45,8 +45,7 @@ class Conclusion:
 
     def _best_trial(self) -> str:
         from trainyard.planning.plan import read_state
-        from trainyard.results.answer import describe_ranking
-        from trainyard.results.ranking import rank_sweep
+        from trainyard.results.ranking import describe_ranking, rank_sweep
 
         best = describe_ranking(rank_sweep(read_state(self.config.sweeps[self.name], self.name, self.results)))[0]
         return f"{best[:1].upper()}{best[1:]}."

@@ -13,7 +13,9 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
-from trainyard.planning.forecast import (
+from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory, tables_memory
+from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
+from trainyard.planning.planned_jobs import (
     PlannedJob,
     describe_scale,
     plan_scale,
@@ -22,8 +24,6 @@ from trainyard.planning.forecast import (
     summarize_plan,
     sweep_rule,
 )
-from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory, tables_memory
-from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration

@@ -11,9 +11,8 @@ from trainyard.cli.again import call_again, call_with_config
 from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
-from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line, write_best
-from trainyard.results.best_config import has_study, study_name
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
+from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, format_duration

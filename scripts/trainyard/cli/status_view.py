@@ -15,10 +15,10 @@ from trainyard.config.load import config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.attempts import Attempt, Session
-from trainyard.planning.forecast import is_trained
 from trainyard.planning.journal_fold import Fold
+from trainyard.planning.list_scheduling import makespan
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.schedule import makespan
+from trainyard.planning.planned_jobs import is_trained
 from trainyard.utils.terminal_table import Column, TerminalTable
 from trainyard.utils.text import format_duration
 

@@ -26,20 +26,19 @@ from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
 from trainyard.packing.reread import reread_output, reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
-from trainyard.packing.time_limits import TimeLimits
+from trainyard.packing.trial_queue import TimeLimits
+from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
-from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.search import SuggestionSource
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.task import Task, TaskSource
+from trainyard.planning.sweep_state import SweepState, Task, TaskSource
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError

@@ -17,8 +17,7 @@ from trainyard.config.trials import early_end
 from trainyard.planning.attempts import Attempt, fold_attempts, update_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.trial_space import is_placeholder
+from trainyard.planning.sweep_state import SweepState, is_placeholder
 from trainyard.utils.jsonl import read_clock
 from trainyard.utils.terminal_table import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration

@@ -8,8 +8,8 @@ from typing import Any, Final
 from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
-from trainyard.packing.gpu_sharing import GpuUse
-from trainyard.planning.task import Task
+from trainyard.packing.worker_gpu import GpuUse
+from trainyard.planning.sweep_state import Task
 from trainyard.programs.command import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 

@@ -12,14 +12,13 @@ from typing import Any
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
 from trainyard.packing.failure_policy import MACHINE_ERROR, FailurePolicy, TrialFailure
-from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import TrainingEnded, WorkerSetup
-from trainyard.packing.slot import Phase, Slot
-from trainyard.packing.slot_pool import SlotPool
+from trainyard.packing.slot_pool import Phase, Slot, SlotPool
 from trainyard.packing.trial_queue import TrialQueue
+from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Ended, Journal, TrialEvent
-from trainyard.planning.task import Task
+from trainyard.planning.sweep_state import Task
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
 from trainyard.programs.trial_messages import TrialEnded

@@ -17,18 +17,16 @@ from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.shutdown import end_trials, record_interrupted
-from trainyard.packing.slot import Phase, Slot
-from trainyard.packing.slot_pool import SlotPool, death_reason
-from trainyard.packing.time_limits import TimeLimits
-from trainyard.packing.trial_queue import Predict, TrialQueue
+from trainyard.packing.slot_pool import Phase, Slot, SlotPool, death_reason
+from trainyard.packing.trial_queue import Predict, TimeLimits, TrialQueue
+from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
-from trainyard.planning.task import Task, TaskSource
+from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.row_limiter import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error

@@ -1,26 +1,31 @@
 """Measures how many trials should share a GPU: one, two, four, ..., as long as more of them end per hour.
 
-The utilization that NVML reports does not tell: a trial whose small kernels wait for the CPU counts as busy.
+The throughput of a GPU, relative to one trial at a time, is estimated from the attempts in the journal. The utilization
+that NVML reports is no measure of it: a trial whose small kernels wait for the CPU counts as busy.
 """
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from trainyard.config.sweep import Slots
-from trainyard.packing.gpu_sharing import GpuUse, trials_that_fit
-from trainyard.planning.gpu_throughput import relative_throughput
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import full_seconds
+from trainyard.packing.worker_gpu import GpuUse, trials_that_fit
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.journal import Share
 from trainyard.planning.journal_fold import Fold
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.task import Task
+from trainyard.planning.sweep_state import SweepState, Task
 
 MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide
 MIN_GAIN: Final = 1.1  # in trials per hour, for which more of them share a GPU
 NOT_MEASURED: Final = "NVML did not report their memory use"
 RunTrials = Callable[[Slots, "MeasuredTasks"], Sequence[GpuUse]]  # returns what trials used of their GPUs
+CLOCK_SECONDS: Final = 0.5  # by which the seconds of a worker may exceed those between two events of the driver
 
 
 class MeasuredTasks:
@@ -120,3 +125,53 @@ class ShareMeasurement:
             mps=None if slots.mps == "off" else slots.mps,
             why=f"{chosen} ({'; '.join([*rates, used, *([self._remark] if self._remark else [])])})",
         )
+
+
+def relative_throughput(state: SweepState, attempts: Sequence[Attempt], count: int) -> float | None:
+    """How many times as many trials a GPU ends per hour with `count` at a time as with one; None if that is unknown.
+
+    Trials differ in cost: each is compared with the seconds that it would have taken alone, which the duration model
+    predicts from the `attempts` that ran alone (and from `cost` or FLOPs). An attempt's estimate is
+
+        mean number of trials on its GPU while it ran * predicted seconds alone / measured seconds
+
+    and the median of the estimates counts, so that a trial with bad luck does not decide.
+    """
+    alone, together = (_measured(state, attempts, each) for each in (1, count))
+    if count == 1:
+        return 1.0 if alone else None
+    forecast = DurationForecast(replace(state, attempts={}))
+    finished = {each.trial: seconds for each, seconds in alone}
+    prediction = forecast.predict([each.trial for each, _ in together], finished)
+    if prediction is None:
+        return None
+    estimates = [
+        _concurrency(each, attempts) * statistics.median(draws) / seconds  # a mean would count unlikely stragglers
+        for (each, seconds), draws in zip(together, prediction.draws.T.tolist(), strict=True)
+    ]
+    return statistics.median(estimates) if estimates else None
+
+
+def _measured(state: SweepState, attempts: Sequence[Attempt], count: int) -> list[tuple[Attempt, float]]:
+    """The attempts that ended with `count` to a GPU, and their seconds as if none had been stopped early.
+
+    An attempt that resumed from a checkpoint is not among them: a part of its seconds was measured in another job.
+    """
+    found = []
+    for each in attempts:
+        is_whole = each.seconds is not None and each.seconds <= each.end - each.start + CLOCK_SECONDS
+        if each.gpus_per_trial != 1 / count or not each.seconds or not is_whole:
+            continue
+        epochs = state.trials[each.trial].epochs
+        if each.outcome == TrialStatus.FINISHED:
+            found.append((each, full_seconds(state.trials[each.trial].spec, each.seconds, each.metrics)))
+        elif each.outcome == TrialStatus.STOPPED and epochs and each.epochs:
+            found.append((each, each.seconds * epochs / len(each.epochs)))
+    return found
+
+
+def _concurrency(attempt: Attempt, attempts: Sequence[Attempt]) -> float:
+    """The mean number of trials on the GPU of an attempt while it ran, including itself."""
+    here = [each for each in attempts if each.location[1:3] == attempt.location[1:3]]  # node and GPU
+    shared = sum(max(0.0, min(each.end, attempt.end) - max(each.start, attempt.start)) for each in here)
+    return shared / max(attempt.end - attempt.start, attempt.seconds or 0.0)

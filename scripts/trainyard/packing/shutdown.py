@@ -13,8 +13,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import stop_request
 from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
-from trainyard.packing.slot import Phase, Slot
-from trainyard.packing.time_limits import STOP_SECONDS, TimeLimits
+from trainyard.packing.slot_pool import Phase, Slot
+from trainyard.packing.trial_queue import STOP_SECONDS, TimeLimits
 from trainyard.utils.process_guard import wait_for_folder
 from trainyard.utils.text import count_of
 

@@ -21,7 +21,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError
-from trainyard.packing import gpu_health, gpu_sharing, stop_request
+from trainyard.packing import stop_request, worker_gpu
 from trainyard.packing.messages import (
     TRAINING_MODULES,
     CheckpointResumed,
@@ -32,7 +32,7 @@ from trainyard.packing.messages import (
     WorkerSetup,
     WorkerStarted,
 )
-from trainyard.planning.task import output_name
+from trainyard.planning.sweep_state import output_name
 from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.function import Context, run_function
@@ -90,9 +90,9 @@ class Worker:
     def wake(self) -> None:
         """Returns if this process and its node are alive."""
 
-    def check_gpu(self) -> gpu_health.GpuChecked:
+    def check_gpu(self) -> worker_gpu.GpuChecked:
         """Check this slot's GPU."""
-        return gpu_health.check_gpu()
+        return worker_gpu.check_gpu()
 
     def _await_notice(self) -> None:
         """Wait, in a thread, for the notice of the driver or of Slurm, and end what does not end by itself."""
@@ -120,7 +120,7 @@ class Worker:
         torch.set_num_threads(self._setup.threads)
         if self._setup.is_deterministic:
             numerics.fix_cublas_workspace()
-        gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
+        worker_gpu.limit_gpu_memory(self._setup.gpu_share)
         self._group = single_process()
         copied = self._copy_dataset()
         opened = time.perf_counter()
@@ -252,7 +252,7 @@ class Worker:
             if trainer.spec.compile:
                 warm_up(trainer)
             with ExitStack() as measuring:
-                uses = measuring.enter_context(gpu_sharing.measure_gpu()) if request.measures_gpu else []
+                uses = measuring.enter_context(worker_gpu.measure_gpu()) if request.measures_gpu else []
                 for row in trainer.epochs():
                     while halvings:
                         yield halvings.pop(0)

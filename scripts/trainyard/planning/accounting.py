@@ -1,20 +1,29 @@
-"""Accounting of a sweep: what its jobs requested and used, and what other strategies would have cost."""
+"""Accounting of a sweep: what its jobs requested and used, and what the same trials would cost by other strategies.
+
+"Requested" is what jobs request from the scheduler: it determines the time in the queue, and blocks other users.
+"Wasted" is the part of it in which no trial ran that produced a result: start-up, failed attempts, idle slots, and
+unused walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the
+durations of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes
+as long as the start of a slot's worker process. Jobs are charged in units: GPUs, or in a sweep without GPUs, CPUs.
+"""
 
 import logging
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.sweep import Slots, Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
-from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
+from trainyard.planning.list_scheduling import lower_bound
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
+
+if TYPE_CHECKING:  # it takes a second to import, which a dry run does not have
+    import pandas as pd
 
 COMPUTED = "computed from the measured durations of the trials"
 JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
@@ -25,6 +34,94 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
 KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RequestedJob:
+    """A job that was or would be requested."""
+
+    seconds: float  # of walltime
+    units: int  # GPUs or CPUs
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A row of strategies.csv; seconds, and GPUs or CPUs (units) times seconds."""
+
+    strategy: str
+    requested_seconds_per_job: float  # the mean, where they differ
+    jobs: int
+    requested_job_seconds: float
+    units_per_job: float  # the mean, where they differ
+    units_total: int  # allocated at the same time, at most
+    requested_unit_seconds: float  # including start-up
+    running_unit_seconds: float  # of attempts with a result, by their own clocks, and of what these continued
+    wasted_unit_seconds: float  # requested minus running
+    wasted_fraction: float
+    makespan_seconds: float  # from the start of the first trial to the end of the last
+    makespan_lower_bound_seconds: float  # on as many slots
+    startup_unit_seconds: float  # once per job or slot; a part of the wasted ones
+    basis: str
+
+
+def estimate_others(
+    durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str
+) -> list[Strategy]:
+    """The strategies that packing is compared with: separate jobs, and a job array.
+
+    A separate job requests exactly the duration of its trial, which is unknown beforehand in practice; a task of the
+    array, the longest duration. Each also requests the `startup` seconds of its program, up to its first step.
+    """
+    units, count = max(1, math.ceil(units_per_trial)), len(durations)  # Slurm allocates whole GPUs
+    longest = max(durations, default=0.0)
+    requested: dict[str, Sequence[float]] = {"separate_jobs": durations, "job_array": [longest] * count}
+    return [
+        make_strategy(
+            name,
+            [RequestedJob(startup + each, units) for each in seconds],
+            durations,
+            running_unit_seconds=sum(durations) * units_per_trial,
+            units_total=units * count,
+            slots=max(1, count),
+            makespan=longest,
+            startup_unit_seconds=startup * units * count,
+            basis=basis,
+        )
+        for name, seconds in requested.items()
+    ]
+
+
+def make_strategy(
+    name: str,
+    requests: Sequence[RequestedJob],
+    durations: Sequence[float],
+    *,
+    running_unit_seconds: float,
+    units_total: int,
+    slots: int,
+    makespan: float,
+    startup_unit_seconds: float,
+    basis: str,
+) -> Strategy:
+    """The row of trials with these `durations` that run on `slots` slots in the requested jobs."""
+    job_seconds = sum(each.seconds for each in requests)
+    unit_seconds = sum(each.seconds * each.units for each in requests)
+    return Strategy(
+        strategy=name,
+        requested_seconds_per_job=job_seconds / max(1, len(requests)),
+        jobs=len(requests),
+        requested_job_seconds=job_seconds,
+        units_per_job=sum(each.units for each in requests) / max(1, len(requests)),
+        units_total=units_total,
+        requested_unit_seconds=unit_seconds,
+        running_unit_seconds=running_unit_seconds,
+        wasted_unit_seconds=unit_seconds - running_unit_seconds,
+        wasted_fraction=(unit_seconds - running_unit_seconds) / unit_seconds if unit_seconds else 0.0,
+        makespan_seconds=makespan,
+        makespan_lower_bound_seconds=lower_bound(durations, slots),
+        startup_unit_seconds=startup_unit_seconds,
+        basis=basis,
+    )
 
 
 def fetch_records(runs: Sequence[Session]) -> dict[str, JobRecord]:
@@ -39,7 +136,7 @@ def fetch_records(runs: Sequence[Session]) -> dict[str, JobRecord]:
         return {}
 
 
-def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
+def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> "pd.DataFrame":
     """One row per job of a sweep, with its prediction and its measurements; times in seconds.
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count the attempts that the job started;
@@ -50,6 +147,8 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before
     them that started no trial.
     """
+    import pandas as pd
+
     ended = [each for attempts in state.attempts.values() for each in attempts if each.outcome in CONCLUSIVE]
     kept = state.kept_seconds(ended)
     rows = [job.row(kept) for job in _measured_jobs(state, runs, records)]
@@ -224,12 +323,14 @@ def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running
     )
 
 
-def strategies_table(rows: Sequence[Strategy], unit: Unit = "GPU") -> pd.DataFrame:
+def strategies_table(rows: Sequence[Strategy], unit: Unit = "GPU") -> "pd.DataFrame":
     """One row per strategy, in the order given."""
+    import pandas as pd
+
     return _name_units(pd.DataFrame([asdict(row) for row in rows]), unit)
 
 
-def _name_units(table: pd.DataFrame, unit: Unit) -> pd.DataFrame:
+def _name_units(table: "pd.DataFrame", unit: Unit) -> "pd.DataFrame":
     """The table with the columns of units named: `units` is `gpus`, and `..._unit_seconds` is `..._gpu_seconds`.
 
     In a sweep without GPUs, these are 0, and further columns at the end are about CPUs.

@@ -6,9 +6,8 @@ from functools import cached_property
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from trainyard.planning.schedule import makespan
-from trainyard.planning.sweep_state import UNFINISHED, SweepState
-from trainyard.planning.trial_space import is_placeholder
+from trainyard.planning.list_scheduling import makespan
+from trainyard.planning.sweep_state import UNFINISHED, SweepState, is_placeholder
 
 if TYPE_CHECKING:
     from trainyard.planning.duration_model import Prediction

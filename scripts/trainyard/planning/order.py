@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.trials import Trial
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.trial_space import is_placeholder
+from trainyard.planning.sweep_state import SweepState, is_placeholder
 
 if TYPE_CHECKING:
     from trainyard.planning.duration_model import Prediction

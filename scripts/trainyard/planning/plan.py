@@ -13,8 +13,7 @@ from trainyard.planning.attempts import group_by_trial
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.job_request import JobRequest
 from trainyard.planning.journal_fold import Fold
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.trial_space import NOT_STAGED, TrialSpace
+from trainyard.planning.sweep_state import NOT_STAGED, SweepState, TrialSpace
 from trainyard.utils.errors import MissingResultError
 
 

@@ -15,9 +15,7 @@ from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import in_table
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Journal, Suggested, TrialEvent
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.task import Task
-from trainyard.planning.trial_space import Suggestion
+from trainyard.planning.sweep_state import Suggestion, SweepState, Task
 from trainyard.utils.files import digest_of
 
 if TYPE_CHECKING:

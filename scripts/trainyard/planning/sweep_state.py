@@ -1,18 +1,27 @@
-"""The state of a sweep: its trials, their attempts by the journal, and which trials are unfinished."""
+"""The state of a sweep: its trials, also those of a search, their attempts, and the tasks of unfinished trials."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Literal, Protocol, TypeGuard
 
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
-from trainyard.config.trials import Trial, constant_keys, full_seconds, relative_cost
-from trainyard.config.user_programs import metrics_digest
+from trainyard.config.trials import (
+    RESULT_VERSION,
+    Trial,
+    constant_keys,
+    expand,
+    full_seconds,
+    make_trial,
+    relative_cost,
+)
+from trainyard.config.user_programs import UserProgram, metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
+    ReportedEpochs,
     Session,
     attempts_before,
     find_parts,
@@ -22,17 +31,159 @@ from trainyard.planning.attempts import (
     whole_seconds,
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import Share
-from trainyard.planning.task import Task, folder_name, output_name
-from trainyard.planning.trial_space import TrialSpace
-from trainyard.programs.command import failed_by_itself
+from trainyard.planning.journal import Share, Suggested
+from trainyard.programs.command import CheckpointFile, failed_by_itself
 from trainyard.programs.metrics import find_divergence
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of
 
+NOT_STAGED: Final = "not staged"  # in place of a dataset's digest
+_PLACEHOLDER: Final = "draw-"
 _LOST: Final = (
     "its output, which was read with other `metrics`, is gone: restore them, or increase `retrain` to run it again"
 )
 UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A configuration that a search has drawn."""
+
+    trial: Trial
+    name: str  # the trial's identity
+    params: dict[str, Any]  # as Optuna drew them: of lists, the index
+    attrs: dict[str, Any]  # state of Optuna's sampler
+
+
+class TrialSpace:
+    """The trials of a sweep by identity. Identities are provisional until the dataset is staged.
+
+    `trials` holds those of the config in its order, then those that a search has drawn, then a placeholder for each one
+    that it will still draw, so that forecasts count them.
+    """
+
+    def __init__(self, sweep: Sweep, dataset_digest: str, suggested: Iterable[Suggested] = ()) -> None:
+        self.sweep, self.dataset_digest = sweep, dataset_digest
+        self.suggestions: list[Suggestion] = []
+        self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
+        for event in suggested:
+            if event.search == self.search_key and self.undrawn_count:
+                self.add(event)
+        if sweep.search:
+            example, drawn = Trial(expand(sweep).examples[0].spec, {}), len(self.suggestions)
+            numbers = range(drawn + 1, sweep.search.trials + 1)
+            self.trials |= {f"{_PLACEHOLDER}{number}": example for number in numbers}
+
+    @cached_property
+    def search_key(self) -> str:
+        """Identifies the search: it changes with everything but the number of trials. Empty without a search."""
+        if self.sweep.search is None:
+            return ""
+        search = self.sweep.search.model_dump(mode="json", exclude={"trials"})
+        # Retraining single trials keeps what was drawn.
+        retrain = self.sweep.retrain if isinstance(self.sweep.retrain, int) else self.sweep.retrain.get("all", 0)
+        return digest_of([search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, retrain], length=10)
+
+    @property
+    def undrawn_count(self) -> int:
+        """Configurations that the search will still draw."""
+        return self.sweep.search.trials - len(self.suggestions) if self.sweep.search else 0
+
+    def add(self, event: Suggested) -> Suggestion:
+        """Add a configuration that the search has drawn."""
+        trial = make_trial(self.sweep, event.values)
+        suggestion = Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
+        self.suggestions.append(suggestion)
+        self.trials[suggestion.name] = trial
+        return suggestion
+
+    def generation(self, trial: str) -> int:
+        """The `retrain` number that a trial's result must have at least."""
+        retrain = self.sweep.retrain
+        return retrain if isinstance(retrain, int) else max(retrain.get(trial, 0), retrain.get("all", 0))
+
+    def check_retrain(self, name: str) -> None:
+        """Check that `retrain` names trials of this sweep `name`, as far as they are known before staging.
+
+        Raises:
+            UserError: it names another trial.
+        """
+        names = self.sweep.retrain if isinstance(self.sweep.retrain, dict) else {}
+        unknown = [trial for trial in names if trial != "all" and trial not in self.trials]
+        if unknown and self.dataset_digest != NOT_STAGED:
+            remedy = "take the names from the column `trial` of trials.csv"
+            raise UserError(f"sweeps.{name}.retrain: not a trial of this sweep: {', '.join(unknown)}; {remedy}")
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes when the set of results that the sweep must have changes, and only then: the rule's parameter."""
+        sweep = self.sweep
+        content: list[object] = [trial.content for trial in self.trials.values()]
+        if sweep.search:
+            content = [sweep.search.model_dump(), sweep.spec_content]
+        stop = [sweep.stop.content] if sweep.stop else []
+        # A change of these causes the saved output to be parsed again; no trial runs.
+        metrics = [sweep.metrics.digest] if sweep.metrics else []
+        monitored = [sweep.metric] if sweep.command and sweep.metric else []
+        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored])
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a name stands for a configuration that a search has not drawn yet."""
+    return name.startswith(_PLACEHOLDER)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A pending trial with everything that the packer needs to run it."""
+
+    trial: str
+    spec: Train | UserProgram
+    values: dict[str, Any]
+    generation: int
+    earlier_attempts: int
+    expected_seconds: float | None = None  # None without evidence
+    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
+    min_seconds: float | None = None  # exceeded with 95 % probability
+    has_failed: bool = False  # at the last attempt of an earlier run
+    earlier_epochs: tuple[ReportedEpochs, ...] = ()  # of earlier attempts, if rows of metrics are numbered
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it runs a user's command."""
+        return isinstance(self.spec, UserProgram) and self.spec.command is not None
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it calls a user's function."""
+        return isinstance(self.spec, UserProgram) and self.spec.function is not None
+
+    @property
+    def folder_name(self) -> str:
+        """The folder of a user's program."""
+        return folder_name(self.trial, self.generation)
+
+
+def folder_name(trial: str, generation: int) -> str:
+    """The name of the folder of a user's program; `retrain` starts a new one."""
+    return f"{trial}-{generation}" if generation else trial
+
+
+def output_name(attempt: int | Literal["*"]) -> str:
+    """The name of the file in that folder with the output of an attempt, or the pattern of all of them."""
+    return f"output-{attempt}.log"
+
+
+class TaskSource(Protocol):
+    """A source of tasks that are not known beforehand."""
+
+    @property
+    def remaining(self) -> int:
+        """The number of tasks that it can still return."""
+
+    def next_task(self) -> Task | None:
+        """The next task; None if none is left."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.packing.completeness import summarize_sweep
-from trainyard.planning.forecast import is_trained
 from trainyard.planning.plan import read_state
+from trainyard.planning.planned_jobs import is_trained
 from trainyard.report.pages import format_number, write_template
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
 from trainyard.report.tree_scores import describe_best_model
 from trainyard.results import load_sweep
-from trainyard.results.answer import describe_ranking
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.table import recommendation
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import MissingResultError

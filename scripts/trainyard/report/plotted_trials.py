@@ -15,8 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.report import style
 from trainyard.report.style import readable_metric
-from trainyard.results.answer import describe_best
-from trainyard.results.ranking import Ranking, is_seed
+from trainyard.results.ranking import Ranking, describe_best, is_seed
 
 BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
 MAX_TITLE: Final = 180  # characters, above which a title names no key instead of all

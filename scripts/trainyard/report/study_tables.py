@@ -19,8 +19,8 @@ from trainyard.report.sweep_tables import (
     summarize_savings,
 )
 from trainyard.report.tree_scores import best_model, describe_best_model
-from trainyard.results.answer import describe_ranking, write_best
-from trainyard.results.ranking import Ranking, rank_sweep
+from trainyard.results.best_config import write_best
+from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 from trainyard.utils.text import format_time

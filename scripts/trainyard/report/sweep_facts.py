@@ -14,7 +14,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
-from trainyard.results.answer import FILE
+from trainyard.results.best_config import FILE
 from trainyard.results.ranking import Ranking
 from trainyard.utils.text import count_of, format_duration, format_time
 

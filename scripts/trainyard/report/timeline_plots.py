@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.trials import varied_keys
+from trainyard.planning.list_scheduling import schedule
 from trainyard.planning.plan import Plan
-from trainyard.planning.schedule import schedule
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS, IDLE, draw_bars, is_numeric

@@ -1,10 +1,11 @@
-"""The config that trains the best trial of a sweep again, and the command line of a user's program to paste."""
+"""The file best.yaml of a sweep, which trains its best trial again, and the command line of its program to paste."""
 
 import shlex
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Config
+from trainyard.config.parser import write_yaml
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
@@ -17,8 +18,15 @@ from trainyard.config.user_programs import (
     insert_resume_option,
     make_values,
 )
+from trainyard.planning.sweep_state import SweepState, folder_name, output_name
+from trainyard.programs.command import find_checkpoint
 from trainyard.programs.environment import find_interpreter, resolve_own_paths
+from trainyard.results.ranking import Ranking, describe_ranking
+from trainyard.utils.files import atomic_write
+from trainyard.utils.text import printable
+from trainyard.utils.typed_commands import snakemake_call
 
+FILE: Final = "best.yaml"
 # What makes the trials of a sweep, or is about several of them.
 _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain")
 _STUDIES: Final = ("datasets", "sweeps", "scaling", "trees")
@@ -95,3 +103,60 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
+
+
+def find_files(state: SweepState, ranking: Ranking) -> Path | None:
+    """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
+    best = ranking.best_trial
+    if best is None or state.sweep.is_training:
+        return None
+    result = state.result(best.trial)
+    folder = state.folder / "trials" / folder_name(best.trial, result.generation if result else 0)
+    checkpoint = find_checkpoint(folder, state.sweep.checkpoint)
+    if checkpoint:
+        return folder / checkpoint.name
+    return folder if any(not each.match(output_name("*")) for each in folder.glob("*")) else None
+
+
+def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
+    """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it has no study."""
+    path, best = state.folder / FILE, ranking.best_trial
+    lines = [f"Sweep {state.name}: {line}" for line in describe_ranking(ranking)[:1]] + describe_ranking(ranking)[1:]
+    content = ""
+    if best:
+        trial = state.trials[best.trial]
+        lines += _how_to_run(config, state, ranking, path)
+        content = "\n" + write_yaml(best_config(config, state.name, trial))
+    with atomic_write(path) as file:
+        file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + content)
+    return path
+
+
+def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path) -> list[str]:
+    """What to do with best.yaml, in lines."""
+    best = ranking.best_trial
+    assert best is not None
+    files = find_files(state, ranking)
+    generation = result.generation if (result := state.result(best.trial)) else 0
+    lines = [f"Its files: {files}"] if files else []
+    lines += [
+        "",
+        f"It is finished in this folder. To run it again here, add `retrain: {generation + 1}` to the sweep. To run it",
+        "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
+        snakemake_call(path, "--directory", "../again", "--", "sweeps"),
+    ]
+    if has_study(state.sweep):
+        lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
+        lines += [snakemake_call(path, "--", "scaling")]
+    line = paste_line(state, ranking)
+    return lines + (["By hand:", *line.splitlines()] if line else [])
+
+
+def paste_line(state: SweepState, ranking: Ranking) -> str | None:
+    """The command line of the best trial, to paste into a shell; None if it is no command."""
+    best, dataset = ranking.best_trial, state.sweep.dataset
+    if best is None:
+        return None
+    staged = (state.folder.parents[1] / "data" / dataset).absolute() if dataset else None
+    folder = (state.folder / "trials" / "by-hand").absolute()
+    return command_to_paste(state.sweep, state.trials[best.trial], folder=folder, dataset=staged)

@@ -1,4 +1,4 @@
-"""The configurations of a sweep, best first; trials that differ only in their seed are one configuration."""
+"""The configurations of a sweep, best first, and in words; trials that differ only in their seed are one of them."""
 
 import json
 import math
@@ -10,8 +10,7 @@ from typing import Any, Final
 from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
-from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.trial_space import is_placeholder
+from trainyard.planning.sweep_state import SweepState, is_placeholder
 
 FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
 
@@ -195,3 +194,50 @@ def _score(state: SweepState, trial: str, metric: str) -> float | None:
         return None
     score = result.metrics[metric]
     return math.nan if score is None else float(score)  # the journal has None for NaN and infinity
+
+
+def describe_best(ranking: Ranking, *, metric: str = "") -> str:
+    """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
+    mean, extreme = "mean " * ranking.has_seeds, {"min": "lowest", "max": "highest"}[ranking.mode]
+    return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed})"
+
+
+def describe_ranking(ranking: Ranking) -> list[str]:
+    """The best configuration and the runner-up, a line each."""
+    if ranking.candidates:
+        return [_describe_undecided(ranking)]
+    if not ranking.counting:
+        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != FALLBACK)]
+    first, *others = ranking.counting
+    instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
+    lines = [f"{describe_best(ranking)}: {_describe(first, ranking)}{instead}"]
+    return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
+
+
+def _describe_undecided(ranking: Ranking) -> str:
+    """Why no metric ranks the trials."""
+    names = f"{', '.join(ranking.candidates[:-1])} and {ranking.candidates[-1]}"
+    if ranking.unreported:
+        missing = f"no trial has reported {ranking.unreported}, the metric of the sweep"
+        return f"no ranking: {missing}, but {names}: set `metric` to one of them"
+    return f"no ranking: trials report {names}, and nothing says which one ranks them: set `metric`"
+
+
+def _describe(configuration: Configuration, ranking: Ranking) -> str:
+    """The value of a configuration that counts, its trial, and the values of its varied keys."""
+    trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
+    assert trial is not None
+    varied = (configuration if ranking.has_seeds else trial).values.items()
+    values = _assignments({key: value for key, value in varied if key not in ranking.constant_keys})
+    if not ranking.has_seeds:
+        return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
+    total = len(configuration.trials)
+    count = f"n = {configuration.n}" + (f" of {total}" if configuration.n < total else "")
+    spread = "" if deviation is None else f" ± {deviation:.2g}"
+    seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
+    mean = f"{configuration.mean:.6g}{spread} ({count}){f' with {values}' if values else ''}"
+    return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}"
+
+
+def _assignments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())

@@ -104,7 +104,7 @@ def _staged_splits(staged: Staged, device: torch.device, how: Data) -> Iterator[
 def _allocatable_bytes(device: torch.device) -> float:
     """Bytes of GPU memory that this process can still allocate.
 
-    Of a GPU that several trials share, what is left of this trial's share (`gpu_sharing.limit_gpu_memory`).
+    Of a GPU that several trials share, what is left of this trial's share (`worker_gpu.limit_gpu_memory`).
     """
     free, total = torch.cuda.mem_get_info(device)
     share = torch.cuda.get_per_process_memory_fraction(device) * total

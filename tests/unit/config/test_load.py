@@ -20,7 +20,7 @@ from trainyard.config.load import ConfigError, check_config, compose, read_confi
 from trainyard.config.parser import parse_value, read_file
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.files import write_json
 
 ROOT = Path(__file__).parents[3]

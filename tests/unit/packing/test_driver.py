@@ -10,7 +10,7 @@ from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.errors import FinalError, UserError
 
 

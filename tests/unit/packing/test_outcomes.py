@@ -14,12 +14,11 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import SAME_ERRORS, FailurePolicy, Place
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
-from trainyard.packing.slot import Slot
-from trainyard.packing.time_limits import TimeLimits
-from trainyard.packing.trial_queue import TrialQueue
+from trainyard.packing.slot_pool import Slot
+from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import Journal, Started, read_journal
-from trainyard.planning.task import Task
+from trainyard.planning.sweep_state import Task
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import UserError

@@ -11,12 +11,12 @@ from trainyard.config.load import check_config
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import driver, share_measurement
-from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.share_measurement import ShareMeasurement
-from trainyard.planning.forecast import summarize_plan
+from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.journal import Ended, Epoch, Halved, SessionStarted, Share, Started, encode
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.task import Task
+from trainyard.planning.planned_jobs import summarize_plan
+from trainyard.planning.sweep_state import Task
 
 LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials that run alone
 

@@ -9,11 +9,10 @@ import pytest
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
-from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
-from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
+from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.duration_model import Prediction
-from trainyard.planning.schedule import makespan
-from trainyard.planning.task import Task
+from trainyard.planning.list_scheduling import makespan
+from trainyard.planning.sweep_state import Task
 
 HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
 BOTH = [HERE, THERE]

@@ -10,7 +10,7 @@ from trainyard.cluster import gpus
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Sweep
-from trainyard.packing import driver, gpu_health, worker
+from trainyard.packing import driver, worker, worker_gpu
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.stop_notice import StopNotice
 
@@ -59,7 +59,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     assert started.device == ("H200 number 1" if visible else "cpu")
     assert gpus.has_gpu() == bool(visible)
     if not visible:
-        assert gpu_health.probe_gpu() == "there is no GPU to check"
+        assert worker_gpu.probe_gpu() == "there is no GPU to check"
 
 
 def test_a_sweep_that_gets_a_whole_node_has_no_more_slots_than_its_config_allows(tmp_path, monkeypatch):

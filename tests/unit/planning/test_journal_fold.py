@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from trainyard.config.load import check_config
 from trainyard.planning import journal_fold
 from trainyard.planning.attempts import Session, fold_attempts, update_sessions
-from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.utils import jsonl
 
 KEPT = ".journal-fold.json"

@@ -9,7 +9,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Epoch, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import SuggestionSource, draw
-from trainyard.planning.trial_space import Suggestion, TrialSpace, is_placeholder
+from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
 
 VALUES = {
     "lr": {"low": 0.001, "high": 1.0, "log": True},

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
-from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
+from trainyard.planning.accounting import (
+    RequestedJob,
+    compare_strategies,
+    estimate_others,
+    jobs_table,
+    make_strategy,
+    strategies_table,
+)
 from trainyard.planning.journal import Journal
 from trainyard.planning.journal_fold import Fold
+from trainyard.planning.list_scheduling import lower_bound, makespan, schedule
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.schedule import lower_bound, makespan, schedule
-from trainyard.planning.strategies import RequestedJob, estimate_others, make_strategy
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import expand
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.sweep_state import TrialSpace
 from trainyard.programs import environment
 from trainyard.programs.environment import RECORD, find_interpreter, program_environment, record_environment
 from trainyard.utils.errors import UserError

@@ -30,8 +30,7 @@ from trainyard.report.sweep_tables import (
     timeline_table,
     trials_table,
 )
-from trainyard.results.answer import describe_ranking
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.table import SCALING_COLUMNS
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 

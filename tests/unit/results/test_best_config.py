@@ -12,8 +12,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
-from trainyard.results.answer import describe_ranking, find_files, paste_line, write_best
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.best_config import find_files, paste_line, write_best
+from trainyard.results.ranking import describe_ranking, rank_sweep
 
 TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
 COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}

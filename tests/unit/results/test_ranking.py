@@ -9,8 +9,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
-from trainyard.results.answer import describe_ranking
-from trainyard.results.ranking import RankedTrial, rank_configurations, rank_sweep
+from trainyard.results.ranking import RankedTrial, describe_ranking, rank_configurations, rank_sweep
 
 FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
 

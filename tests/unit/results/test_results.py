@@ -55,7 +55,7 @@ def test_a_study_is_read_with_the_history_of_all_its_runs(tmp_path):
 
 def test_the_library_of_notebooks_imports_nothing_heavy_before_it_reads():
     """The ranking is in the same package, and a dry run imports it."""
-    code = "import sys, trainyard.results.answer; print({'pandas', 'torch', 'ray', 'numpy'} & set(sys.modules))"
+    code = "import sys, trainyard.results.best_config; print({'pandas', 'torch', 'ray', 'numpy'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True, check=True
     )

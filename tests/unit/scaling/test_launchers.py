@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
-from trainyard.planning.forecast import is_trained
+from trainyard.planning.planned_jobs import is_trained
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript

@@ -10,7 +10,7 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
 from trainyard.config.scaling import Scaling
 from trainyard.data.staging import stage
-from trainyard.planning.forecast import is_trained
+from trainyard.planning.planned_jobs import is_trained
 from trainyard.scaling import rank, torchrun
 from trainyard.training.process_group import single_process
 from trainyard.training.rank_failures import first_failure, record_exception, write_failures

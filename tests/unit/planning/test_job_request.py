@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Slots
-from trainyard.planning.gpu_count import CHEAP_TOLERANCE, FAST_TOLERANCE, choose_option, list_options
+from trainyard.planning.job_request import CHEAP_TOLERANCE, FAST_TOLERANCE, choose_option, list_options
 
 DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))

@@ -1,7 +1,7 @@
 """Where the next trial of a slot runs."""
 
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
-from trainyard.packing.slot import Phase, Slot
+from trainyard.packing.slot_pool import Phase, Slot
 from trainyard.planning.journal import Location
 
 

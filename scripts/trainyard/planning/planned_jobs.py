@@ -1,4 +1,4 @@
-"""The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv."""
+"""The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv, the lines of `-n`."""
 
 import csv
 import json
@@ -13,8 +13,8 @@ from trainyard.config.config import Config, Trees
 from trainyard.config.result_digests import fit_digest, result_digest
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.config.sweep import Sweep
+from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
-from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of, format_duration
 
