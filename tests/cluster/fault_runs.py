@@ -225,7 +225,7 @@ class Sweep(Run):
     """A sweep of six trials on two slots: two GPUs of one node, or one on each of two nodes."""
 
     target, code = "results/sweeps/s/trials.csv", ("mine.py", TRIALS)
-    rules = ("sweep", "sweep_on_nodes")
+    rules = ("sweep",)
     trials, lasts = 6, 0.2  # seconds
     options: dict[str, Any] = {}
 
@@ -327,7 +327,7 @@ class Training(Run):
     """A training of three epochs on one GPU of each of two hosts."""
 
     target, code = "results/scaling/s/2x1/summary.json", ("gated.py", MODEL)
-    rules = ("train_on_nodes",)
+    rules = ("train",)
     logs_before: dict[Path, str] = {}
     epoch_line = re.compile(r"Epoch \[(\d)/3\] .*Loss \(train, val\): (\S+) (\S+) ")
 

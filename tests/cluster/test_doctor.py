@@ -19,7 +19,7 @@ CONFIG = {
     "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["2x2"], "repeats": 2}},
     "trees": {"t": {"dataset": "tiny"}},
 }
-JOBS = ("fit_trees t", "stage tiny", "sweep own", "sweep_on_nodes s", "train_on_nodes x_2x2", "x_2x2_repeat-2")
+JOBS = ("fit_trees t", "stage tiny", "sweep own", "sweep s", "train x_2x2", "x_2x2_repeat-2")
 PARTITIONS = {"gpu": {"max_runtime": 1440, "max_threads": 8, "max_gpu": 2, "available_gpu_models": ["a100"]}}
 # A folder of the login node alone, on which no program can be executed.
 NOEXEC = 'mount -t tmpfs -o noexec tmpfs "$TMPDIR" && exec "$@"'
@@ -69,7 +69,7 @@ def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_di
     texts = {name: text for name, _, text in found}
     assert {name for name, verdict, _ in found if verdict == "FAILS"} == {"GPU"}, done.stdout
     assert all(job in done.stdout for job in JOBS), done.stdout
-    assert "2 nodes, 2 CPUs, 2 a100 GPUs per node" in texts["sweep_on_nodes s"]
+    assert "2 nodes, 2 CPUs, 2 a100 GPUs per node" in texts["sweep s"]
     assert re.search(
         r"submitted job \d+: sbatch .*--nodes=2 .*--account=lab .*--gres=gpu:a100:2", " ".join(done.stdout.split())
     )
@@ -122,7 +122,7 @@ def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shar
     expected = {
         "jobs": "not submit fit_trees t: The given account labb appears to be invalid. Available accounts: ",
         "stage tiny": "above the limit of gpu, 1-00:00:00",
-        "sweep_on_nodes s": "2 h100 GPUs per node",
+        "sweep s": "2 h100 GPUs per node",
         "limits": "60 minutes of walltime, but QOS short allows 30",
     }
     assert {name: text in failures.get(name, "") for name, text in expected.items()} == dict.fromkeys(expected, True), (

@@ -137,7 +137,7 @@ def test_data_are_copied_to_each_node_once_and_removed_at_the_end(finished, clus
 
 def test_the_output_of_a_job_is_in_the_documented_file(finished):
     timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
-    printed = finished / f"results/logs/slurm/rule_sweep_on_nodes/s/{timeline['job'][0]}.log"
+    printed = finished / f"results/logs/slurm/rule_sweep/s/{timeline['job'][0]}.log"
     assert printed.read_text().count("4 of 4 trials pending") == 1, "not once for each Snakemake of the job"
     (trained,) = (finished / "results/logs/slurm/rule_train/s_1x1").glob("*.log")
     assert "the time is unknown" not in trained.read_text(), "said before it was submitted"

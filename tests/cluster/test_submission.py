@@ -43,34 +43,34 @@ COMMON = (
 EXPECTED = {  # by the --comment of the job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
-    "rule_sweep_on_nodes_wildcards_wide": (
+    "rule_sweep_wildcards_wide": (
         "--nodes=2 --requeue --ntasks=2 --cpus-per-task=2 --ntasks-per-node=1 --no-kill -D {cwd} --gres=gpu:a100:2"
     ),
     "rule_sweep_wildcards_cpus": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
-    "rule_sweep_on_nodes_wildcards_wide_cpus": (
+    "rule_sweep_wildcards_wide_cpus": (
         "--nodes=2 --requeue --ntasks=2 --cpus-per-task=2 --ntasks-per-node=1 --no-kill -D {cwd}"
     ),
-    "rule_sweep_on_nodes_wildcards_one": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
-    "rule_sweep_on_nodes_wildcards_done": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=1 -D {cwd}",
+    "rule_sweep_wildcards_one": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
+    "rule_sweep_wildcards_done": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=1 -D {cwd}",
     "rule_train_wildcards_s_1x2": "--nodes=1 --requeue --cpus-per-task=6 -D {cwd} --gpus=a100:2",
-    "rule_train_on_nodes_wildcards_s_4x2": (
+    "rule_train_wildcards_s_4x2": (
         "--nodes=4 --requeue --ntasks=4 --cpus-per-task=6 --ntasks-per-node=1 -D {cwd} --gres=gpu:a100:2"
     ),
-    "rule_fit_trees_wildcards_d": "--requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
+    "rule_fit_trees_wildcards_d": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
 }
 MEMORY = {  # of a host's 16000 MB, of which a GPU's share is half
     "rule_sweep_wildcards_whole": 14000,
     "rule_sweep_wildcards_shared": 7600,
-    "rule_sweep_on_nodes_wildcards_wide": 14000,
+    "rule_sweep_wildcards_wide": 14000,
     "rule_sweep_wildcards_cpus": 15200,
-    "rule_sweep_on_nodes_wildcards_wide_cpus": 14000,
-    "rule_sweep_on_nodes_wildcards_one": 7600,
-    "rule_sweep_on_nodes_wildcards_done": 4000,
+    "rule_sweep_wildcards_wide_cpus": 14000,
+    "rule_sweep_wildcards_one": 7600,
+    "rule_sweep_wildcards_done": 4000,
     "rule_train_wildcards_s_1x2": 14000,
-    "rule_train_on_nodes_wildcards_s_4x2": 14000,
+    "rule_train_wildcards_s_4x2": 14000,
     "rule_fit_trees_wildcards_d": 8000,
 }
-MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # by default 60
+MINUTES = {"rule_sweep_wildcards_done": 10}  # by default 60
 SHARE = ", limited to the share of a node"
 IN_WORDS = {  # nodes, GPUs and CPUs per node, memory, minutes
     "sweep one": ("1", "1 a100", "1", f"7.6 GB (assuming 8 GB per slot{SHARE})", "60"),

@@ -23,7 +23,7 @@ rule download:  # on this machine: compute nodes often have no internet access
         machine=1,
     params:
         program=yard.program("download"),
-        source=yard.source,
+        source=yard.stage.digest,
     message:
         "dataset {wildcards.name}: downloading"
     shell:
@@ -70,15 +70,12 @@ rule stage:
         "../../envs/trainyard.yaml"
     envmodules:
         *yard.config.env_modules,
-    threads: yard.staging_cpus
+    threads: yard.stage.cpus
     resources:
-        mem_mb=yard.staging_mem_mb,
-        memory=yard.staging_memory,
-        hardware=yard.cpu_hardware,
-        plan=yard.cpu_job("stage", "dataset {}: staging"),
+        **yard.stage.resources(),
     params:
         program=yard.program("stage"),
-        source=yard.source,
+        source=yard.stage.digest,
     message:
         yard.message("{resources.plan}")
     shell:

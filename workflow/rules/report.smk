@@ -8,12 +8,12 @@ CATEGORIES = {
 }
 TABLE_INPUTS = {
     "sweeps": rules.sweep.output,
-    "scaling": yard.train.summaries,
+    "scaling": yard.summaries,
     "trees": rules.fit_trees.output,
 }
 EVENT_FILES_INPUTS = {
     "sweeps": rules.sweep.output,
-    "scaling": yard.train.summaries,
+    "scaling": yard.summaries,
 }
 PLOT_INPUTS = {
     "data": rules.stage.output,

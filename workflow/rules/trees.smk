@@ -20,15 +20,12 @@ rule fit_trees:
         "../../envs/trainyard.yaml"
     envmodules:
         *yard.config.env_modules,
-    threads: yard.tree_cpus
+    threads: yard.fit_trees.cpus
     resources:
-        mem_mb=yard.tree_mem_mb,
-        memory=yard.tree_memory,
-        hardware=yard.cpu_hardware,
-        plan=yard.cpu_job("fit_trees", "trees {}: fitting"),
+        **yard.fit_trees.resources(),
     params:
         program=yard.program("fit_trees"),
-        study=yard.tree_study,
+        study=yard.fit_trees.digest,
     message:
         yard.message("{resources.plan}")
     shell:

@@ -1,51 +1,190 @@
-"""Parameters and resources of the jobs that train; Snakemake's Slurm plugin makes their sbatch lines from them."""
+"""Parameters and resources of the jobs that are submitted; from them, the Slurm plugin makes the sbatch lines."""
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
 
 from trainyard.checks.program_environments import describe_environment
 from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
+from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
-from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory, tables_memory
-from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
-from trainyard.planning.planned_jobs import (
-    PlannedJob,
-    describe_scale,
-    plan_scale,
-    scale_rule,
-    summarize_cost,
-    summarize_plan,
-    sweep_rule,
+from trainyard.planning.memory_request import (
+    MemoryRequest,
+    scale_memory,
+    staging_memory,
+    sweep_memory,
+    tables_memory,
+    trees_memory,
 )
+from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
+from trainyard.planning.planned_jobs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration
 
 log = logging.getLogger("workflow")
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
-_ON_NODES = ("--ntasks-per-node=1", "--no-kill")  # options of sbatch for a sweep on several nodes
+JOB_RULES: Final = ("stage", "sweep", "train", "fit_trees")
 
 
-class SweepJobs:
-    """Parameters and resources of the rules `sweep` and `sweep_on_nodes`."""
+@dataclass(frozen=True)
+class Job:
+    """What a job needs."""
+
+    nodes: int = 1
+    gpus: int | None = 0  # per node; None for a sweep that is configured without GPUs
+    cpus: int = 1  # per node
+    options: tuple[str, ...] = ()  # of sbatch
+
+
+class Jobs(ABC):
+    """Parameters and resources of a rule whose jobs are submitted."""
+
+    rule: ClassVar[str]
+
+    def __init__(self, config: Config, results: Path, profile: Profile, *, is_main: bool = True) -> None:
+        """`is_main`: no other Snakemake has started this one, as in a job."""
+        self._config, self._results, self._profile = config, results, profile
+        self._submits = is_main and profile.has_scheduler  # a message states what a job costs before it is submitted
+
+    @abstractmethod
+    def job(self, wildcards: Wildcards, attempt: int) -> Job:
+        """What a job needs. It may change until the job is submitted: Snakemake evaluates resources several times."""
+
+    @abstractmethod
+    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        """The memory per node that a job requests, unless the profile sets it."""
+
+    @abstractmethod
+    def summary(self, wildcards: Wildcards, attempt: int) -> str:
+        """What the job does, for messages; with its cost if it is submitted."""
+
+    @abstractmethod
+    def digest(self, wildcards: Wildcards) -> str:
+        """Changes with everything in the config that changes the result of a job."""
+
+    def _describe_excess(self) -> str:
+        """That the walltime of a job on CPUs is longer than one may take, for messages; "" if it is not."""
+        return self._profile.describe_excess(self.rule, 0) if self._submits else ""
+
+    def cpus(self, wildcards: Wildcards, attempt: int) -> int:
+        """CPUs per node; Snakemake reduces the number to the CPUs of the machine."""
+        return max(1, self.job(wildcards, attempt).cpus)
+
+    def resources(self) -> dict[str, Callable[..., Any]]:
+        """The resources of the rule: functions of the wildcards and the attempt. None leaves a resource out.
+
+        On several nodes, `mpi` has the plugin leave `srun` to the program; `gpu` would then be a number per task.
+        """
+        profile, rule = self._profile, self.rule
+
+        def gpu(job: Job) -> int | None:
+            return job.gpus if job.gpus and job.nodes == 1 and not profile.needs_own_option(job.gpus) else None
+
+        of_job: dict[str, Callable[[Job], Any]] = {
+            "gpu": gpu,
+            "gpu_model": lambda job: profile.gpu_type if gpu(job) else None,
+            "nodes": lambda job: job.nodes,
+            "mpi": lambda job: "srun" if job.nodes > 1 else None,
+            "tasks": lambda job: job.nodes if job.nodes > 1 else None,
+            "gres": lambda job: profile.gres(job.gpus or 0) if job.nodes > 1 else None,
+            "tasks_per_gpu": lambda job: 0 if job.nodes > 1 else None,
+            "slurm_extra": lambda job: profile.slurm_extra(rule, job.gpus or 0, *job.options),
+            "hardware": lambda job: profile.hardware(job.nodes, job.gpus),
+        }
+
+        def evaluate(resource: Callable[[Job], Any]) -> Callable[[Wildcards, int], Any]:
+            return lambda wildcards, attempt: resource(self.job(wildcards, attempt))
+
+        def describe_memory(wildcards: Wildcards, attempt: int) -> str:
+            return profile.describe_memory(rule, self.memory(wildcards, attempt).basis)
+
+        return {
+            **{name: evaluate(resource) for name, resource in of_job.items()},
+            "mem_mb": profile.mem_mb(self.memory),
+            "memory": describe_memory,
+            "plan": self.summary,
+        }
+
+
+class StagingJobs(Jobs):
+    """Parameters and resources of the rule `stage`."""
+
+    rule = "stage"
+
+    @override
+    def job(self, wildcards: Wildcards, attempt: int) -> Job:
+        many = isinstance(self._config.datasets[wildcards.name], (ImageFolder, Python))  # files to decode
+        return Job(cpus=self._config.data.staging_cpus if many else 1)
+
+    @override
+    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        cpus, node = self.cpus(wildcards, attempt), self._profile.node_memory(self.rule, 0)
+        return staging_memory(wildcards.name, cpus, self._results, node)
+
+    @override
+    def summary(self, wildcards: Wildcards, attempt: int) -> str:
+        return f"dataset {wildcards.name}: staging{self._describe_excess()}"
+
+    @override
+    def digest(self, wildcards: Wildcards) -> str:
+        return self._config.datasets[wildcards.name].model_dump_json()
+
+
+class TreeJobs(Jobs):
+    """Parameters and resources of the rule `fit_trees`."""
+
+    rule = "fit_trees"
+
+    @override
+    def job(self, wildcards: Wildcards, attempt: int) -> Job:
+        return Job(cpus=self._config.trees[wildcards.name].cpus)
+
+    @override
+    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        node = self._profile.node_memory(self.rule, 0)
+        return trees_memory(self._config, wildcards.name, self._results, node)
+
+    @override
+    def summary(self, wildcards: Wildcards, attempt: int) -> str:
+        return f"trees {wildcards.name}: fitting{self._describe_excess()}"
+
+    @override
+    def digest(self, wildcards: Wildcards) -> str:
+        return self._config.trees[wildcards.name].model_dump_json(exclude={"cpus"})
+
+
+class SweepJobs(Jobs):
+    """Parameters and resources of the rule `sweep`."""
+
+    rule = "sweep"
 
     def __init__(
-        self, config: Config, results: Path, profile: Profile, *, shows_plans: Callable[[], bool] = lambda: True
+        self,
+        config: Config,
+        results: Path,
+        profile: Profile,
+        *,
+        is_main: bool = True,
+        is_dry_run: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._config, self._results, self._profile, self._shows_plans = config, results, profile, shows_plans
+        super().__init__(config, results, profile, is_main=is_main)
+        self._is_main, self._is_dry_run = is_main, is_dry_run
         self._plans: dict[tuple[str, int, str], Plan] = {}
-        self.mem_mb = profile.mem_mb(self._memory)
 
-    def rule_of(self, name: str) -> str:
-        """The rule that runs a sweep."""
-        return sweep_rule(self._config.sweeps[name])
+    def _shows_plans(self) -> bool:
+        """Otherwise the job's program alone shows its plan, on the same terminal or log."""
+        return self._submits or (self._is_main and self._is_dry_run())
 
     def _plan(self, name: str, attempt: int) -> Plan:
         """The plan of a sweep: one per attempt, since a retry requests what is left, and one per state of the data.
@@ -54,21 +193,21 @@ class SweepJobs:
         """
         key = (name, attempt, dataset_digest(self._results, self._config.sweeps[name]))
         if key not in self._plans:
-            rule = self.rule_of(name)
             self._plans[key] = plan_sweep(
                 self._config,
                 name,
                 self._results,
                 limit_minutes=self.limit_minutes(name),
-                limit_gpus=self._profile.limits(rule).gpus,
-                fixed_minutes=self._profile.fixed_minutes(rule),
+                limit_gpus=self._profile.limits(self.rule).gpus,
+                fixed_minutes=self._profile.fixed_minutes(self.rule),
             )
         return self._plans[key]
 
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""
-        return self._profile.limit_minutes(self.rule_of(name), self._config.sweeps[name].slots.gpus_per_node)
+        return self._profile.limit_minutes(self.rule, self._config.sweeps[name].slots.gpus_per_node)
 
+    @override
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
         state = self._plan(wildcards.name, 1).state
@@ -78,12 +217,8 @@ class SweepJobs:
             _note(f"sweep {wildcards.name}: {failed}; `--forcerun {table}` runs them again")
         return state.space.digest
 
-    def pending(self, wildcards: Wildcards, attempt: int) -> int:
-        """The number of trials without a result."""
-        return len(self._plan(wildcards.name, attempt).forecast.pending)
-
+    @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        """What the job does, for messages; with its cost if there is a scheduler."""
         if not self._shows_plans():
             return f"sweep {wildcards.name}"
         plan = self._plan(wildcards.name, attempt)
@@ -92,94 +227,53 @@ class SweepJobs:
         environment = describe_environment(plan.state.sweep)
         if not self._profile.has_scheduler:
             return f"{summarize_plan(plan)}{environment}"
-        request, most, rule = plan.request, plan.state.max_slots.gpus, self.rule_of(wildcards.name)
+        request, most = plan.request, plan.state.max_slots
         is_fixed = plan.fixed_minutes is not None
         needed = 0 if is_fixed else request.needed_minutes
-        effect = self._profile.limits(rule).describe(needed, gpus=request.slots.gpus, max_gpus=most)
+        effect = self._profile.limits(self.rule).describe(needed, gpus=request.slots.gpus, max_gpus=most.gpus)
         if is_fixed:
-            effect += self._profile.describe_excess(rule, plan.state.max_slots.gpus_per_node)
+            effect += self._profile.describe_excess(self.rule, most.gpus_per_node)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
-    def minutes(self, wildcards: Wildcards, attempt: int) -> int:
-        """Walltime."""
-        return self._plan(wildcards.name, attempt).request.walltime_minutes
+    @override
+    def job(self, wildcards: Wildcards, attempt: int) -> Job:
+        """On several nodes, it continues if one of them fails."""
+        slots = self._plan(wildcards.name, attempt).request.slots
+        gpus = slots.gpus_per_node if self._config.sweeps[wildcards.name].slots.has_gpus else None
+        options = ("--ntasks-per-node=1", "--no-kill") if slots.nodes > 1 else ()
+        return Job(slots.nodes, gpus, slots.cpus_per_node, options)
 
-    def cpus(self, wildcards: Wildcards, attempt: int) -> int:
-        """CPUs per node."""
-        return max(1, self._plan(wildcards.name, attempt).request.slots.cpus_per_node)
-
-    def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+    @override
+    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
         plan = self._plan(wildcards.name, attempt)
-        node = self._profile.node_memory(self.rule_of(wildcards.name), plan.request.slots.gpus_per_node)
+        node = self._profile.node_memory(self.rule, plan.request.slots.gpus_per_node)
         return sweep_memory(self._config, plan, self._results, node)
 
-    def memory(self, wildcards: Wildcards, attempt: int) -> str:
-        """How the memory was determined, for messages."""
-        return self._profile.describe_memory(self.rule_of(wildcards.name), self._memory(wildcards, attempt).basis)
+    @override
+    def resources(self) -> dict[str, Callable[..., Any]]:
+        def pending(wildcards: Wildcards, attempt: int) -> int:
+            return len(self._plan(wildcards.name, attempt).forecast.pending)
 
-    def gpus(self, wildcards: Wildcards, attempt: int) -> int | None:
-        """GPUs of a job on one node; None leaves the resource out."""
-        slots = self._plan(wildcards.name, attempt).request.slots
-        has_resource = slots.nodes == 1 and not self._profile.needs_own_option(slots.gpus_per_node)
-        return slots.gpus_per_node or None if has_resource else None
+        def runtime(wildcards: Wildcards, attempt: int) -> int:
+            return self._plan(wildcards.name, attempt).request.walltime_minutes
 
-    def gpu_model(self, wildcards: Wildcards, attempt: int) -> str | None:
-        """The GPU type of the profile, for a job on one node."""
-        return self._profile.gpu_type if self.gpus(wildcards, attempt) else None
-
-    def nodes(self, wildcards: Wildcards, attempt: int) -> int:
-        """Nodes."""
-        return self._plan(wildcards.name, attempt).request.slots.nodes
-
-    def gres(self, wildcards: Wildcards, attempt: int) -> str | None:
-        """GPUs per node in the syntax of Slurm's `--gres`."""
-        return self._profile.gres(self._plan(wildcards.name, attempt).request.slots.gpus_per_node)
-
-    def slurm_extra(self, wildcards: Wildcards, attempt: int) -> str | None:
-        """Further options of sbatch. If a node of several fails, the job continues on the others."""
-        slots = self._plan(wildcards.name, attempt).request.slots
-        options = _ON_NODES if slots.nodes > 1 else ()
-        return self._profile.slurm_extra(self.rule_of(wildcards.name), slots.gpus_per_node, *options)
-
-    def hardware(self, wildcards: Wildcards, attempt: int) -> str:
-        """Nodes and GPUs per node, for messages; of a sweep without GPUs, nodes alone."""
-        slots = self._plan(wildcards.name, attempt).request.slots
-        if not self._config.sweeps[wildcards.name].slots.has_gpus:
-            return f"nodes: {slots.nodes}"
-        return self._profile.hardware(slots.nodes, slots.gpus_per_node)
-
-    def if_on_nodes(self, value: Any) -> Callable[[Wildcards, int], Any]:
-        """A resource that only jobs on several nodes have: with `slots: auto`, the plan may need only one."""
-
-        def resource(wildcards: Wildcards, attempt: int) -> Any:
-            return _value_on_nodes(value, self.nodes(wildcards, attempt), wildcards, attempt)
-
-        return resource
+        return {"pending": pending, "runtime": runtime, **super().resources()}
 
     def retries(self) -> int | None:
         """Retries for the jobs that follow the first if a partition's limit is too short, and two for failures.
 
         None leaves the number to the profile.
         """
-        rules = {name: self.rule_of(name) for name in self._config.sweeps}
-        limits = {
-            name: self._profile.fixed_minutes(rule) or self._profile.partition_minutes(rule)
-            for name, rule in rules.items()
-        }
-        if all(map(math.isinf, limits.values())):
+        minutes = self._profile.fixed_minutes(self.rule) or self._profile.partition_minutes(self.rule)
+        if math.isinf(minutes) or not self._config.sweeps:
             return None
-        gpus = {name: self._profile.limits(rule).gpus for name, rule in rules.items()}
-        jobs = max(
-            plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus[name]).request.jobs
-            for name, minutes in limits.items()
+        gpus = self._profile.limits(self.rule).gpus
+        plans = (
+            plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus)
+            for name in self._config.sweeps
         )
+        jobs = max(plan.request.jobs for plan in plans)
         return jobs + 1 if jobs > 1 else None
-
-    def names(self, *, nodes: Literal["one", "several"]) -> str:
-        """A regular expression for the names of the sweeps on one node, or several; it matches nothing if none is."""
-        rule = "sweep" if nodes == "one" else "sweep_on_nodes"
-        names = [name for name in self._config.sweeps if self.rule_of(name) == rule]
-        return "|".join(names) or "(?!)"
 
     def check(self) -> None:
         """Raise a UserError if `retrain` of a sweep names something else than its trials, or no job can run any."""
@@ -189,7 +283,7 @@ class SweepJobs:
                 # A plan of its own: those of a partition file may not be known yet.
                 plan = plan_sweep(self._config, name, self._results, limit_minutes=limit)
                 plan.state.space.check_retrain(name)
-                if plan.forecast.pending and self._profile.fixed_minutes(self.rule_of(name)) is None:
+                if plan.forecast.pending and self._profile.fixed_minutes(self.rule) is None:
                     plan.request.check_limit()
 
 
@@ -199,40 +293,34 @@ def _note(message: str) -> None:
     log.warning("%s", message)
 
 
-def _value_on_nodes(value: Any, nodes: int, *arguments: Any) -> Any:
-    """A resource, or what it returns for these arguments, of a job on several nodes; None on one node."""
-    if nodes == 1:
-        return None
-    return value(*arguments) if callable(value) else value
+class TrainJobs(Jobs):
+    """Parameters and resources of the rule `train`."""
 
+    rule = "train"
 
-class TrainJobs:
-    """Parameters and resources of the rules `train` and `train_on_nodes`."""
+    @override
+    def job(self, wildcards: Wildcards, attempt: int) -> Job:
+        """One GPU for each rank; one CPU if the saved output of a script is only read again."""
+        if self._only_rereads(wildcards):
+            return Job()
+        nodes, ranks = split_scale(wildcards.scale)
+        cpus = self._config.scaling[wildcards.name].cpus_per_gpu * ranks
+        return Job(nodes, ranks, cpus, ("--ntasks-per-node=1",) if nodes > 1 else ())
 
-    def __init__(
-        self, config: Config, results: Path, profile: Profile, *, declared: Path, submits: bool = True
-    ) -> None:
-        self._config, self._results, self._profile = config, results, profile
-        self._submits = submits and profile.has_scheduler  # what a job costs is said before it is submitted
-        self._declared = declared  # the results as the rules name them, without the prefix of a module
-        self.mem_mb = profile.mem_mb(self._memory)
-
-    def rule_of(self, scale: str) -> str:
-        """The rule that trains a scale."""
-        return scale_rule(scale)
-
-    def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        node = self._profile.node_memory(self.rule_of(wildcards.scale), self._ranks(wildcards))
+    @override
+    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        node = self._profile.node_memory(self.rule, self.job(wildcards, attempt).gpus or 0)
         if self._only_rereads(wildcards):
             return tables_memory(node)
         return scale_memory(self._config, wildcards.name, wildcards.scale, self._results, node)
 
-    def memory(self, wildcards: Wildcards, attempt: int) -> str:
-        """How the memory was determined, for messages."""
-        return self._profile.describe_memory(self.rule_of(wildcards.scale), self._memory(wildcards, attempt).basis)
+    def _only_rereads(self, wildcards: Wildcards) -> bool:
+        """Whether a job only parses the saved output of a script again."""
+        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable(self._results))
 
+    @override
     def digest(self, wildcards: Wildcards) -> str:
-        """Changes with everything in the config that changes the result of a scale."""
         study = self._config.scaling[wildcards.name]
         train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
         what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
@@ -243,8 +331,8 @@ class TrainJobs:
             what |= {"workdir": study.workdir} if study.workdir != "keep" else {}
         return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
 
-    def summary(self, wildcards: Wildcards) -> str:
-        """What the job does, for messages; with its cost if there is a scheduler."""
+    @override
+    def summary(self, wildcards: Wildcards, attempt: int) -> str:
         study = self._config.scaling[wildcards.name]
         if self._only_rereads(wildcards):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
@@ -253,16 +341,15 @@ class TrainJobs:
         if not self._submits:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
-        gpus = self.nodes(wildcards) * self._ranks(wildcards)
-        effect = self._profile.limits(self.rule_of(wildcards.scale)).describe(0, gpus=gpus, max_gpus=gpus)
+        effect = self._profile.limits(self.rule).describe(0, gpus=row.gpus, max_gpus=row.gpus)
         return f"{what}; {describe_scale(row)}{effect}{self._describe_walltime(wildcards, study, row)}"
 
     def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
         """Why the walltime that the profile sets for a scale is not enough, or too much; "" if it suits."""
-        minutes = self._profile.walltime_minutes(rule := self.rule_of(wildcards.scale))
+        minutes = self._profile.walltime_minutes(self.rule)
         if minutes is None:
             return ""
-        if excess := self._profile.describe_excess(rule, self._ranks(wildcards)):
+        if excess := self._profile.describe_excess(self.rule, row.gpus // row.nodes):
             return excess
         walltime = format_duration(60 * minutes)
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
@@ -271,51 +358,3 @@ class TrainJobs:
             return f"; longer than the walltime of {walltime}, and it cannot resume: set `runtime`"
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
         return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"
-
-    def _only_rereads(self, wildcards: Wildcards) -> bool:
-        """Whether a job only parses the saved output of a script again, for which one CPU is enough."""
-        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable(self._results))
-
-    def cpus(self, wildcards: Wildcards) -> int:
-        """CPUs per node."""
-        return max(1, self._config.scaling[wildcards.name].cpus_per_gpu * self._ranks(wildcards))
-
-    def _ranks(self, wildcards: Wildcards) -> int:
-        """GPUs per node: one for each rank."""
-        return 0 if self._only_rereads(wildcards) else split_scale(wildcards.scale)[1]
-
-    def gpus(self, wildcards: Wildcards) -> int | None:
-        """GPUs of a job on one node; None leaves the resource out."""
-        ranks = self._ranks(wildcards)
-        return ranks or None if self.nodes(wildcards) == 1 and not self._profile.needs_own_option(ranks) else None
-
-    def gpu_model(self, wildcards: Wildcards) -> str | None:
-        """The GPU type of the profile, for a job on one node; "" for any."""
-        return self._profile.gpu_type if self.gpus(wildcards) else None
-
-    def nodes(self, wildcards: Wildcards) -> int:
-        """Nodes."""
-        return 1 if self._only_rereads(wildcards) else split_scale(wildcards.scale)[0]
-
-    def if_on_nodes(self, value: Any) -> Callable[[Wildcards], Any]:
-        """A resource that only jobs on several nodes have."""
-        return lambda wildcards: _value_on_nodes(value, self.nodes(wildcards), wildcards)
-
-    def gres(self, wildcards: Wildcards) -> str | None:
-        """GPUs per node in the syntax of Slurm's `--gres`."""
-        return self._profile.gres(self._ranks(wildcards))
-
-    def slurm_extra(self, wildcards: Wildcards) -> str | None:
-        """Further options of sbatch."""
-        options = ("--ntasks-per-node=1",) if self.nodes(wildcards) > 1 else ()
-        return self._profile.slurm_extra(self.rule_of(wildcards.scale), self._ranks(wildcards), *options)
-
-    def hardware(self, wildcards: Wildcards) -> str:
-        """Nodes and GPUs per node, for messages."""
-        return self._profile.hardware(self.nodes(wildcards), self._ranks(wildcards))
-
-    def summaries(self, wildcards: Wildcards) -> list[str]:
-        """The summary of every run of every scale, in the config's order."""
-        folder, study = self._declared / "scaling" / wildcards.name, self._config.scaling[wildcards.name]
-        return [str(folder / run / "summary.json") for scale in study.scales for run in study.runs(scale)]

@@ -194,8 +194,10 @@ class Profile:
             return None
         return ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
 
-    def hardware(self, nodes: int, gpus: int) -> str:
-        """Nodes and GPUs per node, for messages."""
+    def hardware(self, nodes: int, gpus: int | None) -> str:
+        """Nodes and GPUs per node, for messages; nodes alone if `gpus` is None."""
+        if gpus is None:
+            return f"nodes: {nodes}"
         return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
 
     def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:

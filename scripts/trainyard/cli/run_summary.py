@@ -20,9 +20,9 @@ from trainyard.utils.typed_commands import as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures
-NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_on_nodes": "sweep", "train": "scaling",
-                "train_on_nodes": "scaling", "fit_trees": "trees"}  # fmt: skip
-OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_on_nodes", "table_sweeps"), "scaling": ("table_scaling",)}
+NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "train": "scaling",
+                "fit_trees": "trees"}  # fmt: skip
+OF_STUDIES: Final = {"sweeps": ("sweep", "table_sweeps"), "scaling": ("table_scaling",)}
 State = Literal["finished", "failed", "interrupted", "left"]
 
 

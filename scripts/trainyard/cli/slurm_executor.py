@@ -193,9 +193,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
         """
         comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
-        wanted = _ignore_nodes(comment), self.workflow.workdir_init
+        wanted = comment, self.workflow.workdir_init
         live = (each for each in listed if each.is_live)
-        return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == wanted), None)
+        return next((each for each in live if (each.comment, str(each.folder)) == wanted), None)
 
     def _list_jobs(self, *, max_age_seconds: float = 0) -> list[UserJob] | None:
         """The jobs of this user; None if Slurm does not list them, so that any job may be live."""
@@ -379,11 +379,6 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 def _name(job: Any) -> str:
     """Rule and wildcards of a job, or the name of a group."""
     return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
-
-
-def _ignore_nodes(comment: str) -> str:
-    """A job's comment, the same for the variants of a rule for one node and for several."""
-    return comment.replace("_on_nodes_wildcards_", "_wildcards_")
 
 
 def _changed_at(file: Path) -> float | None:

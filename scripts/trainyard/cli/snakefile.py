@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainyard.cli.workflow import JOB_RULES, Workflow
+from trainyard.cli.jobs import JOB_RULES
+from trainyard.cli.workflow import Workflow
 from trainyard.cluster.held_folders import hold_until_end
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
@@ -44,13 +45,14 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         set_resources={names.get(rule, rule): settings for rule, settings in set_resources.items()},
         config_files=snakemake.configfiles,
         deployment=snakemake.deployment_settings.deployment_method,
-        before_jobs=lambda: is_module and _runs_jobs(snakemake),
         is_main=snakemake.is_main_process,
         is_dry_run=lambda: snakemake.dryrun,
     )
     dry_run = snakemake.output_settings.dryrun
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
+        if not dry_run:
+            workflow.write_config()
     if not dry_run:
         hold_until_end(Path(snakemake._snakemake_tmp_dir.name))
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
@@ -60,11 +62,6 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         file = None if is_module else workflow.config_file.absolute()
         slurm_executor.register(file, own_rules=rules, before_submission=workflow.keep_config)
     return workflow
-
-
-def _runs_jobs(snakemake: Snakemake) -> bool:
-    """Whether this is the process that submits jobs, and not a dry run. It is known once the Snakefile is read."""
-    return bool(snakemake.is_main_process and snakemake.executor_plugin and not (snakemake.dryrun or snakemake.touch))
 
 
 def _config_of_files(snakemake: Snakemake) -> dict[str, Any]:

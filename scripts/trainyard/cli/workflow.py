@@ -17,16 +17,15 @@ from typing import Any, Final, NoReturn
 from trainyard.checks.config_checks import check_use, refuse_mistakes
 from trainyard.checks.program_environments import check_interpreters
 from trainyard.cli.conclusion import Conclusion
-from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
+from trainyard.cli.jobs import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunSummary, read_jobs
-from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
+from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
-from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.programs.environment import RECORD, record_environment
 from trainyard.report.plot_names import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
@@ -41,7 +40,6 @@ _REQUESTS: Final = (
     "({resources.memory}), walltime: {resources.runtime} min"
 )
 
-JOB_RULES: Final = ("stage", "sweep", "sweep_on_nodes", "train", "train_on_nodes", "fit_trees")
 TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
 DERIVED_TABLES: Final = {  # made by tables.py
     "sweeps": ["strategies", "jobs", "ranking"],
@@ -77,32 +75,27 @@ class Workflow:
         config_files: Iterable[Path | str] = (),
         deployment: Collection[Any] = (),
         prefixed: Path | None = None,
-        before_jobs: Callable[[], bool] = lambda: False,
         is_main: bool = True,
         is_dry_run: Callable[[], bool] = lambda: True,
     ) -> None:
         """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
 
-        `before_jobs` tells whether jobs are about to run: then the first command line that Snakemake asks for writes
-        the config, since it runs no `onstart` of a module. `is_main`: no other Snakemake has started this one.
+        `is_main`: no other Snakemake has started this one.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began, self._is_interrupted = time.monotonic(), False
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
-        self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
+        self._deployment = {method.name for method in deployment}
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
         self._check_site(map(Path, config_files))
         self.config_file = config_copy(self.config, self._results)
-        self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
-        self.tree_mem_mb = self._profile.mem_mb(self._tree_memory)
         self._submits = is_main and self._profile.has_scheduler
-
-        def shows_plans() -> bool:  # otherwise the job's program alone does, on the same terminal or log
-            return self._submits or (is_main and is_dry_run())
-
-        self.sweep = SweepJobs(self.config, self._results, self._profile, shows_plans=shows_plans)
-        self.train = TrainJobs(self.config, self._results, self._profile, declared=results, submits=is_main)
+        site = (self.config, self._results, self._profile)
+        self.stage = StagingJobs(*site, is_main=is_main)
+        self.sweep = SweepJobs(*site, is_main=is_main, is_dry_run=is_dry_run)
+        self.train = TrainJobs(*site, is_main=is_main)
+        self.fit_trees = TreeJobs(*site, is_main=is_main)
 
     def _check_site(self, config_files: Iterable[Path]) -> None:
         self._profile.check()
@@ -118,8 +111,6 @@ class Workflow:
         """
 
         def command(wildcards: Wildcards, output: Any) -> str:
-            if self._before_jobs():
-                self.keep_config()
             options = ["--config", str(self.config_file), "--results", str(self._results)]
             return f"{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
 
@@ -218,31 +209,18 @@ class Workflow:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
         return text + (_REQUESTS if self._submits else "")
 
-    def cpu_job(self, rule: str, text: str) -> Callable[[Wildcards], str]:
-        """A function that returns what a job of `stage` or `fit_trees` does, and whether its walltime is too long."""
-
-        def summary(wildcards: Wildcards) -> str:
-            return f"{text.format(wildcards.name)}{self._profile.describe_excess(rule, 0) if self._submits else ''}"
-
-        return summary
-
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""
         if not self._profile.has_scheduler:
             return ""
-        rules = {self.sweep.rule_of(name) for name in self.config.sweeps}
         limits = {
             "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
             "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),
-            "--limit-gpus": min((self._profile.limits(rule).gpus for rule in rules), default=math.inf),
+            "--limit-gpus": self._profile.limits("sweep").gpus if self.config.sweeps else math.inf,
         }
         options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]
         fixed = ((rule, self._profile.fixed_minutes(rule)) for rule in JOB_RULES)
         return " ".join([*options, *(f"--set-minutes {rule}={each:g}" for rule, each in fixed if each is not None)])
-
-    def cpu_hardware(self, wildcards: Wildcards) -> str:
-        """Nodes and GPUs of a job without GPUs, for messages."""
-        return self._profile.hardware(1, 0)
 
     # ---- datasets
 
@@ -264,45 +242,10 @@ class Workflow:
 
         return receipts
 
-    def source(self, wildcards: Wildcards) -> str:
-        """Changes with the dataset's section of the config."""
-        return self.config.datasets[wildcards.name].model_dump_json()
-
     def download(self, wildcards: Wildcards) -> list[str]:
         """The receipt of a dataset's download, if it needs one."""
         needed = needs_download(self.config.datasets[wildcards.name])
         return [str(self._declared / "data" / wildcards.name / "download.json")] if needed else []
-
-    def staging_cpus(self, wildcards: Wildcards) -> int:
-        """CPUs for staging: several if there are files to decode."""
-        many = isinstance(self.config.datasets[wildcards.name], (ImageFolder, Python))
-        return int(self.config.data.staging_cpus) if many else 1
-
-    def _staging_memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        node = self._profile.node_memory("stage", 0)
-        return staging_memory(wildcards.name, self.staging_cpus(wildcards), self._results, node)
-
-    def staging_memory(self, wildcards: Wildcards, attempt: int) -> str:
-        """How the memory for staging was determined, for messages."""
-        return self._profile.describe_memory("stage", self._staging_memory(wildcards, attempt).basis)
-
-    # ---- tree models
-
-    def _tree_memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        node = self._profile.node_memory("fit_trees", 0)
-        return trees_memory(self.config, wildcards.name, self._results, node)
-
-    def tree_memory(self, wildcards: Wildcards, attempt: int) -> str:
-        """How the memory of a tree study was determined, for messages."""
-        return self._profile.describe_memory("fit_trees", self._tree_memory(wildcards, attempt).basis)
-
-    def tree_study(self, wildcards: Wildcards) -> str:
-        """Changes with everything in the study's section of the config that changes its results."""
-        return self.config.trees[wildcards.name].model_dump_json(exclude={"cpus"})
-
-    def tree_cpus(self, wildcards: Wildcards) -> int:
-        """CPUs of a tree study; Snakemake reduces the number to the CPUs of the machine."""
-        return int(self.config.trees[wildcards.name].cpus)
 
     # ---- tables and plots
 
@@ -327,6 +270,11 @@ class Workflow:
             for name, study in getattr(self.config, kind).items()
             if self.config.tensorboard or study.tensorboard or not wanted_only
         ]
+
+    def summaries(self, wildcards: Wildcards) -> list[str]:
+        """The summary of every run of every scale of a study, in the config's order."""
+        folder, study = self._declared / "scaling" / wildcards.name, self.config.scaling[wildcards.name]
+        return [str(folder / run / "summary.json") for scale in study.scales for run in study.runs(scale)]
 
     def conclusion(self, kind: str) -> Callable[[Wildcards], Conclusion]:
         """A function that returns the conclusion of a study, for the captions of its plots."""

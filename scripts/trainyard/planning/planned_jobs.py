@@ -12,7 +12,6 @@ from typing import Any
 from trainyard.config.config import Config, Trees
 from trainyard.config.result_digests import fit_digest, result_digest
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
-from trainyard.config.sweep import Sweep
 from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.planning.sweep_state import SweepState
@@ -49,16 +48,6 @@ class PlannedJob:
         return self.strategy in ("", "packed")
 
 
-def sweep_rule(sweep: Sweep) -> str:
-    """The rule that runs a sweep."""
-    return "sweep" if sweep.slots.nodes == 1 else "sweep_on_nodes"
-
-
-def scale_rule(scale: str) -> str:
-    """The rule that trains at a scale of a scaling study."""
-    return "train" if split_scale(scale)[0] == 1 else "train_on_nodes"
-
-
 def plan_jobs(
     config: Config,
     results: Path,
@@ -76,16 +65,20 @@ def plan_jobs(
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
             yield PlannedJob(job=f"stage {name}", walltime_minutes=fixed.get("stage", runtime_minutes))
-    for name, sweep in config.sweeps.items():
-        minutes = fixed.get(sweep_rule(sweep))
+    for name in config.sweeps:
         plan = plan_sweep(
-            config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus, fixed_minutes=minutes
+            config,
+            name,
+            results,
+            limit_minutes=limit_minutes,
+            limit_gpus=limit_gpus,
+            fixed_minutes=fixed.get("sweep"),
         )
         if plan.state.unfinished:
             yield from _plan_sweep_jobs(plan, has_scheduler=runtime_minutes is not None)
     for name, study in config.scaling.items():
+        runtime = fixed.get("train", runtime_minutes)
         for scale in study.scales:
-            runtime = fixed.get(scale_rule(scale), runtime_minutes)
             for run in study.runs(scale):
                 if not is_trained(study, run, results / "scaling" / name, results):
                     yield plan_scale(config, name, run, results, runtime_minutes=runtime)

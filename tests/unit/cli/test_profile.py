@@ -53,15 +53,15 @@ def requests(yard):
     """The resources of each job that are about GPUs, and sbatch's further options."""
     sweeps = [SimpleNamespace(name=name) for name in ("one", "wide")]
     scales = [SimpleNamespace(name="s", scale=scale) for scale in ("1x2", "2x2")]
-    for wildcards, jobs, attempt in [(each, yard.sweep, (1,)) for each in sweeps] + [
-        (each, yard.train, ()) for each in scales
-    ]:
-        found = {"slurm_extra": jobs.slurm_extra(wildcards, *attempt)}
-        if jobs.nodes(wildcards, *attempt) == 1:
-            found |= {"gpu": jobs.gpus(wildcards, *attempt), "gpu_model": jobs.gpu_model(wildcards, *attempt)}
-        else:
-            found |= {"gres": jobs.gres(wildcards, *attempt)}
-        yield {name: value for name, value in found.items() if value is not None}
+    for wildcards, jobs in [(each, yard.sweep) for each in sweeps] + [(each, yard.train) for each in scales]:
+        found = resources_of(jobs, wildcards)
+        yield {name: found[name] for name in ("slurm_extra", "gpu", "gpu_model", "gres") if name in found}
+
+
+def resources_of(jobs, wildcards):
+    """What a job requests, as Snakemake evaluates it: None leaves a resource out."""
+    found = {name: function(wildcards, attempt=1) for name, function in jobs.resources().items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class JobResources(dict):
@@ -101,25 +101,20 @@ def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, 
     jobs, wildcards = yard.train, SimpleNamespace(name="s", scale=scale)
 
     def request():
-        named = ("gpus", "gpu_model", "nodes", "cpus", "slurm_extra")
-        found = {name: getattr(jobs, name)(wildcards) for name in named} | {
-            "gres": jobs.if_on_nodes(jobs.gres)(wildcards)
-        }
-        return {name: value for name, value in found.items() if value}
+        return resources_of(jobs, wildcards) | {"threads": jobs.cpus(wildcards, attempt=1)}
 
-    assert request()["cpus"] == 8
+    assert request()["threads"] == 8
     assert request()["nodes"] == int(scale[0])
-    assert request().keys() & {"gpus", "gres", "slurm_extra"}
+    assert request().keys() & {"gpu", "gres", "slurm_extra"}
     script = UserScript(study := yard.config.scaling["s"], scale, tmp_path / "scaling/s")
     script._reported.output.parent.mkdir(parents=True)
     script._reported.output.touch()
     digest = script_inputs_digest(study, dataset_digest(tmp_path, study))
     whole = {"what": digest, "train_seconds": 1.0, "row_seconds": [], "device": "", "job": ""}
     script._record.write_text(json.dumps({**whole, "node": "", "node_names": [], "gpu_model": ""}))
-    assert "is read again; nothing runs" in jobs.summary(wildcards)
-    assert request() == {"nodes": 1, "cpus": 1}
-    assert jobs.mem_mb(wildcards, attempt=1) == 4000
-    assert jobs.if_on_nodes("srun")(wildcards) is None
+    assert "is read again; nothing runs" in request()["plan"]
+    assert request().keys() == {"nodes", "threads", "hardware", "mem_mb", "memory", "plan"}
+    assert (request()["nodes"], request()["threads"], request()["mem_mb"]) == (1, 1, 4000)
 
 
 @pytest.mark.parametrize("setting", ["--nice=5 --mail-type=END", "'--nice=5 --mail-type=END'"])
@@ -130,10 +125,10 @@ def test_options_of_the_profile_join_ours(tmp_path, setting):
 
 
 def test_options_of_a_rule_that_replace_ours_must_contain_them(tmp_path):
-    short = yard_of(tmp_path, sweep_on_nodes=["slurm_extra='--nice=5 --no-kill'"])
-    with pytest.raises(UserError, match=r"sweep_on_nodes: slurm_extra replaces .* add '--ntasks-per-node=1'"):
+    short = yard_of(tmp_path, sweep=["slurm_extra='--nice=5 --no-kill'"])
+    with pytest.raises(UserError, match=r"sweep: slurm_extra replaces .* add '--ntasks-per-node=1'"):
         list(requests(short))
-    whole = yard_of(tmp_path, sweep_on_nodes=["slurm_extra='--nice=5 --no-kill --ntasks-per-node=1'"])
+    whole = yard_of(tmp_path, sweep=["slurm_extra='--nice=5 --no-kill --ntasks-per-node=1'"])
     assert len(list(requests(whole))) == 4
 
 
@@ -169,9 +164,10 @@ PARTITIONS = [
 def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
     one, wide = (SimpleNamespace(name=name) for name in ("one", "wide"))
     yard = yard_of(tmp_path, sweep=["runtime=30"])
-    assert (yard.sweep.minutes(one, 1), yard.sweep.minutes(wide, 1)) == (30, 60)
-    assert "; 1 GPU-hours requested" in yard.sweep.summary(one, 1)
-    assert "; 4 GPU-hours requested" in yard.sweep.summary(wide, 1)
+    found = resources_of(yard.sweep, one)
+    assert found["runtime"] == 30
+    assert "; 1 GPU-hours requested" in found["plan"]
+    assert "; 2 GPU-hours requested" in yard.sweep.summary(wide, 1)
 
 
 @pytest.fixture
@@ -204,16 +200,12 @@ def test_the_partition_of_a_rule_comes_before_that_of_all(slurm):
 def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path, slurm):
     """Slurm would accept the job and never start it."""
     ten_hours = {rule: ["runtime=600"] for rule in ("stage", "sweep", "train", "fit_trees")}
-    yard, above = (
-        yard_of(tmp_path, "slurm_partition=gpu", **ten_hours),
-        "10 h 0 min of walltime, but a job may take 5 h",
-    )
-    one, wide = (SimpleNamespace(name=name) for name in ("one", "wide"))
-    assert above in yard.sweep.summary(one, 1)
-    assert above not in yard.sweep.summary(wide, 1)
-    assert above in yard.train.summary(SimpleNamespace(name="s", scale="1x2"))
-    assert above in yard.cpu_job("stage", "{}")(SimpleNamespace(name="d"))
-    assert above in yard.cpu_job("fit_trees", "{}")(SimpleNamespace(name="t"))
+    yard = yard_of(tmp_path, "slurm_partition=gpu", **ten_hours)
+    for jobs in (yard.stage, yard.sweep, yard.train, yard.fit_trees):
+        summary = jobs.summary(SimpleNamespace(name="one" if jobs is yard.sweep else "s", scale="1x2"), 1)
+        assert "10 h 0 min of walltime, but a job may take 5 h" in summary
+    default = yard_of(tmp_path, "slurm_partition=gpu")
+    assert "above the limit" not in default.sweep.summary(SimpleNamespace(name="one"), 1)
 
 
 @pytest.mark.parametrize("resumable", [True, False])
@@ -280,8 +272,10 @@ def test_the_walltime_of_a_sweep_is_limited_by_the_partitions_with_its_gpus(
 def test_the_walltime_of_a_scale_is_compared_with_the_partitions_with_its_gpus(tmp_path, partition_file):
     settings = partition_file(PLAIN)
     yard = yard_of(tmp_path, executor=lambda: settings, train=["runtime=600"], stage=["runtime=600"])
-    assert "a job may take 5 h 0 min at most" in yard.train.summary(SimpleNamespace(name="s", scale="1x2"))
-    assert yard.cpu_job("stage", "{}")(SimpleNamespace(name="d")) == "d", "without GPUs, any partition will do"
+    assert "a job may take 5 h 0 min at most" in yard.train.summary(SimpleNamespace(name="s", scale="1x2"), 1)
+    assert yard.stage.summary(SimpleNamespace(name="d"), 1) == "dataset d: staging", (
+        "without GPUs, any partition will do"
+    )
 
 
 @pytest.mark.parametrize(("is_main", "minutes"), [(True, 50), (False, 1440)])
@@ -304,9 +298,9 @@ def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
 def test_memory_that_is_set_for_all_jobs_replaces_the_estimate(tmp_path, setting, mb, basis):
     yard, wildcards = yard_of(tmp_path, setting), SimpleNamespace(name="one")
     context = {"input": [], "attempt": 1, "threads": 1, "rulename": "sweep", "async_run": None}
-    mem_mb = Resources.from_mapping({"mem_mb": yard.sweep.mem_mb})["mem_mb"]
-    assert mem_mb.evaluate(wildcards, **context).value == mb
-    assert yard.sweep.memory(wildcards, 1) == basis
+    resources = Resources.from_mapping(yard.sweep.resources())
+    assert resources["mem_mb"].evaluate(wildcards, **context).value == mb
+    assert resources["memory"].evaluate(wildcards, **context).value == basis
 
 
 def executor_of(**settings):

@@ -90,14 +90,14 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
     finish(tmp_path, "own", {"rmse": 3.0}, failed=1)
     lines = lines_of(tmp_path, [
         job("stage", "d"), job("sweep", "loop", state="left"), job("sweep", "own", state="failed"),
-        job("train_on_nodes", "width", "2x1", state="failed"), job("plot_sweeps", "own", state="left")],
+        job("train", "width", "2x1", state="failed"), job("plot_sweeps", "own", state="left")],
         succeeded=False)  # fmt: skip
     first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
     assert lines[:8] == [
         "Trainyard: ended before everything was done, after 1 min 15 s",
         "  finished  dataset d",
         "  failed    sweep own: see results/logs/sweep/own.log",
-        "            scaling width 2x1: see results/logs/train_on_nodes/width.log",
+        "            scaling width 2x1: see results/logs/train/width.log",
         "  not done  sweep loop",
         "  answers   sweep own: 1 trial finished, 1 failed, 1 to run",
         f"              trial {second} failed: ValueError: no; see a.txt",
