@@ -20,8 +20,7 @@ from trainyard.config.train import OWN_MODEL_ARGS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.config.user_programs import Metrics
 from trainyard.data.known_images import KnownImages, known_images
-from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metrics import numeric_row
+from trainyard.programs.metrics import PatternParser, numeric_row
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of, suggest
 

@@ -11,11 +11,11 @@ from typing import Final
 
 from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.datasets import Dataset, ImageFolder, Table, Torchvision
+from trainyard.config.placeholders import Command
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
-from trainyard.config.user_programs import Command
 from trainyard.data.known_images import KnownImages
-from trainyard.programs.environment import SCRIPT
+from trainyard.programs.user_environment import SCRIPT
 from trainyard.utils.files import expand_path
 from trainyard.utils.text import suggest
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.config import Config
+from trainyard.config.placeholders import SHELL, Command
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
-from trainyard.config.user_programs import SHELL, Command
-from trainyard.programs.environment import SCRIPT, find_interpreter, program_environment, script_interpreter
+from trainyard.programs.user_environment import SCRIPT, find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
 from trainyard.utils.errors import UserError
 

@@ -26,7 +26,7 @@ from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
-from trainyard.programs.environment import RECORD, record_environment
+from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_names import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS

@@ -16,19 +16,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.arguments import STYLES
-from trainyard.config.train import Train
-from trainyard.config.user_programs import (
+from trainyard.config.placeholders import (
     SCALE_PLACEHOLDERS,
+    STYLES,
     Command,
-    ProgramOptions,
-    TrainingSection,
     check_all_arguments,
     check_quoting,
     describe_unused,
     insert_resume_option,
     takes_all,
 )
+from trainyard.config.train import Train
+from trainyard.config.user_programs import ProgramOptions, TrainingSection
 from trainyard.utils.errors import UserError
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12)]

@@ -24,7 +24,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.arguments import STYLES
 from trainyard.config.metric_names import (
     DEFAULT_METRIC,
     EPOCH_METRICS,
@@ -34,15 +33,11 @@ from trainyard.config.metric_names import (
     guess_mode,
     is_counter,
 )
-from trainyard.config.train import Section, Train
-from trainyard.config.user_programs import (
+from trainyard.config.placeholders import (
     PORT,
+    STYLES,
     TRIAL_PLACEHOLDERS,
     Command,
-    DottedPath,
-    ProgramOptions,
-    TrainingSection,
-    UserProgram,
     check_all_arguments,
     check_arithmetic,
     check_list_values,
@@ -52,6 +47,8 @@ from trainyard.config.user_programs import (
     make_values,
     takes_all,
 )
+from trainyard.config.train import Section, Train
+from trainyard.config.user_programs import DottedPath, ProgramOptions, TrainingSection, UserProgram
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from trainyard.config.arguments import dotted_items
+from trainyard.config.placeholders import dotted_items, insert_resume_option
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 from trainyard.config.train import Train
-from trainyard.config.user_programs import UserProgram, insert_resume_option
+from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of

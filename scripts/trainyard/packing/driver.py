@@ -28,7 +28,7 @@ from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
-from trainyard.packing.reread import reread_output, reread_outputs
+from trainyard.packing.saved_outputs import reparse_output, reparse_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
@@ -39,7 +39,7 @@ from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import SweepState, Task, TaskSource
-from trainyard.programs.environment import RECORD, find_interpreter, record_environment
+from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import wait_for_folder
@@ -82,7 +82,7 @@ def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first
         if _close_open_attempts(journal, plan):
             plan = _fix_slots(plan_sweep(config, name, results))
         if plan.state.to_reread or plan.state.to_read_first:
-            reread_outputs(journal, plan.state)
+            reparse_outputs(journal, plan.state)
             found = _fix_slots(plan_sweep(config, name, results))
             _check_can_run(plan, found)
             plan = found
@@ -217,7 +217,7 @@ def _run_trials(
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
     expected, least = plan.forecast.seconds, plan.forecast.min_seconds
     tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
-    reread = partial(reread_output, journal, plan.state)
+    reread = partial(reparse_output, journal, plan.state)
     search = SuggestionSource(plan.state, journal, reread=reread) if plan.state.sweep.search else None
     create = partial(
         Packer,

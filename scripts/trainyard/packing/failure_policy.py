@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from trainyard.config.arguments import format_argument
+from trainyard.config.placeholders import format_argument
 from trainyard.utils.import_path import PLACE
 from trainyard.utils.text import SHELL_SIGNAL
 

@@ -28,7 +28,7 @@ from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
 from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.function import INTERRUPTED_ITSELF
-from trainyard.programs.row_limiter import shift_epoch
+from trainyard.programs.metrics import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.text import SHELL_SIGNAL, count_of

@@ -34,9 +34,9 @@ from trainyard.packing.messages import (
 )
 from trainyard.planning.sweep_state import output_name
 from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
-from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
+from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 from trainyard.utils.process_guard import FolderClaim, ProcessGuard, claim_folder

@@ -15,22 +15,18 @@ from typing import Any, Final, NamedTuple
 
 from trainyard.cluster import host
 from trainyard.cluster.ports import reserved_port
+from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option, make_values
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import (
-    GRACE_SECONDS,
-    PORT,
-    Metrics,
-    UserProgram,
-    build_argv,
-    find_placeholders,
-    insert_resume_option,
-    make_values,
-    metrics_digest,
-)
-from trainyard.programs.environment import module_path, program_environment, resolve_own_paths, thread_variables
+from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram, metrics_digest
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
-from trainyard.programs.output_file import OutputReader
+from trainyard.programs.output import OutputReader
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
+from trainyard.programs.user_environment import (
+    module_path,
+    program_environment,
+    resolve_program_paths,
+    thread_variables,
+)
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import FolderClaim, ProcessGuard
 from trainyard.utils.stop_notice import StopNotice
@@ -217,7 +213,7 @@ class _Program:
         assert trial.spec.command is not None
         args, predefined = trial.spec.args, dict(trial.placeholders)
         command = insert_resume_option(trial.spec.command, trial.resume, args)
-        command = resolve_own_paths(command, trial.start) if trial.start else command
+        command = resolve_program_paths(command, trial.start) if trial.start else command
         if PORT in find_placeholders(command):
             predefined[PORT] = self._resources.enter_context(reserved_port())
         return build_argv(command, make_values(command, args, predefined))

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.programs.metrics import numeric_row, take_epoch
-from trainyard.programs.row_limiter import Row, RowLimiter
+from trainyard.programs.metrics import Row, RowLimiter, numeric_row, take_epoch
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.import_path import error_line
 from trainyard.utils.stop_notice import StopNotice

@@ -1,25 +1,35 @@
 """Metrics that a user's program reports while it runs: rows of numbers by name, from a file or from its output."""
 
+import codecs
+import csv
+import json
 import math
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.config.user_programs import Metrics, find_mismatch
-from trainyard.programs.metric_files import open_metrics_file
-from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.output_lines import LineSplitter
-from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_PER_SECOND, Row, RowLimiter, thin_rows
+from trainyard.config.user_programs import NUMBER, Metrics, find_mismatch
+from trainyard.programs.output import LineSplitter
 
+Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
 CHUNK_BYTES: Final = 2**20
 MAX_INTEGER: Final = 2**62  # of a metric
 KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
+SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
+LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
+CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file: if they change, it was rewritten
+# Each row costs a line of the journal and time of the driver. After these bursts, one row per second is allowed:
+# a program that reports more often reports steps, not epochs.
+BURST_ROWS: Final = 300
+RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive all at once
+ROWS_PER_SECOND: Final = 1.0
 UNREADABLE_REMEDY: Final = (
     "It is not run again: correct `metrics`, and the same command reads the saved output again, without running "
     "anything. If the program itself must be corrected, increase `retrain`"
@@ -202,3 +212,289 @@ def merge_row(epochs: list[dict[str, Any]], row: dict[str, Any], *, resumed: boo
         epochs[-1] = epochs[-1] | row
     else:
         epochs.append(row)
+
+
+def shift_epoch(row: Row, by: int) -> Row:
+    """The row as that of a later epoch."""
+    return {**row, "epoch": int(row["epoch"] or 0) + by}
+
+
+class RowLimiter:
+    """Merges the rows of an epoch and limits the rate of rows.
+
+    If a program reports an epoch more than once (a progress bar does, with each step), the merged row passes when the
+    next epoch begins. The second row shows which kind of program it is: until then, the first row is held. Rows beyond
+    the rate are merged into one, with the last value of each metric, which passes as soon as the rate allows.
+    """
+
+    def __init__(self, burst: float = BURST_ROWS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._clock = burst, clock
+        self._room, self._updated = burst, clock()
+        self._repeats = False
+        self._epoch: float | int | None = None  # the latest
+        self._held: Row = {}  # of an epoch that may not be over
+        self._excess: Row = {}  # rows beyond the rate, merged
+        self._passed: list[Row] = []
+
+    def add(self, row: Row, *, complete: bool) -> None:
+        """Take a row; `complete` if no other row of its epoch is expected."""
+        is_first = self._epoch is None
+        same, self._epoch = row["epoch"] == self._epoch, row["epoch"]
+        self._repeats = self._repeats or same
+        if same:
+            self._held |= row
+            return
+        self._pass(self._held)
+        self._held = {}
+        if self._repeats or (is_first and not complete):
+            self._held = dict(row)
+        else:
+            self._pass(row)
+
+    def take_rows(self, *, final: bool) -> list[Row]:
+        """The rows that passed since the last call; with `final`, also what is held or beyond the rate."""
+        if final:
+            self._passed += [row for row in (self._excess, self._held) if row]
+            self._held, self._excess = {}, {}
+        else:
+            self._pass(self._excess)
+        passed, self._passed = self._passed, []
+        return passed
+
+    def _pass(self, row: Row) -> None:
+        if not row:
+            return
+        now = self._clock()
+        self._room = min(self._burst, self._room + ROWS_PER_SECOND * (now - self._updated))
+        self._updated = now
+        self._excess = self._excess | row
+        if self._room < 1:
+            return
+        self._room -= 1
+        self._passed.append(self._excess)
+        self._excess = {}
+
+
+def thin_rows(rows: list[Row], max_rows: int) -> list[Row]:
+    """At most `max_rows` rows, evenly spaced, including the last; each merged with the dropped rows before it."""
+    step = max(1, -(-len(rows) // max(1, max_rows)))
+    kept, merged = list[Row](), Row()
+    for remaining, row in zip(reversed(range(len(rows))), rows, strict=True):
+        merged = merged | row
+        if remaining % step == 0:
+            kept.append(merged)
+            merged = {}
+    return kept
+
+
+class PatternParser:
+    """Collects rows of metrics from lines of output. A row is complete once every named group has matched."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        self._patterns = patterns
+        self._groups = {name for pattern in patterns for name in pattern.groupindex}
+        self._open: dict[str, Any] = {}  # the incomplete row
+        self._rows: list[dict[str, Any]] = []
+        self.warning = ""  # about the first number that a pattern matches only partly
+
+    def add_line(self, line: str) -> None:
+        """Search a line with all patterns."""
+        line = line.strip()
+        for pattern in self._patterns:
+            if match := pattern.search(line):
+                self.warning = self.warning or _partial_number_warning(match)
+                found = {name: value for name, value in match.groupdict().items() if value is not None}
+                if found.keys() & self._open.keys():
+                    self._close_row()
+                self._open |= found
+                if self._open.keys() >= self._groups:
+                    self._close_row()
+
+    def take_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows completed since the last call; with `final`, also the incomplete one."""
+        if final and self._open:
+            self._close_row()
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _close_row(self) -> None:
+        self._rows.append(self._open)
+        self._open = {}
+
+
+_WHOLE_NUMBER: Final = re.compile(r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
+_IN_NUMBER: Final = "0123456789.,_eE+-"
+_SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
+_QUANTIFIER: Final = re.compile(r"(?<!\\)[*+?]$")  # as in `.*`, which takes the first digits of a number
+
+
+def _partial_number_warning(match: "re.Match[str]") -> str:
+    """What is wrong with a pattern that matches only a part of a number, as `1.2` of `1.2e-05`; "" if nothing is."""
+    line, starts = match.string, [match.start(name) for name in match.re.groupindex]
+    for name in match.re.groupindex:
+        start, end = match.span(name)
+        if start == end:  # it has matched nothing
+            continue
+        first = _start_of_number(match, name)
+        whole = _WHOLE_NUMBER.match(line, first + (line[first] in "+-"))
+        if whole is None or any(end <= other < whole.end() for other in starts):
+            continue
+        sign = "-" if _SIGN_BEFORE.search(line, max(0, first - 2), first) else ""
+        if whole.end() > end or sign or first < start:
+            value, number = match[name], sign + line[first : max(end, whole.end())]
+            remedy = f"write (?P<{name}>{{number}}), which matches signs, exponents and percent"
+            if re.search("[,_]", whole[0]):
+                remedy = "numbers must not contain `,` or `_`: have the program print them without"
+            elif first < start:
+                remedy = f"write the text that is before the number, as in `{name}=`, before (?P<{name}>"
+            pattern = match.re.pattern.replace(NUMBER, "{number}")  # as the user wrote it
+            return f"the pattern {pattern} matches only {value!r} of {number!r} for {name}: {remedy}"
+    return ""
+
+
+def _start_of_number(match: "re.Match[str]", name: str) -> int:
+    """Where the number of a group begins: before the group, if the pattern does not say what is there."""
+    line, start = match.string, match.start(name)
+    if start == 0 or line[start - 1] not in _IN_NUMBER:
+        return start
+    before = match.re.pattern.partition(f"(?P<{name}>")[0]
+    if match.start() < start and not _QUANTIFIER.search(before):
+        return start
+    numbers = _WHOLE_NUMBER.finditer(line)
+    return next((number.start() for number in numbers if number.start() < start < number.end()), start)
+
+
+class JsonMetricsFile:
+    """A `.json` file: one row, which the program overwrites, or a list of rows, which grows or is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.error = ""  # why a part of the file cannot be read
+        self._path, self._content = path, b""
+        self._rows: list[dict[str, Any]] = []  # at the last call
+        self._was_changed = False  # the list: from then on, its rows cannot be counted as they come
+        self._state: tuple[int, ...] = ()
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call. An invalid row may be incomplete: it is an error only in the `final` call."""
+        try:
+            state = _file_state(self._path.stat())
+            content = self._content if state == self._state and not final else self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # the next call may succeed
+            self.error = _read_error(self._path, error) if final else ""
+            return []
+        self._state = state
+        if content == self._content:
+            return []
+        try:
+            parsed = json.loads(content)  # one object for all NaN: rows that have it are equal
+            rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
+        except (ValueError, TypeError) as error:
+            if final:
+                self.error = _read_error(self._path, error)
+            return []
+        self._content = content
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
+        known = sum(1 for _ in same)
+        is_list = isinstance(parsed, list)
+        self._was_changed = self._was_changed or (is_list and known < len(self._rows))
+        self._rows = rows
+        numbered = is_list and self._was_changed
+        return [({"epoch": place} if numbered else {}) | row for place, row in enumerate(rows[known:], known + 1)]
+
+
+class LineMetricsFile:
+    """A `.jsonl` or `.csv` file: one row per line. Only new bytes are read, unless the file was rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.error = ""  # why a part of the file cannot be read
+        self._path, self._state = path, tuple[int, ...]()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
+        self._header: list[str] | None = None
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call."""
+        new = self._new_bytes(final=final)  # first: it discards the incomplete line of a rewritten file
+        text = self._incomplete + new
+        end = len(text) if final else text.rfind(b"\n") + 1
+        self._incomplete = text[end:]
+        if len(self._incomplete) > LINE_BYTES:
+            self._incomplete = b""
+            self._set_error(ValueError(f"a line is longer than {LINE_BYTES} bytes"))
+        rows = []
+        for line in re.split("[\r\n]+", text[:end].decode(errors="replace")):
+            try:
+                rows += self._parse(line) if line.strip() else []
+            except (ValueError, TypeError, csv.Error) as error:
+                self._set_error(error)
+        return rows
+
+    def _parse(self, line: str) -> list[dict[str, Any]]:
+        if self._path.suffix == ".jsonl":
+            return [_checked_row(json.loads(line))]
+        (cells,) = csv.reader([line])
+        if self._header is None:
+            self._header = cells
+        if cells == self._header:  # a program that resumes may write the header again
+            return []
+        return [dict(zip(self._header, cells, strict=False))]
+
+    def _set_error(self, error: Exception) -> None:
+        self.error = _read_error(self._path, error)
+
+    def _new_bytes(self, *, final: bool) -> bytes:
+        try:
+            return self._read_new(final=final)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:  # the next call may succeed
+            self._state = ()
+            if final:
+                self._set_error(error)
+            return b""
+
+    def _read_new(self, *, final: bool) -> bytes:
+        with open(self._path, "rb") as file:
+            state = _file_state(os.fstat(file.fileno()))
+            if state == self._state and not final:
+                return b""
+            self._state = state
+            if not self._head.startswith(file.read(len(self._head))):
+                self._reset()
+            elif os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
+                return b""
+            file.seek(self._offset - len(self._tail))
+            if file.read(len(self._tail)) != self._tail:
+                self._reset()
+            file.seek(self._offset)
+            new = file.read()
+        is_first = self._offset == 0
+        self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
+        self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
+        self._offset += len(new)
+        return new.removeprefix(codecs.BOM_UTF8) if is_first else new
+
+
+def open_metrics_file(path: Path) -> JsonMetricsFile | LineMetricsFile:
+    """The reader for a file with this suffix. The file does not have to exist yet."""
+    return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
+
+
+def _read_error(path: Path, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"{path} cannot be read as {path.suffix[1:]}: {reason}"
+
+
+def _file_state(stat: os.stat_result) -> tuple[int, ...]:
+    """Changes when the file is written."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _checked_row(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise TypeError(f"a row must be a mapping of names to numbers, not {str(row)[:SHOWN_CHARACTERS]}")
+    return row

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.programs.row_limiter import Row
+from trainyard.programs.metrics import Row
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,14 @@ from typing import Any, Final
 
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
+from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option, make_values
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
-from trainyard.config.user_programs import (
-    PORT,
-    TrainingSection,
-    UserProgram,
-    build_argv,
-    find_placeholders,
-    insert_resume_option,
-    make_values,
-)
+from trainyard.config.user_programs import TrainingSection, UserProgram
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.command import find_checkpoint
-from trainyard.programs.environment import find_interpreter, resolve_own_paths
+from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
@@ -94,7 +87,7 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
                     "resume_from": "", "dataset": str(dataset or ""), PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
     if has_workdir := sweep.workdir == "trial":
-        command = resolve_own_paths(command, Path.cwd())
+        command = resolve_program_paths(command, Path.cwd())
     argv = build_argv(command, make_values(command, spec.args, placeholders))
     needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(str(folder))}"] if needs_folder else []

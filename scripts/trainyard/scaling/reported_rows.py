@@ -16,8 +16,7 @@ from typing import Any
 
 from trainyard.config.user_programs import Metrics
 from trainyard.planning.attempts import ReportedEpochs
-from trainyard.programs.metrics import merge_row, parse_saved_output
-from trainyard.programs.row_limiter import Row, shift_epoch
+from trainyard.programs.metrics import Row, merge_row, parse_saved_output, shift_epoch
 from trainyard.utils.errors import StorageError
 from trainyard.utils.jsonl import Event, EventLog, read_clock, read_decoded
 

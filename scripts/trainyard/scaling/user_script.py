@@ -23,16 +23,16 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_script import SRUN_ENDED
+from trainyard.config.placeholders import build_argv, insert_resume_option, make_values
 from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
-from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
+from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, describe_program_failure, find_checkpoint, start_error
-from trainyard.programs.environment import find_interpreter, resolve_own_paths, script_interpreter
-from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
-from trainyard.programs.output_file import OutputReader
-from trainyard.programs.row_limiter import Row, shift_epoch
+from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, Row, shift_epoch
+from trainyard.programs.output import OutputReader
+from trainyard.programs.user_environment import find_interpreter, resolve_program_paths, script_interpreter
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import WAIT_SECONDS, check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
@@ -209,7 +209,7 @@ class UserScript:
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
         options = study.launcher_options
         if study.workdir == "trial":
-            command = resolve_own_paths(command, Path.cwd())
+            command = resolve_program_paths(command, Path.cwd())
             options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
         words = build_argv(command, make_values(command, study.args, own), in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter

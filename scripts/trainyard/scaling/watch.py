@@ -20,7 +20,7 @@ import psutil
 from trainyard.cluster import gpus, host
 from trainyard.cluster.job_script import wait_as_shell
 from trainyard.config.user_programs import GRACE_SECONDS
-from trainyard.programs.environment import module_path, program_environment, thread_variables
+from trainyard.programs.user_environment import module_path, program_environment, thread_variables
 from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
 from trainyard.scaling.rendezvous import (

@@ -15,7 +15,7 @@ from trainyard.checks.file_checks import check_script
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
-from trainyard.programs.environment import RECORD
+from trainyard.programs.user_environment import RECORD
 from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
 

@@ -6,7 +6,7 @@ from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.programs.command import CommandTrial, run_command
-from trainyard.programs.environment import find_interpreter, program_environment
+from trainyard.programs.user_environment import find_interpreter, program_environment
 from trainyard.utils.process_guard import ProcessGuard
 
 SWEEPS = read_config(ROOT / "config/own-programs.yaml").sweeps

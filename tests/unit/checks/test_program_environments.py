@@ -11,7 +11,7 @@ from snakemake.settings.types import DeploymentMethod
 from trainyard.checks.program_environments import describe_environment
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
-from trainyard.programs.environment import RECORD
+from trainyard.programs.user_environment import RECORD
 from trainyard.utils.errors import UserError
 
 HERE = Path(sys.executable).parent

@@ -14,10 +14,10 @@ from trainyard.cli.workflow import Workflow
 from trainyard.config.config import Data, Trees
 from trainyard.config.datasets import ImageFolder
 from trainyard.config.load import MAX_ERRORS, MAX_LENGTH, ConfigError, check_config, compose
+from trainyard.config.placeholders import build_argv
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Range, Sample, Slots, Stop, Sweep
 from trainyard.config.train import Train
-from trainyard.config.user_programs import build_argv
 from trainyard.utils.errors import UserError
 
 GOOD = {

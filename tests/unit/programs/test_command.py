@@ -22,10 +22,10 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs import command
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
-from trainyard.programs.environment import resolve_own_paths
 from trainyard.programs.metrics import MetricsCollector
-from trainyard.programs.output_file import QUEUED_LINES, OutputReader
+from trainyard.programs.output import QUEUED_LINES, OutputReader
 from trainyard.programs.trial_messages import EpochReported
+from trainyard.programs.user_environment import resolve_program_paths
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import ProcessGuard
 
@@ -168,7 +168,7 @@ def test_a_program_in_a_folder_of_its_own_is_found_with_its_modules(tmp_path, gu
 
 def test_a_word_that_is_too_long_for_the_name_of_a_file_is_no_program(tmp_path):
     code = f"print({'1' * 300}); import train.py"
-    assert resolve_own_paths(["python", "-c", code], tmp_path) == ["python", "-c", code]
+    assert resolve_program_paths(["python", "-c", code], tmp_path) == ["python", "-c", code]
 
 
 # Commands that fail, and the beginning of their error.

@@ -6,7 +6,7 @@ import time
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.function import Context, run_function
-from trainyard.programs.row_limiter import BURST_ROWS
+from trainyard.programs.metrics import BURST_ROWS
 
 
 def context(folder, **fields):

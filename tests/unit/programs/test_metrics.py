@@ -11,10 +11,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.metric_files import LineMetricsFile
-from trainyard.programs.metrics import KEPT_LINES, MetricsCollector, ParsedOutput, numeric_row, parse_saved_output
-from trainyard.programs.output_lines import LINE_CHARACTERS, LineSplitter
-from trainyard.programs.row_limiter import BURST_ROWS
+from trainyard.programs.metrics import (
+    BURST_ROWS,
+    KEPT_LINES,
+    LineMetricsFile,
+    MetricsCollector,
+    ParsedOutput,
+    numeric_row,
+    parse_saved_output,
+)
+from trainyard.programs.output import LINE_CHARACTERS, LineSplitter
 
 
 def reported(folder, **where):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config, read_config
+from trainyard.config.placeholders import build_argv, make_values
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.config.user_programs import build_argv, make_values
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
 from trainyard.report.study_plots import _rank_trials

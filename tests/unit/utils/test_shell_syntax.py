@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
-from trainyard.config.user_programs import PLACEHOLDER, build_argv
+from trainyard.config.placeholders import PLACEHOLDER, build_argv
 from trainyard.utils.shell_syntax import (
     ANSI_QUOTES,
     ARITHMETIC,

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from trainyard.config.arguments import dotted_items
+from trainyard.config.placeholders import dotted_items
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import atomic_write, write_json
 

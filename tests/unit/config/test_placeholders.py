@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.load import ConfigError, check_config
+from trainyard.config.placeholders import build_argv, make_values
 from trainyard.config.trials import expand
-from trainyard.config.user_programs import build_argv, make_values
 
 ARGS = {"lr": 1e-05, "batch_size": 64, "tag": "it's a b", "sizes": [32, 16], "amp": True, "ema": False, "seed": None,
         "net": {"depth": 18, "act": "relu"}}  # fmt: skip

@@ -7,7 +7,7 @@ from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep, summarize_sweep
-from trainyard.packing.reread import reread_outputs
+from trainyard.packing.saved_outputs import reparse_outputs
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
 from trainyard.planning.plan import plan_sweep
@@ -46,7 +46,7 @@ def swept(results, *outputs, **metrics):
 def reread(results, **metrics):
     """The state after the outputs were read again."""
     with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
-        reread_outputs(journal, state_with(results, **metrics))
+        reparse_outputs(journal, state_with(results, **metrics))
     return state_with(results, **metrics)
 
 
@@ -188,7 +188,7 @@ def write_losses(results, *statuses, rule=None):
 
 def read_losses_again(results, pattern, **more):
     with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
-        reread_outputs(journal, plan_of_losses(results, pattern, **more).state)
+        reparse_outputs(journal, plan_of_losses(results, pattern, **more).state)
     return plan_of_losses(results, pattern, **more).state
 
 

@@ -10,8 +10,13 @@ import pytest
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import expand
 from trainyard.planning.sweep_state import TrialSpace
-from trainyard.programs import environment
-from trainyard.programs.environment import RECORD, find_interpreter, program_environment, record_environment
+from trainyard.programs.user_environment import (
+    RECORD,
+    RECORDED,
+    find_interpreter,
+    program_environment,
+    record_environment,
+)
 from trainyard.utils.errors import UserError
 
 
@@ -25,7 +30,7 @@ def venv(tmp_path_factory):
 @pytest.fixture
 def shell(monkeypatch, tmp_path):
     """The environment of a user without any Python environment."""
-    for name in environment.RECORDED:
+    for name in RECORDED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -14,20 +14,25 @@ from trainyard.planning.attempts import (
 )
 from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
-from trainyard.programs.metrics import ParsedOutput, find_divergence, latest_saved_metrics, parse_saved_output
-from trainyard.programs.row_limiter import shift_epoch
+from trainyard.programs.metrics import (
+    ParsedOutput,
+    find_divergence,
+    latest_saved_metrics,
+    parse_saved_output,
+    shift_epoch,
+)
 from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)
 
 
-def reread_outputs(journal: Journal, state: SweepState) -> None:
+def reparse_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
     for attempt in state.to_read_first:
         _record(journal, state, attempt, _parse_own(state, attempt), outcome=attempt.outcome, error=attempt.error)
     warning, readable, continued = "", 0, 0
     for attempt in state.to_reread:
-        parsed, outcome = reread_output(journal, state, attempt)
+        parsed, outcome = reparse_output(journal, state, attempt)
         readable += not parsed.missing
         if parsed.warning and not warning:
             warning = f"trial {attempt.trial}: {parsed.warning}"
@@ -41,7 +46,7 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
         log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
 
 
-def reread_output(journal: Journal, state: SweepState, attempt: Attempt) -> tuple[ParsedOutput, TrialStatus]:
+def reparse_output(journal: Journal, state: SweepState, attempt: Attempt) -> tuple[ParsedOutput, TrialStatus]:
     """Apply the current `metrics` to the saved output of an attempt, which is updated; returns what they find."""
     parsed = _parse(state, attempt)
     outcome, error = _judge(state, attempt, parsed)

@@ -1,7 +1,7 @@
 """The error of a failed program is the line of its output that a person would quote."""
 
 import pytest
-from trainyard.programs.output_lines import find_error
+from trainyard.programs.output import find_error
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 9, in main', "    raise ValueError(3)"]
 ERRORS = {

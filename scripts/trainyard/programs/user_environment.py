@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trainyard.config.user_programs import Command, ProgramOptions
+from trainyard.config.placeholders import Command
+from trainyard.config.user_programs import ProgramOptions
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import suggest
 
@@ -49,17 +50,17 @@ def program_environment(python: Path | None = None) -> dict[str, str]:
     return user if python is None else _activate(python, user)
 
 
-def resolve_own_paths(command: Command, start: Path) -> Command:
+def resolve_program_paths(command: Command, start: Path) -> Command:
     """The command for another working folder than `start`: the paths of its own program and scripts become absolute.
 
     These are the words that name an executable file with a slash, as `./train`, or a file that ends in .py or .sh.
     """
     if isinstance(command, list):
-        return [_own_path(word, start) or word for word in command]
-    return _WORD.sub(lambda word: shlex.quote(own) if (own := _own_path(word[0], start)) else word[0], command)
+        return [_program_path(word, start) or word for word in command]
+    return _WORD.sub(lambda word: shlex.quote(path) if (path := _program_path(word[0], start)) else word[0], command)
 
 
-def _own_path(word: str, start: Path) -> str | None:
+def _program_path(word: str, start: Path) -> str | None:
     path = start / word
     is_script = word.endswith(SCRIPT)
     is_program = (is_script or os.sep in word) and os.access(path, os.R_OK if is_script else os.X_OK)
