@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.datasets import Torchvision
 from trainyard.data.archives import open_collection
 from trainyard.data.downloads import RemoteFile, has_checksum
@@ -77,7 +76,6 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
 
 
 def _class_of(dataset: Torchvision) -> Any:
-    import_torchvision()
     import torchvision.datasets
 
     return getattr(torchvision.datasets, dataset.name)

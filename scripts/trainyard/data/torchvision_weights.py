@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.weights import WeightsError
 from trainyard.data.downloads import RemoteFile
 from trainyard.utils.files import expand_path
@@ -15,7 +14,6 @@ def remote_weights(model: str, weights: str) -> RemoteFile:
     Raises:
         WeightsError: torchvision has no such model, or no such weights for it.
     """
-    import_torchvision()
     from torchvision import models
 
     if model not in models.list_models(module=models):

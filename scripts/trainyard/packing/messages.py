@@ -15,10 +15,8 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
 # What a worker imports before its first trial. Modules of a user's own code are imported by the trials.
 WORKER_MODULES: Final = ("trainyard.packing.worker",)
-TRAINING_MODULES: Final = (
-    "torch",
-    "trainyard.training.trainer",
-)  # also, if trials run Trainyard's loop
+# Also, if trials run Trainyard's loop. An optimizer's first step imports the compiler, whether it compiles or not.
+TRAINING_MODULES: Final = ("torch", "trainyard.training.trainer", "torch._dynamo")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainyard.cluster.ray.quick_start import torch_without_meta_kernels
 from trainyard.scaling.notices import block_notices
 from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, end_together, find_node_rank
 
@@ -34,8 +33,7 @@ def _run(arguments: argparse.Namespace, nodes: Sequence[str], node_rank: int) ->
     except RendezvousError:
         return 1  # the launcher reports it
     block_notices()
-    with torch_without_meta_kernels():
-        from trainyard.scaling import torchrun  # imports torch, which takes seconds
+    from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
     place = torchrun.NodePlace(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
     return torchrun.run_ranks(arguments.command, place, endpoint, listener, folder=arguments.folder)

@@ -33,7 +33,7 @@ def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precis
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
-        with torch.random.fork_rng(devices=[]), models.meta_device(spec.model):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
             freeze(model, spec.freeze)
             images = torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype)
@@ -53,7 +53,7 @@ def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> 
     About a third of `model_cost(...).flops`, counted in a third of the time.
     """
     try:
-        with torch.random.fork_rng(devices=[]), models.meta_device(spec.model), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
             model = models.build_model(spec, shape=shape, classes=classes)
             with FlopCounterMode(display=False) as flops:
                 model(torch.zeros(_BATCH, shape[2], *shape[:2]))

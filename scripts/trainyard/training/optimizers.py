@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from trainyard.cluster.ray import quick_start
 from trainyard.config.train import Schedule, Train
 from trainyard.training.networks.adapted_model import inner_model
 from trainyard.training.networks.freezing import lr_scales
@@ -19,11 +18,11 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
-    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
+    kinds: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     parameters = dict(inner_model(model).named_parameters())
     if spec.freeze:
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    optimizer = quick_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
+    optimizer = kinds[spec.optimizer](_groups(spec, parameters), **arguments)
     create_momentum(optimizer)
     return optimizer
 

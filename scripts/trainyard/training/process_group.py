@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.cluster import host
 from trainyard.cluster.ranks import is_rank
-from trainyard.cluster.ray import quick_start
 from trainyard.utils.errors import UserError
 
 # The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.
@@ -55,19 +54,16 @@ class Group:
         synced_buffers: Sequence[Tensor] = (),
         find_unused_parameters: bool = False,
         compression: str = "none",
-        compiled: bool = False,
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
         `static_graph`: every step uses the same parameters. `synced_buffers`: each forward pass begins with those of
         rank 0; all other buffers stay each rank's own. `find_unused_parameters`: a step does not use all parameters.
-        `compression`: data type of the all-reduce (none or bf16). `compiled`: the model will be compiled with
-        torch.compile.
+        `compression`: data type of the all-reduce (none or bf16).
         """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        parallel = DistributedDataParallel if compiled else quick_start.distributed_data_parallel
         options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,
@@ -77,7 +73,7 @@ class Group:
             synced = {id(each) for each in synced_buffers}
             ignored = [name for name, each in model.named_buffers() if id(each) not in synced]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-        wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
+        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 

@@ -1,9 +1,10 @@
-"""Patches of private parts of torch and Ray that let a run start sooner. No other file patches a library.
+"""Patches of private parts of Ray that let it start sooner. No other file patches a library.
 
-`TRAINYARD_FAST_START=0` in the environment turns all of them off. Each applies only to the releases in `TESTED`: with
-another release, torch and Ray start unpatched, which is slower. To add a release, list it and run test_quick_start.py.
+A sweep needs neither an API server nor an autoscaler nor Ray's agents. `TRAINYARD_FAST_START=0` in the environment
+turns all patches off. They apply only to the releases in `TESTED`: another Ray starts unpatched, which is slower. To
+add a release, list it and run test_quick_start.py.
 
-The gains in the docstrings were measured with torch 2.15.0 and Ray 2.60.0 on two CPU cores with a warm page cache.
+The gains in the docstrings were measured with Ray 2.60.0 on two CPU cores with a warm page cache.
 """
 
 import contextlib
@@ -13,16 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.optim import Optimizer
+from typing import Any, Final
 
 SWITCH: Final = "TRAINYARD_FAST_START"
-TESTED: Final = {"torch": ("2.15",), "ray": ("2.60",)}  # releases, as major.minor
+TESTED: Final = ("2.60",)  # releases of Ray, as major.minor
 REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
 # A program that waits until the raylet that started it has ended. Then its parent is init, or a process that adopts.
 WAITING: Final = """import os, time
@@ -32,124 +27,11 @@ while os.getppid() == int(os.environ["RAY_RAYLET_PID"]):
 CLOSED_PORT: Final = 1  # only root could listen there
 
 
-def is_enabled(library: ModuleType) -> bool:
-    """Whether the patches of `library` (torch or ray) apply: not turned off, and written for its version."""
-    release = ".".join(library.__version__.split(".")[:2])
-    return os.environ.get(SWITCH) != "0" and release in TESTED[library.__name__]
+def is_enabled() -> bool:
+    """Whether the patches apply: not turned off, and written for this release of Ray."""
+    import ray
 
-
-# ---- torch: a training that does not compile its model does not import the compiler, torch._dynamo
-
-
-def optimizer_class(kind: "type[Optimizer]") -> "type[Optimizer]":
-    """The same optimizer, whose methods do not import the compiler: saves 2.5 s of CPU time per process.
-
-    `torch._disable_dynamo`, which wraps many methods, imports the compiler at the first call of a function that is not
-    marked. A wrapper of `step` imports it to break the graph, and disables gradients: `no_grad` does the latter.
-    """
-    import torch
-
-    if not is_enabled(torch):
-        return kind
-    for method in vars(torch.optim.Optimizer).values():
-        _mark_as_disabled(method)
-    step = getattr(kind.step, "__wrapped__", None)
-    return type(kind.__name__, (kind,), {"step": torch.no_grad()(step)}) if step else kind
-
-
-def distributed_data_parallel(module: "nn.Module", **options: Any) -> "DistributedDataParallel":
-    """`DistributedDataParallel(module, **options)` without importing the compiler: saves 2.8 s of CPU time per rank.
-
-    DDP asks the compiler for its mode of splitting graphs. A replacement returns that nothing is compiled.
-    """
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    if not is_enabled(torch) or "torch._dynamo" in sys.modules:
-        return DistributedDataParallel(module, **options)
-    _mark_as_disabled(getattr(DistributedDataParallel, "_inside_ddp_forward", None))
-    vars(torch)["_dynamo"] = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"))
-    try:
-        return DistributedDataParallel(module, **options)
-    finally:
-        vars(torch).pop("_dynamo", None)
-
-
-@contextlib.contextmanager
-def without_compiler() -> Iterator[None]:
-    """Within the block, neither torch's functions nor the import of torchvision import the compiler.
-
-    Saves 1.5 s of CPU time per process that counts FLOPs on the meta device, 2.4 s per process that uses torchvision.
-    For code of torch and torchvision only: a user's may need the compiler.
-    """
-    import torch
-
-    if not is_enabled(torch) or "torch._dynamo" in sys.modules:
-        yield
-        return
-    marked: list[Callable[..., Any]] = []
-
-    def disable(function: Callable[..., Any], *_args: object, **_options: object) -> Callable[..., Any]:
-        marked.append(function)
-        return function
-
-    package, utils = ModuleType("torch._dynamo"), ModuleType("torch._dynamo.utils")
-    vars(package)["disable"] = disable
-    vars(utils)["is_compile_supported"] = _is_compile_supported  # for torchvision.ops.roi_align
-    vars(torch)["_dynamo"] = package
-    sys.modules |= {each.__name__: each for each in (package, utils)}
-    try:
-        yield
-    finally:
-        del vars(torch)["_dynamo"], sys.modules[package.__name__], sys.modules[utils.__name__]
-        for function in marked:  # the compiler may be imported later
-            vars(function).pop("__dynamo_disable", None)
-
-
-def import_torchvision() -> None:
-    """Import torchvision without the compiler."""
-    with without_compiler():
-        import torchvision  # noqa: F401
-
-
-def _is_compile_supported(device: Any) -> Any:
-    from torch._dynamo.utils import is_compile_supported
-
-    return is_compile_supported(device)
-
-
-def _mark_as_disabled(method: Callable[..., Any] | None) -> None:
-    """Set the mark by which `torch._disable_dynamo` knows that it has handled a function before."""
-    plain = getattr(method, "__wrapped__", None)
-    while inner := getattr(plain, "__wrapped__", None):
-        plain = inner
-    if plain is not None and not hasattr(plain, "__dynamo_disable"):
-        plain.__dynamo_disable = plain
-
-
-@contextlib.contextmanager
-def torch_without_meta_kernels() -> Iterator[None]:
-    """Within the block, torch is imported without its kernels for meta tensors: saves 0.5 s of CPU time.
-
-    For a process that computes nothing, such as torchrun's own, whose ranks start once it has imported torch.
-    """
-    from importlib import metadata  # takes longer to import than all of this file
-
-    meta_kernels = "torch._meta_registrations"
-    release = ""
-    with contextlib.suppress(metadata.PackageNotFoundError):  # torch was built without this record
-        release = ".".join(metadata.version("torch").split(".")[:2])
-    if os.environ.get(SWITCH) == "0" or release not in TESTED["torch"] or "torch" in sys.modules:
-        yield
-        return
-    sys.modules[meta_kernels] = ModuleType(meta_kernels)
-    try:
-        yield
-    finally:
-        del sys.modules[meta_kernels]
-
-
-# ---- Ray: a sweep needs neither an API server nor an autoscaler nor Ray's agents
+    return os.environ.get(SWITCH) != "0" and ray.__version__.rpartition(".")[0] in TESTED
 
 
 @contextlib.contextmanager
@@ -168,10 +50,9 @@ def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
     of Ray's own: that imports Ray, prepares a runtime environment, which sweeps do not have, and executes a program
     that imports Ray again.
     """
-    import ray
     from ray._private import node, services, worker
 
-    if not is_enabled(ray):
+    if not is_enabled():
         yield
         return
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -193,10 +74,9 @@ def trimmed_ray_shutdown() -> Iterator[None]:
 
     `job_step.shielded_children` blocks it. Ray would wait for a second for each of its two daemons to end by itself.
     """
-    import ray
     from ray._private import node
 
-    if not is_enabled(ray):
+    if not is_enabled():
         yield
         return
     kill = node.Node.kill_all_processes

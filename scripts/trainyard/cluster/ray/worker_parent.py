@@ -187,8 +187,11 @@ def _become_worker(request: dict[str, Any], standard: list[int], parent: int, co
         os.environ.update(request["environment"])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
+        # Otherwise, all workers would draw the same numbers.
         if torch := sys.modules.get("torch"):
-            torch.default_generator.seed()  # otherwise, all workers would draw the same numbers
+            torch.default_generator.seed()
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()
         connection.send(FORKED)
         return list(request["command"])
     except BaseException:

@@ -5,7 +5,6 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.train import Augment
 from trainyard.training.augmentation.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
 from trainyard.training.sampler import derived_seed
@@ -47,9 +46,7 @@ class Augmenter:
             generator = generator_of(_CROPS)
             self._crops = draw_crops(size, spec.resized_crop, height=height, width=width, generator=generator)
         if spec.rand_augment:
-            # Imports torchvision, which takes seconds.
-            import_torchvision()
-            from trainyard.training.augmentation.rand_augment import RandAugment
+            from trainyard.training.augmentation.rand_augment import RandAugment  # imports torchvision: seconds
 
             generator = generator_of(_OPERATIONS)
             strength = spec.rand_augment_magnitude

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.train import Augment
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.sampler import derived_seed
@@ -23,7 +22,6 @@ class Mixer:
         self._data, self._seed, self._channels_last = data, seed, channels_last
         self._transform: Any = None
         if spec.mixup or spec.cutmix:
-            import_torchvision()
             from torchvision.transforms import v2  # its import takes seconds
 
             kinds = [(v2.MixUp, spec.mixup), (v2.CutMix, spec.cutmix)]

@@ -1,14 +1,12 @@
 """Models by name, built for the images and classes of a dataset with the arguments of the config."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from trainyard.cluster.ray.quick_start import import_torchvision, without_compiler
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import import_object, own_place
@@ -69,16 +67,6 @@ def is_known(name: str) -> bool:
     return ":" not in name
 
 
-@contextmanager
-def meta_device(name: str) -> Iterator[None]:
-    """Within the block, tensors are on the meta device, as for a model without memory for its parameters.
-
-    Only for a model of a user's does torch import its compiler there.
-    """
-    with without_compiler() if is_known(name) else nullcontext(), torch.device("meta"):
-        yield
-
-
 def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
 
@@ -93,7 +81,6 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
         if name in _OWN or ":" in name:
             factory = _OWN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
-        import_torchvision()
         from trainyard.training.networks import torchvision_models  # its import takes seconds
 
         if name not in (known := torchvision_models.list_names()):

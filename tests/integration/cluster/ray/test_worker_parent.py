@@ -33,7 +33,10 @@ def look():
         "parent_threads": len(list((parent / "task").iterdir())),
         "parent_files": (parent / "maps").read_text(),
         "modules": list(sys.modules),
-        "seed": sys.modules["torch"].initial_seed() if "torch" in sys.modules else None,
+        "seeds": [
+            sys.modules["torch"].initial_seed() if "torch" in sys.modules else None,
+            sys.modules["numpy.random"].get_state()[1].tolist() if "numpy.random" in sys.modules else None,
+        ],
         "cannot_use_cuda": "torch" in sys.modules and sys.modules["torch"].cuda._is_in_bad_fork(),
         "same": {
             "path": sys.path,
@@ -114,8 +117,8 @@ def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_u
     assert not forked["cannot_use_cuda"], "CUDA works in no fork of a process that has initialized it"
     assert "libcuda.so" not in forked["parent_files"]
     assert "libnvidia-ml" not in forked["parent_files"]
-    assert "numpy.random" not in forked["modules"], "all workers would draw the same numbers"
-    assert forked["seed"] != other["seed"]
+    for seed, another in zip(forked["seeds"], other["seeds"], strict=True):
+        assert None is not seed != another, "all workers would draw the same numbers"
 
 
 def test_a_worker_of_users_programs_has_nothing_of_theirs_and_is_replaced_by_one_like_it(start):
