@@ -24,26 +24,26 @@ if not workflow.overwrite_configfiles:
 report: "workflow/report/workflow.rst"
 
 
-yard = open_workflow(workflow, config)
+project = open_workflow(workflow, config)
 
 
 onstart:
     with plain_errors():
-        yard.check(dry_run=False)
-        yard.write_config()
-    yard.pass_on_interrupt(workflow)
+        project.check(dry_run=False)
+        project.write_config()
+    project.pass_on_interrupt(workflow)
 
 
 onsuccess:
-    yard.print_summary(workflow, succeeded=True)
+    project.print_summary(workflow, succeeded=True)
 
 
 onerror:
-    yard.print_summary(workflow, succeeded=False)
+    project.print_summary(workflow, succeeded=False)
 
 
 wildcard_constraints:
-    name=yard.name_pattern,
+    name=project.name_pattern,
     scale=r"\d+x\d+(/repeat-\d+)?",
 
 
@@ -64,7 +64,7 @@ rule all:
         rules.trees.input,
         rules.tables.input,
         rules.plots.input,
-        yard.event_files(wanted_only=True),
+        project.event_files(wanted_only=True),
         rules.overview.output,
     message:
         "all studies are complete"

@@ -1,7 +1,7 @@
 rule data:
     "Stage all datasets."
     input:
-        expand("results/data/{name}/meta.json", name=yard.config.datasets),
+        expand("results/data/{name}/meta.json", name=project.config.datasets),
     message:
         "all datasets are staged"
 
@@ -18,12 +18,12 @@ rule download:  # on this machine: compute nodes often have no internet access
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
+        *project.config.env_modules,
     resources:
         machine=1,
     params:
-        program=yard.program("download"),
-        source=yard.stage.digest,
+        program=project.program("download"),
+        source=project.stage.digest,
     message:
         "dataset {wildcards.name}: downloading"
     shell:
@@ -45,11 +45,11 @@ rule weights:  # as rule download, on this machine
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
+        *project.config.env_modules,
     resources:
         machine=1,
     params:
-        program=yard.program("weights"),
+        program=project.program("weights"),
     message:
         "weights {wildcards.weights} of {wildcards.model}: downloading"
     shell:
@@ -59,7 +59,7 @@ rule weights:  # as rule download, on this machine
 rule stage:
     "Stage a dataset: its files become a few large ones."
     input:
-        yard.download,
+        project.download,
     output:
         "results/data/{name}/meta.json",
     log:
@@ -69,14 +69,14 @@ rule stage:
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
-    threads: yard.stage.cpus
+        *project.config.env_modules,
+    threads: project.stage.cpus
     resources:
-        **yard.stage.resources(),
+        **project.stage.resources(),
     params:
-        program=yard.program("stage"),
-        source=yard.stage.digest,
+        program=project.program("stage"),
+        source=project.stage.digest,
     message:
-        yard.message("{resources.plan}")
+        project.message("{resources.plan}")
     shell:
         "{params.program} --dataset {wildcards.name} --log-file {log}"

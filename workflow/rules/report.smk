@@ -8,12 +8,12 @@ CATEGORIES = {
 }
 TABLE_INPUTS = {
     "sweeps": rules.sweep.output,
-    "scaling": yard.summaries,
+    "scaling": project.summaries,
     "trees": rules.fit_trees.output,
 }
 EVENT_FILES_INPUTS = {
     "sweeps": rules.sweep.output,
-    "scaling": yard.summaries,
+    "scaling": project.summaries,
 }
 PLOT_INPUTS = {
     "data": rules.stage.output,
@@ -31,10 +31,10 @@ rule plan:
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
+        *project.config.env_modules,
     params:
-        program=yard.program("plan"),
-        options=yard.plan_options,
+        program=project.program("plan"),
+        options=project.plan_options,
     message:
         "planning"
     shell:
@@ -45,9 +45,9 @@ rule tables:
     "Make all tables."
     input:
         rules.scaling.input,
-        expand("results/tables/sweeps/{name}.html", name=yard.config.sweeps),
-        expand("results/tables/scaling/{name}.html", name=yard.config.scaling),
-        expand("results/tables/trees/{name}.html", name=yard.config.trees),
+        expand("results/tables/sweeps/{name}.html", name=project.config.sweeps),
+        expand("results/tables/scaling/{name}.html", name=project.config.scaling),
+        expand("results/tables/trees/{name}.html", name=project.config.trees),
     message:
         "all tables are written"
 
@@ -55,7 +55,7 @@ rule tables:
 rule plots:
     "Make all plots."
     input:
-        yard.plots(),
+        project.plots(),
     message:
         "all plots are drawn"
 
@@ -63,7 +63,7 @@ rule plots:
 rule tensorboard:
     "Write event files for TensorBoard of all sweeps and scaling studies."
     input:
-        yard.event_files(wanted_only=False),
+        project.event_files(wanted_only=False),
     message:
         "all event files are written"
 
@@ -81,13 +81,13 @@ for kind, made_from in TABLE_INPUTS.items():
             expand(
                 "results/{kind}/{{name}}/{table}.csv",
                 kind=kind,
-                table=yard.derived_tables[kind],
+                table=project.derived_tables[kind],
             ),
             report(
                 f"results/tables/{kind}/{{name}}.html",
                 category=CATEGORIES[kind],
                 subcategory="{name}",
-                labels={"study": "{name}", "content": yard.table_labels[kind]},
+                labels={"study": "{name}", "content": project.table_labels[kind]},
                 caption=f"../report/{kind}-table.rst",
             ),
         log:
@@ -98,13 +98,13 @@ for kind, made_from in TABLE_INPUTS.items():
         conda:
             "../../envs/trainyard.yaml"
         envmodules:
-            *yard.config.env_modules,
+            *project.config.env_modules,
         resources:
             machine=1,
         params:
-            program=yard.program("tables"),
+            program=project.program("tables"),
             kind=kind,
-            terms=yard.table_terms(kind),
+            terms=project.table_terms(kind),
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: table"
         shell:
@@ -112,7 +112,7 @@ for kind, made_from in TABLE_INPUTS.items():
 
 
 for kind, made_from in PLOT_INPUTS.items():
-    for plots in yard.plot_rules(kind):
+    for plots in project.plot_rules(kind):
 
         rule:
             "Plot the results of a study, or a dataset."
@@ -149,13 +149,13 @@ for kind, made_from in PLOT_INPUTS.items():
             conda:
                 "../../envs/trainyard.yaml"
             envmodules:
-                *yard.config.env_modules,
+                *project.config.env_modules,
             resources:
                 machine=1,
             params:
-                program=yard.program("plots"),
+                program=project.program("plots"),
                 kind=kind,
-                conclusion=yard.conclusion(kind),
+                conclusion=project.conclusion(kind),
             message:
                 f"{NOUNS[kind]} {{wildcards.name}}: plots"
             shell:
@@ -180,11 +180,11 @@ for kind, made_from in EVENT_FILES_INPUTS.items():
         conda:
             "../../envs/trainyard.yaml"
         envmodules:
-            *yard.config.env_modules,
+            *project.config.env_modules,
         resources:
             machine=1,
         params:
-            program=yard.program("event_files"),
+            program=project.program("event_files"),
             kind=kind,
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: event files for TensorBoard"
@@ -213,12 +213,12 @@ rule overview:
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
+        *project.config.env_modules,
     resources:
         machine=1,
     params:
-        program=yard.program("overview"),
-        terms=yard.config.pricing.model_dump_json(),
+        program=project.program("overview"),
+        terms=project.config.pricing.model_dump_json(),
     message:
         "overview"
     shell:

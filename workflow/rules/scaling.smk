@@ -1,7 +1,7 @@
 rule scaling:
     "Run all scaling studies."
     input:
-        expand("results/scaling/{name}/scaling.csv", name=yard.config.scaling),
+        expand("results/scaling/{name}/scaling.csv", name=project.config.scaling),
     message:
         "all scaling studies are complete"
 
@@ -9,8 +9,8 @@ rule scaling:
 rule train:
     "Train at one scale of a study."
     input:
-        yard.dataset_of("scaling"),
-        yard.weights_of("scaling"),
+        project.dataset_of("scaling"),
+        project.weights_of("scaling"),
     output:
         "results/scaling/{name}/{scale}/summary.json",
         "results/scaling/{name}/{scale}/history.csv",
@@ -21,14 +21,14 @@ rule train:
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
-    threads: yard.train.cpus
+        *project.config.env_modules,
+    threads: project.train.cpus
     resources:
-        **yard.train.resources(),
+        **project.train.resources(),
     params:
-        program=yard.program("train"),
-        results=yard.train.digest,
+        program=project.program("train"),
+        results=project.train.digest,
     message:
-        yard.message("{resources.plan}")
+        project.message("{resources.plan}")
     shell:
         "{params.program} --scale {wildcards.scale} --study {wildcards.name} --log-file {log}"

@@ -3,7 +3,7 @@ rule sweeps:
     input:
         expand(
             "results/sweeps/{name}/{table}.csv",
-            name=yard.config.sweeps,
+            name=project.config.sweeps,
             table=["trials", "strategies"],
         ),
     message:
@@ -13,8 +13,8 @@ rule sweeps:
 rule sweep:
     "Run the pending trials of a sweep, packed onto the slots of one job."
     input:
-        yard.dataset_of("sweeps"),
-        yard.weights_of("sweeps"),
+        project.dataset_of("sweeps"),
+        project.weights_of("sweeps"),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",
@@ -23,18 +23,18 @@ rule sweep:
         "results/logs/sweep/{name}.log",
     benchmark:
         "results/benchmarks/sweep/{name}.tsv"
-    retries: yard.sweep.retries()
+    retries: project.sweep.retries()
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
-    threads: yard.sweep.cpus
+        *project.config.env_modules,
+    threads: project.sweep.cpus
     resources:
-        **yard.sweep.resources(),
+        **project.sweep.resources(),
     params:
-        program=yard.program("sweep"),
-        results=yard.sweep.digest,
+        program=project.program("sweep"),
+        results=project.sweep.digest,
     message:
-        yard.message("{resources.plan}")
+        project.message("{resources.plan}")
     shell:
         "{params.program} --sweep {wildcards.name} --log-file {log}"

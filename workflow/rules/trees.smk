@@ -1,7 +1,7 @@
 rule trees:
     "Fit the models of all tree studies."
     input:
-        expand("results/trees/{name}/trees.csv", name=yard.config.trees),
+        expand("results/trees/{name}/trees.csv", name=project.config.trees),
     message:
         "all tree models are fitted"
 
@@ -9,7 +9,7 @@ rule trees:
 rule fit_trees:
     "Fit the models of a tree study."
     input:
-        yard.dataset_of("trees"),
+        project.dataset_of("trees"),
     output:
         "results/trees/{name}/trees.csv",
     log:
@@ -19,14 +19,14 @@ rule fit_trees:
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
-        *yard.config.env_modules,
-    threads: yard.fit_trees.cpus
+        *project.config.env_modules,
+    threads: project.fit_trees.cpus
     resources:
-        **yard.fit_trees.resources(),
+        **project.fit_trees.resources(),
     params:
-        program=yard.program("fit_trees"),
-        study=yard.fit_trees.digest,
+        program=project.program("fit_trees"),
+        study=project.fit_trees.digest,
     message:
-        yard.message("{resources.plan}")
+        project.message("{resources.plan}")
     shell:
         "{params.program} --study {wildcards.name} --log-file {log}"

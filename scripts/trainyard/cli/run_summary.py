@@ -1,27 +1,29 @@
 """The summary at the end of each run: what finished, the answers, what failed, where the results are, what is next."""
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cli.again import call_again, call_with_config
 from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
+from trainyard.planning.sweep_state import SweepState
 from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, format_duration
-from trainyard.utils.typed_commands import as_typed
+from trainyard.utils.typed_commands import as_typed, own_program, program_as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures
-NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "train": "scaling",
-                "fit_trees": "trees"}  # fmt: skip
+NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "train": "scaling", "fit_trees": "trees"}
+OF_CONFIG: Final = ("--configfile", "--configfiles", "--config", "-C")  # each takes several values
 OF_STUDIES: Final = {"sweeps": ("sweep", "table_sweeps"), "scaling": ("table_scaling",)}
 State = Literal["finished", "failed", "interrupted", "left"]
 
@@ -68,8 +70,17 @@ class RunSummary:
     targets: frozenset[str] = frozenset()
     interrupted: bool = False
 
+    def write_best(self) -> None:
+        """Write best.yaml of each sweep of this run, so that it agrees with the summary.
+
+        A sweep writes it at its end, which an error or a signal may have prevented.
+        """
+        for state in self._states.values():
+            with suppress(StorageError):
+                write_best(self.config, state, rank_sweep(state))
+
     def text(self) -> str:
-        """The summary, in lines with a heading each. Also writes best.yaml of each sweep, so that both agree."""
+        """The summary, in lines with a heading each."""
         parts = {
             "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
             "failed": self._failures(),
@@ -106,12 +117,16 @@ class RunSummary:
         names = {job.name for job in self.jobs if job.rule in OF_STUDIES[kind] and job.state != "left"}
         return [name for name in getattr(self.config, kind) if name in names][:SHOWN]
 
+    @cached_property
+    def _states(self) -> dict[str, SweepState]:
+        """What has become of the sweeps that this run worked on, by name."""
+        return {name: read_state(self.config.sweeps[name], name, self.results) for name in self._touched("sweeps")}
+
     def _answers(self) -> list[str]:
-        sweeps = [line for name in self._touched("sweeps") for line in self._sweep_answer(name)]
+        sweeps = [line for state in self._states.values() for line in self._sweep_answer(state)]
         return sweeps + [line for name in self._touched("scaling") for line in self._scaling_answer(name)]
 
-    def _sweep_answer(self, name: str) -> list[str]:
-        state = read_state(self.config.sweeps[name], name, self.results)
+    def _sweep_answer(self, state: SweepState) -> list[str]:
         ranking = rank_sweep(state)
         failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
         best, *runner_up = describe_ranking(ranking)
@@ -121,9 +136,8 @@ class RunSummary:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)
             lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
-        with suppress(StorageError):  # a sweep writes it at its end, which an error or a signal may have prevented
-            path = write_best(self.config, state, ranking)
-            lines += [f"its config: {path}"] * (ranking.best_trial is not None)
+            path = state.folder / FILE
+            lines += [f"its config: {path}"] * path.exists()
         return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _scaling_answer(self, name: str) -> list[str]:
@@ -140,11 +154,11 @@ class RunSummary:
             return ["run the same command to go on: what has finished is kept"]
         if not self.succeeded:
             return ["correct the cause and run the same command again: what has finished is kept"]
-        steps = [step for name in self._touched("sweeps") for step in self._retry(name)]
+        steps = [step for state in self._states.values() for step in self._retry(state)]
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
             steps.append(f"write the report: {call_again(self.argv, *options)}")
-        trained = [name for name in self._touched("sweeps") if has_study(self.config.sweeps[name])]
+        trained = [name for name in self._states if has_study(self.config.sweeps[name])]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():
             call = call_with_config(self.argv, best, "scaling", but=self.targets)
@@ -154,13 +168,14 @@ class RunSummary:
             )
         return steps
 
-    def _retry(self, name: str) -> list[str]:
+    def _retry(self, state: SweepState) -> list[str]:
         """How to run the failed trials of a sweep again, which the same command does not."""
-        state = read_state(self.config.sweeps[name], name, self.results)
         if not (failed := state.failed_before):
             return []
         call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
-        return [f"run {count_of(failed, 'failed trial')} of sweep {name} again, once the cause is corrected: {call}"]
+        return [
+            f"run {count_of(failed, 'failed trial')} of sweep {state.name} again, once the cause is corrected: {call}"
+        ]
 
 
 def _first(lines: list[str]) -> list[str]:
@@ -170,3 +185,29 @@ def _first(lines: list[str]) -> list[str]:
 
 def _list(words: list[str]) -> str:
     return ", ".join(_first(words))
+
+
+def call_again(argv: Sequence[str], *options: str) -> str:
+    """The command of this run with further options."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return f"{_program(argv[0])} {shlex.join([*argv[1:end], *options, *argv[end:]])}"
+
+
+def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Collection[str] = ()) -> str:
+    """The command of this run with another config file and other targets; `but` are the targets of this run."""
+    words, is_value = list[str](), False
+    for word in argv[1:]:
+        if word == "--":
+            break
+        if word.startswith("-"):
+            is_value = word.partition("=")[0] in OF_CONFIG
+        if not is_value and word not in but:
+            words.append(word)
+    return f"{_program(argv[0])} {shlex.join([*words, '--configfile', as_typed(config), '--', *targets])}"
+
+
+def _program(path: str) -> str:
+    """The program of a command line as one would type it."""
+    if Path(path).name == "__main__.py":
+        return f"{own_program('python')} -m snakemake"
+    return program_as_typed(Path(path)) if Path(path).is_absolute() else shlex.quote(path)

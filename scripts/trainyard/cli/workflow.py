@@ -128,8 +128,12 @@ class Workflow:
         return f"exec {shlex.quote(sys.executable)}"
 
     def write_config(self) -> None:
-        """Write the config of this run, command-line overrides included, for the programs to read."""
-        write_json(self.config_file, as_given(self.config))
+        """Write the config of this run, command-line overrides included, for the programs to read, if it is not there.
+
+        The results may be deleted while a run waits.
+        """
+        if not self.config_file.exists():
+            write_json(self.config_file, as_given(self.config))
 
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.
@@ -165,11 +169,6 @@ class Workflow:
         if not is_ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
-    def keep_config(self) -> None:
-        """Write the config of this run unless its file is there: the results may have been deleted meanwhile."""
-        if not self.config_file.exists():
-            self.write_config()
-
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.
 
@@ -182,6 +181,7 @@ class Workflow:
                 self.config, self._results, jobs, seconds, succeeded, sys.argv, targets, self._is_interrupted
             )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
+                summary.write_best()
                 print(summary.text(), flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)

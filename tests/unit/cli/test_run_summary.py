@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from project import ROOT
-from trainyard.cli.again import call_again, call_with_config
 from trainyard.cli.jobs import SweepJobs
 from trainyard.cli.profile import Profile
-from trainyard.cli.run_summary import RunJob, RunSummary, read_jobs
+from trainyard.cli.run_summary import RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -51,8 +50,14 @@ def job(rule, name="", scale="", state="finished"):
     return RunJob(rule, name, scale, f"results/logs/{rule}/{name}.log", state)
 
 
+def text_of(*arguments, **options):
+    summary = RunSummary(*arguments, **options)
+    summary.write_best()
+    return summary.text()
+
+
 def lines_of(results, jobs, *, succeeded=True, seconds=75.0):
-    return RunSummary(CONFIG, results, jobs, seconds, succeeded, ARGV).text().splitlines()
+    return text_of(CONFIG, results, jobs, seconds, succeeded, ARGV).splitlines()
 
 
 def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path, monkeypatch):
@@ -111,7 +116,7 @@ def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_comm
     jobs = [
         job("stage", "d"), job("sweep", "own", state="interrupted"), job("sweep", "loop", state="left"),
         job("train", "width", "1x1"), job("train", "width", "1x2", state="interrupted")]  # fmt: skip
-    lines = RunSummary(CONFIG, tmp_path, jobs, 9.0, False, ARGV, interrupted=True).text().splitlines()
+    lines = text_of(CONFIG, tmp_path, jobs, 9.0, False, ARGV, interrupted=True).splitlines()
     first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
     by_hand = tmp_path / "sweeps/own/trials/by-hand"
     assert lines == [
@@ -136,7 +141,7 @@ def test_after_a_killed_sweep_the_file_of_the_best_is_not_that_of_the_config_bef
     for metric, trial in {"rmse": second, "accuracy": first, "f1": None}.items():
         own = CONFIG.sweeps["own"].model_copy(update={"metric": metric})
         config = CONFIG.model_copy(update={"sweeps": {"own": own}})
-        text = RunSummary(config, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV).text()
+        text = text_of(config, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV)
         assert (f"its config: {best}" in text) == (trial is not None)
         assert (f"by trial {trial}" in best.read_text()) == (trial is not None)
 
