@@ -54,7 +54,6 @@ FULL = {
         "width": {**DEMO["scaling"]["width"], "scales": ["1x2"]},
     },
     "pricing": {"gpu_hour": 2.5},
-    "tables": {"parquet": True},
     "tensorboard": True,
     "trees": {**DEMO["trees"], "prices": {"dataset": "prices", "rounds": 5}},
 }

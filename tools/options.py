@@ -48,7 +48,6 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),
     ("`pricing`", config.Pricing),
-    ("`tables`", config.Tables),
 ]
 
 

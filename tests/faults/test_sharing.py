@@ -61,7 +61,7 @@ def fake_gpu(project):
 
 def config(*, count, mps="off", **model_args):
     train = {"model": "fake_gpu:build", "model_args": model_args, "batch_size": 32}
-    slots = {"gpus_per_node": 1, "gpus_per_trial": "auto", "trials_per_gpu": 3, "mps": mps}
+    slots = {"gpus_per_node": 1, "gpus_per_trial": "auto", "mps": mps}
     return {**TINY, "sweeps": {"s": {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))},
                                      "slots": slots}}}  # fmt: skip
 

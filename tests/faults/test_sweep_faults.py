@@ -176,14 +176,14 @@ def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures)
     assert "share" not in {event["event"] for event in events}
 
 
-def test_with_on_failed_trial_stop_the_sweep_ends_in_an_error_and_the_next_run_retries(plain):
+def test_with_max_failed_fraction_0_the_sweep_ends_in_an_error_and_the_next_run_retries(plain):
     (plain.folder / "broken").touch()
-    plain.write(lasting(0, 0, args={"raises": [1]}, retries=0, on_failed_trial="stop"))
+    plain.write(lasting(0, 0, args={"raises": [1]}, retries=0, max_failed_fraction=0))
     done = plain.run(*sweep_command(plain), check=False)
     assert done.returncode == 1
     assert outcomes(plain) == {"finished": 1, "failed": 1}, "without retries there is one attempt"
     assert "FAILED (no retries left): RuntimeError: planned trouble" in done.stdout
-    assert "1 of 2 trials are without a result" in done.stdout
+    assert "1 of 2 trials failed for good" in done.stdout
     assert "Traceback" not in done.stdout
     assert not (plain.results / "sweeps/s/trials.csv").exists()
     (plain.folder / "broken").unlink()

@@ -95,18 +95,6 @@ def test_the_cost_of_a_sweep_is_compared_with_other_strategies(done):
     assert "best val_accuracy (highest): " in page
 
 
-def test_every_table_is_also_written_as_parquet(done):
-    for path in (
-        "sweeps/lr/trials",
-        "sweeps/lr/epochs",
-        "sweeps/lr/strategies",
-        "scaling/ranks/scaling",
-        "scaling/ranks/1x2/repeat-2/history",
-        "trees/digits/trees",
-    ):
-        pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
-
-
 def test_the_plan_predicts_the_cost_of_missing_results(done, project):
     shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
     grown = json.loads(json.dumps(FULL))

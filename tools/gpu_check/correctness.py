@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from trainyard.config.config import Data
 from trainyard.config.train import Augment, Train
 from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.checkpoints.store import CheckpointStore
@@ -72,8 +71,8 @@ def check_data(rig: Rig) -> None:
     expected = _augmented(ResidentSplit(images, labels, torch.device("cpu")))
     splits: dict[str, Split] = {
         "resident": ResidentSplit(images, labels, rig.device),
-        "prefetched": MappedSplit(images, labels, rig.device, prefetch=2),
-        "loaded": LoaderSplit(_OwnDataset(images, labels), rig.device, Data(workers=2), outputs=10),
+        "prefetched": MappedSplit(images, labels, rig.device),
+        "loaded": LoaderSplit(_OwnDataset(images, labels), rig.device, outputs=10),
     }
     for name, split in splits.items():
         pairs = zip(expected, _augmented(split), strict=True)

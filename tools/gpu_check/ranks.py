@@ -24,7 +24,6 @@ from gpu_check.rig import SMALL, Rig, changed, start
 TIMEOUT_SECONDS = 150
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "bf16 gradients": {"gradient_compression": "bf16"},
     "activation checkpointing": {"activation_checkpointing": True},
     "sync_batchnorm": {"sync_batchnorm": True},
     "channels first": {"channels_last": False},

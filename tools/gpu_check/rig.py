@@ -99,7 +99,7 @@ def synthetic_images(
         for part in np.array_split(np.arange(size), 16):  # in little memory
             images[part] += colors[labels[part]]
         if prefetched:
-            return MappedSplit(images, labels, device, prefetch=2)
+            return MappedSplit(images, labels, device)
         return ResidentSplit(images, labels, device)
 
     mean, std = (torch.full((1, channels, 1, 1), value, device=device) for value in (127.0, 73.0))

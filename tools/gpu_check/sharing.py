@@ -73,7 +73,7 @@ def measure_auto_share(rig: Rig) -> None:
 def _config(mps: str) -> dict[str, Any]:
     images = {"images": 12_800, "val_images": 128, "height": 32, "width": 32}
     train = {"model": "resnet", "model_args": {"blocks": 8, "width": 32}, "batch_size": 128, "epochs": 2}
-    slots = {"gpus_per_trial": "auto", "trials_per_gpu": 8, "mps": mps}
+    slots = {"gpus_per_trial": "auto", "mps": mps}
     sweep = {"dataset": "d", "train": train, "grid": {"seed": list(range(TRIALS))}, "slots": slots}
     return {"datasets": {"d": {"source": "synthetic", **images}}, "sweeps": {"s": sweep}}
 

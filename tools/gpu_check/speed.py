@@ -48,7 +48,6 @@ def measure_resnet50(rig: Rig) -> None:
     options_by_name: dict[str, dict[str, Any]] = {
         "crop and flip": {"augment": augment},
         "fp16": {"precision": "fp16", "lr": 0.01},
-        "cudnn.benchmark": {"cudnn_benchmark": True},
         "compile": {"compile": True},
     }
     for name, options in options_by_name.items():

@@ -253,7 +253,7 @@ class Workflow:
         """A function whose result changes with everything in the config that the tables of a study depend on."""
 
         def dump(wildcards: Wildcards) -> str:
-            terms = self.config.tables.model_dump()
+            terms: dict[str, Any] = {}
             if kind == "scaling":
                 terms |= {"mode": self.config.scaling[wildcards.name].mode, "gpu_hour": self.config.pricing.gpu_hour}
             elif kind == "sweeps":
@@ -263,12 +263,12 @@ class Workflow:
         return dump
 
     def event_files(self, *, wanted_only: bool) -> list[str]:
-        """The receipts of TensorBoard's event files: of all studies, or only of those that have `tensorboard: true`."""
+        """The receipts of TensorBoard's event files of all studies; with `wanted_only`, none without `tensorboard`."""
         return [
             str(self._declared / "tensorboard" / kind / name / "runs.csv")
             for kind in ("sweeps", "scaling")
-            for name, study in getattr(self.config, kind).items()
-            if self.config.tensorboard or study.tensorboard or not wanted_only
+            for name in getattr(self.config, kind)
+            if self.config.tensorboard or not wanted_only
         ]
 
     def summaries(self, wildcards: Wildcards) -> list[str]:

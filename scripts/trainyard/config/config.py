@@ -77,16 +77,6 @@ class Data(Section):
         description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory, or of "
         "the trial's share of a GPU (`gpus_per_trial`). Otherwise batches are prefetched from the host.",
     )
-    workers: PositiveInt | None = Field(
-        None, description="DataLoader workers per GPU, for a dataset of your own code. By default all CPUs but one."
-    )
-    prefetch: PositiveInt = Field(2, description="Batches to prefetch; for DataLoader workers, per worker.")
-
-
-class Tables(Section):
-    """Format of the tables: always CSV."""
-
-    parquet: bool = Field(False, description="Also write each table as Parquet.")
 
 
 class Config(Section):
@@ -98,7 +88,6 @@ class Config(Section):
     scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
     pricing: Pricing = Field(Pricing(), description="Prices, from which costs are computed.")
-    tables: Tables = Field(Tables(), description="Format of the tables.")
     tensorboard: bool = Field(
         False,
         description="Write event files for TensorBoard to `results/tensorboard`, of all sweeps and scaling studies.",

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
+from trainyard.config.removed_keys import removed_key_advice
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import union_members
@@ -232,6 +233,8 @@ def _describe(item: Any) -> str:
 def _reason(item: Any) -> str:
     """The reason of an error, with the value found or a suggestion."""
     loc = item["loc"]
+    if item["type"] == "extra_forbidden" and (advice := removed_key_advice(loc)):
+        return f"has been removed; {advice}"
     if item["type"] == "extra_forbidden":
         return f"unknown key; {suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
     if item["type"] in ("union_tag_invalid", "literal_error"):

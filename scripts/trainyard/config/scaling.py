@@ -8,7 +8,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     StringConstraints,
     field_validator,
@@ -83,9 +82,6 @@ class Scaling(ProgramOptions, LaunchedScript):
         False,
         description="For a model of your own that skips layers in some steps: DDP looks for the unused parameters in "
         "each step. Parameters that no step uses are found without this key.",
-    )
-    telemetry_seconds: PositiveFloat = Field(
-        5.0, description="Sampling interval of GPU, CPU and memory utilization, in seconds."
     )
     collective_timeout_minutes: float = Field(
         10.0,

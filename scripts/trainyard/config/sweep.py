@@ -245,7 +245,6 @@ class Slots(Section):
         "a `command` or `function`). `auto`: the first trials run one, then two, then four to a GPU, and the others as "
         "many to a GPU as end most trials per hour and fit its memory.",
     )
-    trials_per_gpu: PositiveInt = Field(4, description="Maximum with `gpus_per_trial: auto`; it determines the CPUs.")
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
     mps: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = Field(
         "off",
@@ -273,7 +272,7 @@ class Slots(Section):
     def _check_keys(self) -> "Slots":
         """Check that no key divides GPUs that are not requested, or gives the number of slots a second time."""
         given = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
-        of_gpus = [key for key in ("gpus_per_trial", "trials_per_gpu", "mps") if key in given]
+        of_gpus = [key for key in ("gpus_per_trial", "mps") if key in given]
         if not self.has_gpus and of_gpus:
             message = "{key} is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node"
             raise PydanticCustomError("slots", message, {"key": of_gpus[0]})
@@ -326,7 +325,7 @@ class Slots(Section):
     @property
     def cpus_per_node(self) -> int:
         """CPUs per node, for as many trials as can run at the same time."""
-        more = self.trials_per_gpu if self.gpus_per_trial == "auto" else 1
+        more = MAX_TRIALS_PER_GPU if self.gpus_per_trial == "auto" else 1
         return self.per_node * more * self.cpus_per_trial
 
     @property
@@ -360,6 +359,7 @@ def _auto_slots(value: Any) -> Any:
 
 
 MIN_SHARE: Final = 0.01
+MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests CPUs for as many
 MAX_GPUS: Final = 100_000
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
@@ -468,14 +468,10 @@ class Sweep(ProgramOptions, Workload):
         "than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
     )
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
-    on_failed_trial: Literal["report", "stop"] = Field(
-        "report",
-        description="Trials that fail after all retries: `report` them in the tables, or `stop` with an error.",
-    )
     max_failed_fraction: float = Field(
         0.5,
-        description="Maximum fraction of failed trials, above which the sweep ends with an error. `1`: run all "
-        "trials, regardless of failures.",
+        description="Maximum fraction of trials that fail after all retries, above which the sweep ends with an error. "
+        "`0`: a single failed trial is an error; `1`: run all trials, regardless of failures.",
         ge=0,
         le=1,
     )

@@ -136,7 +136,6 @@ class Augment(Section):
     )
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
     rand_augment: NonNegativeInt = Field(0, description="RandAugment: random operations per image, e.g. `2`.")
-    rand_augment_magnitude: int = Field(9, ge=0, le=30, description="Strength of these operations.")
     erasing: float = Field(
         0.0, ge=0, le=1, description="Random erasing: the probability that a box gets the mean color of the dataset."
     )
@@ -259,9 +258,6 @@ class Train(Section):
         "CUDA graphs.",
     )
     sync_batchnorm: bool = Field(False, description="Synchronize batch normalization over all GPUs.")
-    gradient_compression: Literal["none", "bf16"] = Field(
-        "none", description="Data type of gradients in the all-reduce; `bf16` halves the traffic."
-    )
     seed: NonNegativeInt = Field(
         0, description="Seed of the initial weights, the order of images and the augmentation."
     )
@@ -270,11 +266,6 @@ class Train(Section):
         description="Use deterministic kernels only: on the same number of the same GPUs, a training gives the same "
         "numbers bit for bit, also if it was interrupted. It is slower; an operation of the model without a "
         "deterministic kernel, such as the pooling of `cnn` on a GPU, is an error.",
-    )
-    cudnn_benchmark: bool = Field(
-        False,
-        description="Let cuDNN time its algorithms for each new size of a convolution, and use the fastest; it may "
-        "choose others in the next run.",
     )
 
     @model_validator(mode="after")
@@ -339,12 +330,6 @@ class Train(Section):
     def _check_pretrained(self) -> "Train":
         if problem := self.pretrained and _pretrained_problem(self.pretrained, self):
             raise PydanticCustomError("pretrained", "{problem}", {"problem": problem})
-        return self
-
-    @model_validator(mode="after")
-    def _deterministic_has_no_benchmark(self) -> "Train":
-        if self.deterministic and self.cudnn_benchmark:
-            raise PydanticCustomError("kernels", "deterministic excludes cudnn_benchmark: it may choose other kernels")
         return self
 
     @model_validator(mode="after")

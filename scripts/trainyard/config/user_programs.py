@@ -153,9 +153,6 @@ class TrainingSection(Section):
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     train: Train = Field(Train(), description="The training configuration.")
-    tensorboard: bool = Field(
-        False, description="Write event files for TensorBoard of this study. At the top of the config: of all studies."
-    )
 
 
 class ProgramOptions(Section):

@@ -30,7 +30,7 @@ def check_sweep(state: SweepState) -> None:
     failed = [name for name in state.unfinished if state.attempts_at(name)]
     for name in failed[:SHOWN_FAILURES]:
         log.error("%s", describe_failure(state.attempts[name][-1]))
-    if (failed and state.sweep.on_failed_trial == "stop") or len(failed) < len(state.unfinished):
+    if len(failed) < len(state.unfinished):
         raise UserError(
             f"sweep {state.name}: {len(state.unfinished)} of {len(state.trials)} trials are without a result; "
             "the others are kept: correct the error and run the same command"
@@ -104,7 +104,7 @@ def warn_unreadable(state: SweepState, *, error: type[UserError] = FinalError) -
     """Warn about trials that reported no metrics.
 
     Raises:
-        UserError: no trial reported any, or the sweep has `on_failed_trial: stop`. It is an `error`.
+        UserError: no trial reported any, or the sweep has `max_failed_fraction: 0`. It is an `error`.
     """
     unreadable = [attempt for name in state.trials if (attempt := state.unreadable(name))]
     if not unreadable:
@@ -113,6 +113,6 @@ def warn_unreadable(state: SweepState, *, error: type[UserError] = FinalError) -
     details = f"; see {output}. {UNREADABLE_REMEDY}" if (output := state.output_of(first)).exists() else ""
     count = f"{len(unreadable)} of {len(state.trials)}"
     message = f"sweep {state.name}: {count} trials have no metrics; the first, {first.trial}: {first.error}{details}"
-    if state.sweep.on_failed_trial == "stop" or not any(state.result(name) for name in state.trials):
+    if not state.sweep.max_failed_fraction or not any(state.result(name) for name in state.trials):
         raise error(message)
     log.warning("%s", message)

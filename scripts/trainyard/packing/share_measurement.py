@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
-from trainyard.config.sweep import Slots
+from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
 from trainyard.packing.worker_gpu import GpuUse, trials_that_fit
@@ -66,7 +66,7 @@ class ShareMeasurement:
         self._state, self._run = state, run
         self._throughput: dict[int, float] = {}  # relative to one trial at a time, by trials per GPU
         self._uses: list[GpuUse] = []  # of trials that ran alone
-        self._limit = state.sweep.slots.trials_per_gpu
+        self._limit = MAX_TRIALS_PER_GPU
         self._remark = ""  # why there are not more trials per GPU, where the numbers do not tell
 
     def measure(self, waiting: deque[Task]) -> Share | None:

@@ -11,7 +11,7 @@ from trainyard.cluster.slurm_queries import ran_out_of_memory
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import split_scale
-from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trials import expand
 from trainyard.planning.plan import Plan
@@ -126,7 +126,7 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
     each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial)
-    each *= slots.trials_per_gpu if plan.state.is_share_open else slots.per_node / count
+    each *= MAX_TRIALS_PER_GPU if plan.state.is_share_open else slots.per_node / count
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
 
 
@@ -192,4 +192,4 @@ def _loader_mib(config: Config, dataset: str | None, cpus: int) -> float:
     """The memory of a rank's DataLoader, which only a dataset of the user's own code has."""
     if not isinstance(config.datasets.get(dataset or ""), Python):
         return 0.0
-    return LOADER_MIB * (config.data.workers or max(1, cpus - 1))
+    return LOADER_MIB * max(1, cpus - 1)

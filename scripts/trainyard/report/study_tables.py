@@ -22,21 +22,16 @@ from trainyard.report.tree_scores import best_model, describe_best_model
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
 from trainyard.scaling.table import recommendation, scaling_table
-from trainyard.utils.csv_files import read_table, write_parquet, write_table
+from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.text import format_time
 
 log = logging.getLogger("tables")
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
-    """Write the derived tables of a study, its page, and if configured, Parquet files; return the page."""
+    """Write the derived tables of a study, and its page; return the page."""
     make = {"sweeps": _write_sweep, "scaling": _write_scaling, "trees": _read_trees}[kind]
-    folder = results / kind / name
     parts = make(config, name, results)
-    if config.tables.parquet:
-        for path in folder.rglob("*.csv"):
-            if path.parent.name != "telemetry":
-                write_parquet(path)
     page = results / "tables" / kind / f"{name}.html"
     write_page(parts, page, title=f"{kind}: {name}")
     return page

@@ -165,7 +165,6 @@ def _telemetry(trainer: Trainer, folder: Path, study: Scaling) -> AbstractContex
     return record_telemetry(
         folder / "telemetry",
         host.node_name(),
-        seconds=study.telemetry_seconds,
         overwrite=is_new,
         root=root,
     )

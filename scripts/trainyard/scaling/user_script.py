@@ -214,7 +214,7 @@ class UserScript:
         words = build_argv(command, make_values(command, study.args, own), in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
-        watch_options = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
+        watch_options = ["--folder", str(self._folder / "telemetry")]
         watch_options += ["--threads", str(study.cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
         given = check_allocation(self._run, self._allocation)
         nodes = list(given.nodes) if given else [host.node_name()]

@@ -43,9 +43,6 @@ RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOC
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, metavar="S", help="interval of the telemetry (default: 5)"
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace the telemetry of previous runs")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
     parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
@@ -165,8 +162,7 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
     """Record telemetry until the command ends. The ranks of a node are its descendants, with srun its siblings."""
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me
-    options = {"seconds": arguments.seconds, "overwrite": arguments.overwrite}
-    with record_telemetry(arguments.folder, host.node_name(), root=root, **options):
+    with record_telemetry(arguments.folder, host.node_name(), root=root, overwrite=arguments.overwrite):
         ended.wait()
 
 

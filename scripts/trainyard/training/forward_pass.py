@@ -59,7 +59,6 @@ class ForwardPass:
             static_graph=static,
             synced_buffers=[] if is_known else other_buffers(self._module),
             find_unused_parameters=self.find_unused_parameters and not static,
-            compression=spec.gradient_compression,
         )
         if spec.compile:
             one_call = group.world_size == 1 and accumulation == 1

@@ -25,6 +25,7 @@ from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, St
 from trainyard.training.sampler import derived_seed
 
 _Item = TypeVar("_Item")
+PREFETCHED = 2  # batches; of a DataLoader, per worker
 RESIDENT_SHARE = 0.5  # for images, at most, of the GPU memory that a process can allocate; the rest is for the model
 
 
@@ -82,7 +83,7 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     splits: list[Split]
     if isinstance(meta, OnTheFlyMeta):
         factory = call_factory(meta.source)
-        splits = [LoaderSplit(each, device, how, outputs=classes, numeric=numeric) for each in factory]
+        splits = [LoaderSplit(each, device, outputs=classes, numeric=numeric) for each in factory]
     else:
         splits = list(_staged_splits(staged, device, how))
     train, val = splits
@@ -98,7 +99,7 @@ def _staged_splits(staged: Staged, device: torch.device, how: Data) -> Iterator[
             left -= split.images.nbytes
             yield ResidentSplit(split.images, split.labels, device)
         else:
-            yield MappedSplit(split.images, split.labels, device, prefetch=how.prefetch)
+            yield MappedSplit(split.images, split.labels, device)
 
 
 def _allocatable_bytes(device: torch.device) -> float:
@@ -136,11 +137,8 @@ class ResidentSplit:
 class MappedSplit:
     """Images that do not fit the device: a thread prefetches batches from the memory-mapped file."""
 
-    def __init__(
-        self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device, *, prefetch: int
-    ) -> None:
-        self._images, self._labels = _tensor(images), _tensor(labels)
-        self._device, self._prefetch = device, prefetch
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
+        self._images, self._labels, self._device = _tensor(images), _tensor(labels), device
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -149,7 +147,7 @@ class MappedSplit:
         """See `Split`."""
         sender = _Sender(self._device)
         gathered = (sender.send(self._gather(indices)) for indices in order)
-        with _prefetched(gathered, depth=self._prefetch, device=self._device) as sent:
+        with _prefetched(gathered, device=self._device) as sent:
             for item in sent:
                 yield sender.receive(item)
 
@@ -163,15 +161,15 @@ class LoaderSplit:
     With `numeric`, a label is `outputs` numbers, instead of one of as many classes.
     """
 
-    def __init__(self, dataset: Any, device: torch.device, how: Data, *, outputs: int, numeric: bool = False) -> None:
+    def __init__(self, dataset: Any, device: torch.device, *, outputs: int, numeric: bool = False) -> None:
         self._dataset, self._device = dataset, device
         self._order = _Order()
         self._loader = torch.utils.data.DataLoader(
             _WithIndex(dataset, outputs, numeric),
             batch_sampler=self._order,
-            num_workers=how.workers or max(1, torch.get_num_threads() - 1),
+            num_workers=max(1, torch.get_num_threads() - 1),
             persistent_workers=True,
-            prefetch_factor=how.prefetch,
+            prefetch_factor=PREFETCHED,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # the loader seeds its workers once; it must not change what the model draws
         )
@@ -268,9 +266,9 @@ class _Sender:
 
 
 @contextmanager
-def _prefetched(items: Iterator[_Item], *, depth: int, device: torch.device) -> Iterator[Iterator[_Item]]:
-    """The same items, computed up to `depth` ahead by a thread, whose exceptions are raised here."""
-    ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(depth)
+def _prefetched(items: Iterator[_Item], *, device: torch.device) -> Iterator[Iterator[_Item]]:
+    """The same items, computed up to `PREFETCHED` ahead by a thread, whose exceptions are raised here."""
+    ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(PREFETCHED)
     stop = threading.Event()
 
     def put(item: Callable[[], _Item] | None) -> None:

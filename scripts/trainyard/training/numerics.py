@@ -85,7 +85,7 @@ def choose_kernels(spec: Train, device: torch.device) -> None:
     Raises:
         UserError: the environment variable of cuBLAS contradicts the spec.
     """
-    torch.backends.cudnn.benchmark = spec.cudnn_benchmark
+    torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = spec.deterministic
     if spec.deterministic:
         fix_cublas_workspace()

@@ -53,13 +53,11 @@ class Group:
         static_graph: bool = False,
         synced_buffers: Sequence[Tensor] = (),
         find_unused_parameters: bool = False,
-        compression: str = "none",
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
         `static_graph`: every step uses the same parameters. `synced_buffers`: each forward pass begins with those of
         rank 0; all other buffers stay each rank's own. `find_unused_parameters`: a step does not use all parameters.
-        `compression`: data type of the all-reduce (none or bf16).
         """
         if self.world_size == 1:
             return model
@@ -73,12 +71,7 @@ class Group:
             synced = {id(each) for each in synced_buffers}
             ignored = [name for name, each in model.named_buffers() if id(each) not in synced]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
-        if compression == "bf16":
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            wrapped.register_comm_hook(None, bf16_compress_hook)
-        return wrapped
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum `values` over all ranks, element-wise and in place; returns the same tensor."""

@@ -29,6 +29,7 @@ from trainyard.utils.files import append_whole
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
                "temperature_celsius")  # fmt: skip
 CPU_COLUMNS = ("time", "cpu_percent", "rss_mib", "processes")
+SAMPLE_SECONDS = 5.0  # between two samples
 SHORTEST_SECONDS = 0.2  # between two samples: the kernel counts CPU time in hundredths of a second
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class GpuMemory:
 
 @contextmanager
 def record_telemetry(
-    folder: Path, node: str, *, seconds: float, overwrite: bool, root: psutil.Process
+    folder: Path, node: str, *, overwrite: bool, root: psutil.Process, seconds: float = SAMPLE_SECONDS
 ) -> Iterator[None]:
     """Write a sample every `seconds` while the block runs, at its start and at its end.
 

@@ -72,12 +72,6 @@ def _looks_typed(values: pd.Series) -> bool:
     return any(text.strip().lower() in ("true", "false") or is_number(text) for text in texts)
 
 
-def write_parquet(path: Path) -> None:
-    """Write a Parquet file with the same columns and values beside a CSV table."""
-    with atomic_write(path.with_suffix(".parquet"), "wb") as file:
-        read_table(path).to_parquet(file, index=False)
-
-
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write mappings with the same keys as the rows of a CSV."""
     write_table(pd.DataFrame(list(rows)), path)

@@ -390,11 +390,6 @@ MISTAKES = [
         1e9,
         "collective_timeout_minutes: input should be less than or equal to 10080",
     ),
-    (
-        "scaling.study.train",
-        {"deterministic": True, "cudnn_benchmark": True},
-        "deterministic excludes cudnn_benchmark: it may choose other kernels",
-    ),
     ("scaling.own", {"script": "t.py", "checkpoint_every_seconds": 9, "scales": ["1x1"]}, "a script saves by itself"),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
@@ -914,3 +909,37 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
     again = tmp_path / "resolved.json"
     write_json(again, resolved)
     assert check_config(compose([again], given)).model_dump(mode="json", exclude_unset=True) == resolved
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "advice"),
+    [
+        ("sweeps.s.slots.trials_per_gpu", 3, "at most four trials"),
+        ("sweeps.s.train.cudnn_benchmark", True, "remove it"),
+        ("scaling.c.train.augment.rand_augment_magnitude", 5, "the magnitude is 9"),
+        ("sweeps.s.tensorboard", True, "at the top of the config"),
+        ("sweeps.s.on_failed_trial", "stop", "write `max_failed_fraction: 0`"),
+        ("scaling.c.telemetry_seconds", 1, "every 5 seconds"),
+        ("data.workers", 4, "a DataLoader worker per CPU but one"),
+        ("tables", {"parquet": True}, "tables are CSV"),
+    ],
+)
+def test_a_key_that_has_been_removed_is_an_error_with_advice(place, value, advice):
+    raw = {
+        "datasets": {"d": {"source": "digits"}},
+        "sweeps": {"s": {"dataset": "d", "train": {}, "grid": {"lr": [0.1]}}},
+        "scaling": {"c": {"dataset": "d", "scales": ["1x1"]}},
+    }
+    *parents, key = place.split(".")
+    section = raw
+    for name in parents:
+        section = section.setdefault(name, {})
+    section[key] = value
+    with pytest.raises(ConfigError, match=f"{re.escape(place)}: has been removed; .*{re.escape(advice)}"):
+        check_config(raw)
+
+
+def test_a_removed_key_that_a_sweep_varies_is_an_error_with_advice():
+    sweep = {"dataset": "d", "train": {}, "grid": {"augment.rand_augment_magnitude": [5, 9]}}
+    with pytest.raises(ConfigError, match=r"augment\.rand_augment_magnitude: has been removed; remove it"):
+        check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": sweep}})

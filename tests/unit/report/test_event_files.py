@@ -191,5 +191,5 @@ def test_each_scale_and_repeat_is_a_run(tmp_path):
 
 def test_the_key_changes_no_trial():
     mine = CONFIG["sweeps"]["mine"]
-    with_key = check_config({"tensorboard": True, "sweeps": {"mine": {**mine, "tensorboard": True}}})
+    with_key = check_config({"tensorboard": True, "sweeps": {"mine": mine}})
     assert with_key.sweeps["mine"].spec_content == check_config(CONFIG).sweeps["mine"].spec_content

@@ -32,7 +32,7 @@ from trainyard.report.sweep_tables import (
 )
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.table import SCALING_COLUMNS
-from trainyard.utils.csv_files import read_table, write_parquet, write_table
+from trainyard.utils.csv_files import read_table, write_table
 
 
 def test_a_timeline_without_attempts_has_its_columns(tmp_path):
@@ -59,13 +59,6 @@ def test_a_timeline_without_attempts_has_its_columns(tmp_path):
 def test_tables_keep_the_digits_of_times(tmp_path):
     write_table(pd.DataFrame({"start": [1730000000.1234]}), tmp_path / "t.csv")
     assert pd.read_csv(tmp_path / "t.csv")["start"][0] == 1730000000.1234
-
-
-def test_a_table_is_the_same_as_parquet(tmp_path):
-    frame = pd.DataFrame({"trial": ["a", "b"], "lr": [0.1, None], "blocks": [1, 2], "start": [1730000000.1234, 2.0]})
-    write_table(frame, tmp_path / "t.csv")
-    write_parquet(tmp_path / "t.csv")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), pd.read_csv(tmp_path / "t.csv"))
 
 
 def test_the_columns_of_all_tables_are_described(tmp_path):

@@ -29,8 +29,7 @@ SWEEPS = {
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
     "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
     "global batch": {**TRAIN, "train": {"global_batch_size": 32, "accumulation": 2}, "grid": {"lr": [0.1]}},
-    "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}],
-                 "tensorboard": True},
+    "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}]},
     "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": {"all": 2}},
     "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
     "texts": {
@@ -45,7 +44,7 @@ SWEEPS = {
         **COMMAND,
         "metrics": {"pattern": "rmse (?P<rmse>{number})"},
         "stop": {"method": "median", "metric": "rmse"},
-        "on_failed_trial": "stop",
+        "max_failed_fraction": 0,
     },
 }  # fmt: skip
 
@@ -103,7 +102,6 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     (study,) = best.scaling.values()
     assert study.train_at("1x1") == expand(best.sweeps["s"]).trials[0].spec
     assert study.scales == ["1x1"]
-    assert study.tensorboard == sweep.get("tensorboard", False)
     assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
 
 

@@ -21,7 +21,6 @@ from trainyard.utils.stop_notice import StopNotice
 KEYS = [
     ("collective_timeout_minutes", 1),
     ("find_unused_parameters", True),
-    ("telemetry_seconds", 1),
     ("cpus_per_gpu", 2),
 ]
 

@@ -125,7 +125,7 @@ def test_a_box_of_half_of_the_images_gets_the_color():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_operations_on_groups_are_those_of_torchvision_on_single_images(images, channels):
     images = images[..., :channels]
-    ours = RandAugment(1, 9, size=COUNT, generator=generator())
+    ours = RandAugment(1, size=COUNT, generator=generator())
     augmented = ours.augment(images, torch.arange(COUNT))
     theirs, names = v2.RandAugment(num_ops=1), list(v2.RandAugment._AUGMENTATION_SPACE)
     for image, kind, found in zip(images, ours._drawn[:, 0].tolist(), augmented, strict=True):
@@ -137,7 +137,7 @@ def test_operations_on_groups_are_those_of_torchvision_on_single_images(images, 
 
 
 def test_all_operations_are_drawn_equally_often():
-    drawn = RandAugment(2, 9, size=7000, generator=generator())._drawn
+    drawn = RandAugment(2, size=7000, generator=generator())._drawn
     counts = torch.bincount(drawn.flatten().int() // 2)
     assert len(counts) == 14
     assert 800 < int(counts.min()) <= int(counts.max()) < 1200

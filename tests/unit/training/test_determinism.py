@@ -34,8 +34,6 @@ def test_each_trial_has_its_own_setting(data):
     assert settings() == (False, False, False, None)
     start(changed(SPEC, deterministic=True), data)
     assert settings() == (True, True, False, ":4096:8")
-    start(changed(SPEC, cudnn_benchmark=True), data)
-    assert settings() == (False, False, True, ":4096:8")
     start(SPEC, data)
     assert settings() == (False, False, False, ":4096:8")
 

@@ -68,7 +68,7 @@ def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
         return what
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(str(device)))
-    with loaders._prefetched((note(item) for item in "ab"), depth=2, device=torch.device("cuda", 1)) as items:
+    with loaders._prefetched((note(item) for item in "ab"), device=torch.device("cuda", 1)) as items:
         assert list(items) == ["a", "b"]
     assert calls == [("prefetching", "cuda:1"), ("prefetching", "a"), ("prefetching", "b")]
 
@@ -163,6 +163,16 @@ def own(tmp_path, monkeypatch):
     return lambda **more: Python(source="python", factory="own_blocks:build", **more)
 
 
+def load_with_workers(staged, workers):
+    """A dataset of own code whose DataLoaders have so many workers: one for each thread of torch but one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(workers + 1)
+    try:
+        return load_input_data(staged, CPU)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
     """Both trainings are equal but for the normalization, which is computed from a sample."""
     once = stage(own(args={"count": 60}), tmp_path / "once")
@@ -172,7 +182,7 @@ def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
     assert [each.shape for each in images] == [(6, 5, 3)] * 2
     assert images[0].mean == pytest.approx(images[1].mean)
     assert not list((tmp_path / "fly").glob("*.npy"))
-    own_feed = load_input_data(fly, CPU, Data(workers=2))
+    own_feed = load_with_workers(fly, 2)
     assert isinstance(own_feed.train, LoaderSplit)
     spec = changed(LEARNER, epochs=2)
     for row, same in zip(train(spec, own_feed)[0], train(spec, load_input_data(once, CPU))[0], strict=True):
@@ -185,13 +195,13 @@ def test_random_numbers_of_own_code_depend_on_neither_workers_nor_interruptions(
     staged = stage(section, tmp_path / "data")
 
     def rows(workers, **options):
-        return train(changed(LEARNER, epochs=2), load_input_data(staged, CPU, Data(workers=workers)), **options)[0]
+        return train(changed(LEARNER, epochs=2), load_with_workers(staged, workers), **options)[0]
 
     whole, store = rows(1), CheckpointStore(tmp_path / "store")
     assert rows(2) == whole
     rows(1, store=store, epochs=1)
     assert rows(1, store=store) == whole
-    split = load_input_data(staged, CPU, Data(workers=1)).train
+    split = load_with_workers(staged, 1).train
     one, same, other = (next(split.batches([torch.tensor([0, 21])], seed=seed)).pixels for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -201,7 +211,7 @@ def test_random_numbers_of_own_code_depend_on_neither_workers_nor_interruptions(
 @pytest.mark.parametrize("kind", ["float", "float64", "float16", "bfloat16", "array"])
 def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_path, kind):
     staged = stage(own(args={"count": 60, "kind": kind}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
-    data = load_input_data(staged, CPU, Data(workers=1))
+    data = load_with_workers(staged, 1)
     batch = next(data.train.batches([torch.tensor([2])]))
     assert torch.equal(data.normalize(batch.pixels, channels_last=False), batch.pixels)
     assert train(LEARNER, data)[0][-1]["val_accuracy"] == 1.0
@@ -325,7 +335,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_item_of_own_images_is_one_line(fault):
-    split = LoaderSplit(Faulty(fault), CPU, Data(workers=1), outputs=3)
+    split = LoaderSplit(Faulty(fault), CPU, outputs=3)
     with pytest.raises(DataError, match=FAULTS[fault]):
         list(split.batches([torch.tensor([0, 1]), torch.tensor([2, 3])]))
 

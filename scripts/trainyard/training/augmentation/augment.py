@@ -49,8 +49,7 @@ class Augmenter:
             from trainyard.training.augmentation.rand_augment import RandAugment  # imports torchvision: seconds
 
             generator = generator_of(_OPERATIONS)
-            strength = spec.rand_augment_magnitude
-            self._operations = RandAugment(spec.rand_augment, strength, size=size, generator=generator)
+            self._operations = RandAugment(spec.rand_augment, size=size, generator=generator)
         if spec.erasing:
             generator, self._color = generator_of(_ERASED), color
             self._erased = draw_boxes(size, ERASED, height=height, width=width, generator=generator)

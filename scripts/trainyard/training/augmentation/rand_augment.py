@@ -14,8 +14,8 @@ class RandAugment(v2.RandAugment):  # type: ignore[misc]
     the images of a batch with the same operation are transformed together.
     """
 
-    def __init__(self, operations: int, magnitude: int, *, size: int, generator: torch.Generator) -> None:
-        super().__init__(num_ops=operations, magnitude=magnitude)
+    def __init__(self, operations: int, *, size: int, generator: torch.Generator) -> None:
+        super().__init__(num_ops=operations)
         kinds = 2 * len(self._AUGMENTATION_SPACE)  # an even number is an operation, an odd one its negative
         self._drawn = torch.randint(kinds, (size, operations), generator=generator, dtype=torch.uint8)
 

@@ -1,0 +1,24 @@
+"""Keys that the config had once, and what to do instead."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+_ADVICE: Final = {  # by the path of the key, whose `*` is any text
+    "*.slots.trials_per_gpu": "`gpus_per_trial: auto` puts at most four trials on a GPU; for more, give a fraction",
+    "*.train.cudnn_benchmark": "remove it",
+    "*.train.gradient_compression": "remove it: gradients are reduced in float32",
+    "*.augment.rand_augment_magnitude": "remove it: the magnitude is 9, as in torchvision",
+    "scaling.*.telemetry_seconds": "remove it: there is a sample every 5 seconds",
+    "*.on_failed_trial": "for an error if a single trial fails, write `max_failed_fraction: 0`",
+    "tables": "remove it: tables are CSV, which `pandas.read_csv` and `to_parquet` convert",
+    "data.workers": "remove it: there is a DataLoader worker per CPU but one; set `cpus_per_trial` or `cpus_per_gpu`",
+    "data.prefetch": "remove it: two batches are prefetched",
+    "*.*.tensorboard": "write `tensorboard: true` at the top of the config, for all studies",
+}
+
+
+def removed_key_advice(place: Sequence[Any]) -> str | None:
+    """What to do about a key at this place in the config that has been removed; None if there never was such a key."""
+    path = ".".join(map(str, place))
+    return next((advice for pattern, advice in _ADVICE.items() if fnmatchcase(path, pattern)), None)
