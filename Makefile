@@ -17,7 +17,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-slow faults lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -39,21 +39,18 @@ report: env
 check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
 	@$(BIN)/python scripts/check.py --config '$(CONFIG)'
 
-test: env ## Run all tests (15 to 22 minutes on two cores)
-	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait for Slurm
+test: env ## Run what every change must pass: 20 CPU minutes
+	$(say) 'running the tests that every change must pass'
+	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait
 
 test-unit: env ## Run the unit tests (200 CPU seconds: about 2 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
-test-slow: env ## Run the tests that `make test` omits: the ready-made configs on the test cluster, the trackers, peers (15 minutes)
-	$(BIN)/python -m pytest -m slow
-
-faults: env ## Run the table of faults and the soak, and write docs/faults.md (40 minutes)
+test-all: env ## Run all tests, with the table of faults, and write docs/faults.md (40 minutes on two cores)
+	$(say) 'running all tests'
 	rm -rf results/faults
-	TRAINYARD_FAULTS=$(CURDIR)/results/faults $(BIN)/python -m pytest -m '' tests/cluster/test_faults.py tests/cluster/test_soak.py \
-	  tests/cluster/test_second_site.py \
-	  || status=$$?; PYTHONPATH=tools:tests:scripts $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
+	TRAINYARD_FAULTS=$(CURDIR)/results/faults $(BIN)/python -m pytest -m '' -n 6 || status=$$?; \
+	  PYTHONPATH=tools:tests:scripts $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
 
 lint: lint-style lint-types lint-layers lint-workflow ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from project import Project
+from slurm_cluster.cluster import DEFAULT_STATE
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 
@@ -25,11 +27,12 @@ settings.load_profile("ci")  # no time limit of an example (otherwise 200 ms), a
 # Where tests run with `-n`: the first path (below tests/) that a test's own begins with decides. The tests of a named
 # group run one after another in one process; without a name, each file is a group. Groups start in this order.
 GROUPS = {
-    "cluster/test_walltimes.py": None,  # a Slurm of its own, for which it mostly waits
-    "cluster": "slurm",
+    "cluster/test_soak.py": None,
+    "cluster/test_faults.py": "faults",
     "workflow/test_workflow.py": "done",
     "workflow/test_documents.py": "done",  # these look at the results of test_workflow.py
     "workflow/test_demo.py": "done",
+    "cluster": None,
     "faults": None,
     "workflow": None,
     "integration/training": None,
@@ -37,6 +40,10 @@ GROUPS = {
     "unit/training": None,
     "unit": None,
 }
+PARTS = {"faults": 6}  # of groups whose tests are independent: as many groups
+# Each process of `-n` that needs a Slurm cluster has its own.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["TRAINYARD_CLUSTER"] = f"{os.environ.get('TRAINYARD_CLUSTER', DEFAULT_STATE)}-{worker}"
 
 
 @pytest.fixture
@@ -87,7 +94,8 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
-        return list(GROUPS.values())[rank_of(path)] or path
+        group = list(GROUPS.values())[rank_of(path)] or path
+        return f"{group} {zlib.crc32(nodeid.encode()) % PARTS[group]}" if group in PARTS else group
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling:

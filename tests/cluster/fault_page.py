@@ -27,7 +27,7 @@ Measured on {day} on a machine with {cores} cores at a load of {load:.0f}, by
 
 <!-- not run: takes 40 minutes -->
 ```sh
-make faults
+make test-all
 ```
 
 "to the end" is the time from the fault to the end of the job that it hit, "to recover" the time from there until all

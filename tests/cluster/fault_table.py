@@ -38,7 +38,7 @@ class Fault:
     decision: str = ""  # the line in which the next command says what a person must decide
     decide: Step = nothing  # what the person does
     in_small: bool = False  # in a folder of a small file system
-    quick: bool = False  # run by `make test`
+    in_test: bool = False  # run by `make test`
     leaves: tuple[str, ...] = ()  # patterns of files in /tmp that stay until the next job on their host removes them
     defect: str = ""  # why the row does not hold
 
@@ -398,7 +398,7 @@ SWEEP = [
     Fault("Ray on the driver's node killed", kill_ray("raylet", on="driver"), 60, says=("starting Ray again",)),
     Fault("suspended for 45 s", suspend(seconds=45), 120),
     Fault("suspended for 45 s on two nodes", suspend(seconds=45), 120, nodes=2),
-    Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), quick=True),
+    Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), in_test=True),
     Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("driver's host cut off until the job runs again", cut_off_until_requeued, 300, leaves=KILLED_AT_ITS_RETURN),
@@ -425,8 +425,8 @@ RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
 ENDED = r"rank 1 on n2 ended the training: "
 SKIPPED = ("damaged|skipped",)
 TRAINING = [
-    Fault("rank raises", RAISES, 30, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
-    Fault("rank killed", signal_rank(1, "KILL"), 30, job=Training, says=(rf"{ENDED}.*SIGKILL",), quick=True),
+    Fault("rank raises", RAISES, 60, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
+    Fault("rank killed", signal_rank(1, "KILL"), 60, job=Training, says=(rf"{ENDED}.*SIGKILL",), in_test=True),
     Fault(
         "rank stopped in a collective",
         signal_rank(1, "STOP"),
@@ -460,7 +460,15 @@ TRAINING = [
         decide=remove_latest_checkpoint,
     ),
     Fault("walltime", nothing, 180, job=Training, minutes=1, opens=False),
-    Fault("preempted and requeued", preempt, 60, job=Training, resources=REQUEUED, says=("DUE TO PREEMPTION",)),
+    Fault(
+        "preempted and requeued",
+        preempt,
+        60,
+        job=Training,
+        resources=REQUEUED,
+        says=("DUE TO PREEMPTION",),
+        in_test=True,
+    ),
     Fault("preempted and cancelled", preempt_and_cancel, 60, job=Training, resources=REQUEUED),
     Fault("disk full while saving", fill_disk, 60, job=Training, in_small=True, then=free_disk),
     Fault("sampler of telemetry dies", nothing, 60, job=Training, before=break_sampler, says=("telemetry stops: ",)),

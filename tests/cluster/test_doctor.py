@@ -11,6 +11,8 @@ import yaml
 from project import ROOT, TINY
 from slurm_cluster.cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 SLOTS = {"nodes": 2, "gpus_per_node": 2}
 OWN = {"function": "beside_the_config:run", "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 1}}
 CONFIG = {

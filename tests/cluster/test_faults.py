@@ -1,6 +1,6 @@
 """The table of faults: each is injected into a real run, and the same command afterwards completes the work.
 
-`make faults` runs all rows and writes docs/faults.md; `make test` runs the quick ones.
+`make test-all` runs all rows and writes docs/faults.md; `make test` runs those of `in_test`.
 """
 
 import re
@@ -34,7 +34,7 @@ class Measured:
 def rows() -> list[object]:
     marked = []
     for fault in [*SWEEP, *TRAINING]:
-        marks = [] if fault.quick else [pytest.mark.faults]
+        marks = [] if fault.in_test else [pytest.mark.slow]
         if fault.defect:
             marks.append(pytest.mark.xfail(reason=fault.defect, strict=True))
         marked.append(pytest.param(fault, marks=marks, id=f"{fault.job.__name__}: {fault.name}"))
@@ -82,7 +82,7 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         save(replace(measured, holds=True), run.output())
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_trial_that_fails_in_any_way_is_retried_and_affects_no_other(cluster: Cluster, shared_dir: Path) -> None:
     run = FaultyTrials(cluster, shared_dir / "project", codes=[fault.code for fault in TRIALS])
     with ended_at_last(run):

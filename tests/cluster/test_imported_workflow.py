@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
 from project import ROOT, TINY
 from submitting import nothing_is_left, snakemake_command
+
+pytestmark = pytest.mark.slow
 
 IMPORTING = f"""
 module training:

@@ -8,6 +8,8 @@ from project import ROOT
 from slurm_cluster.cluster import Cluster
 from submitting import nothing_is_left, snakemake_command
 
+pytestmark = pytest.mark.slow
+
 # Slurm's variables as a rule sees them; two jobs of a group; a rule that starts its own step with two tasks.
 RULES = f"""
 import sys

@@ -6,9 +6,12 @@ One that would end in the same way again is not submitted again.
 import sys
 from contextlib import contextmanager
 
+import pytest
 import yaml
 from slurm_cluster.waiting import wait_until
 from submitting import GATED_JOBS, snakemake_in_background
+
+pytestmark = pytest.mark.slow
 
 
 def starts(folder):

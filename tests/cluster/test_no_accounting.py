@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 from submitting import snakemake
 
+pytestmark = pytest.mark.slow
+
 SWEEP = {"command": "echo epoch 1 val_accuracy 0.5", "trials": [{}], "slots": {"gpus_per_node": 2}}
 METRICS = {"pattern": r"epoch (?P<epoch>\d+) val_accuracy (?P<val_accuracy>[0-9.]+)"}
 
 
-@pytest.mark.faults
 def test_the_end_of_a_job_is_noticed_and_its_memory_is_recorded(second_site, second_dir):
     config = {"sweeps": {"s": SWEEP | {"metrics": METRICS}}}
     snakemake(second_site, second_dir, config, "--", "results/sweeps/s/trials.csv")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 import yaml
 from project import ROOT, TINY, WAITING, stage_tiny
 from slurm_cluster.cluster import Cluster
@@ -16,6 +17,8 @@ from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster.ports import PORTS
 from trainyard.scaling.rendezvous import SECONDS
+
+pytestmark = pytest.mark.slow
 
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 # Python imports it at its start: the program of one node does not get further.

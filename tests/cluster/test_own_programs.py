@@ -14,6 +14,8 @@ from submitting import run_on_two_nodes
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = {
     "shell.sh": "#!/bin/sh\necho hello from $(uname -n) GPU $CUDA_VISIBLE_DEVICES\necho '{\"score\": 1}' > $1/m.json\n",
     "where.sh": "#!/bin/sh\necho $VIRTUAL_ENV ${PYTHONBREAKPOINT-none} $PATH\necho '{\"score\": 3}' > $1/m.json\n",

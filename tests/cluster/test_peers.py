@@ -7,6 +7,8 @@ from peers.participants import participants
 from peers.runner import ROOT, Run
 from peers.works import works
 
+pytestmark = pytest.mark.slow
+
 PEERS = participants()
 WORKS = works(scale=0.05, short_trials=10)
 PATIENCE = 20  # the limits are for an idle machine
@@ -61,7 +63,6 @@ def packages():
 PACKAGES = [peer.name for peer in PEERS.values() if peer.programs and peer.name != "ray-tune"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("work", ["short", "trouble"])
 @pytest.mark.parametrize("peer", [*PACKAGES, "trainyard-function"])

@@ -2,11 +2,14 @@
 
 import sys
 
+import pytest
 import yaml
 from project import ROOT, TINY, stage_tiny
 from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
+
+pytestmark = pytest.mark.slow
 
 # A model that writes a line per step. From step 12 on, each step waits for a file `go`, or until its process has been
 # told to stop.

@@ -1,7 +1,7 @@
 """The ready-made configs, composed into one run on a real Slurm, small enough for hosts without GPUs.
 
 They run in one job of two nodes, by the local profile, as one would in an allocation that one has: test_profile.py has
-each rule submit a job of its own. `make test-slow` runs them: with them, all tests take over twenty minutes.
+each rule submit a job of its own.
 """
 
 import json
@@ -16,7 +16,7 @@ from imagesets import pack, pixels, write_mnist, write_tiny_imagenet
 from project import ROOT
 from submitting import run_on_two_nodes
 
-pytestmark = pytest.mark.slow  # eleven programs, on two CPUs
+pytestmark = pytest.mark.slow
 READY_MADE = [
     ROOT / f"config/{name}.yaml"
     for name in ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")

@@ -6,8 +6,9 @@ from fault_runs import Sweep, Training, ended_at_last
 from fault_table import kill_slurmstepd_of_step
 from slurm_cluster.cluster import Cluster
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.faults
+
 def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_site: Cluster) -> None:
     sweep, training = (kind(second_site, second_site.shared / kind.__name__, nodes=2) for kind in (Sweep, Training))
     with ended_at_last(sweep), ended_at_last(training):
@@ -27,7 +28,6 @@ def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_sit
     assert sweep.leftovers() == []
 
 
-@pytest.mark.faults
 def test_a_job_ends_soon_after_its_sweep_if_slurmstepd_of_its_steps_was_killed(second_site: Cluster) -> None:
     """Where signals go to the first process of a step only, the sweep is a step within that of Snakemake."""
     run = Sweep(second_site, second_site.shared / "killed", nodes=1)

@@ -12,6 +12,8 @@ from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SEED = 14
 FAULT_SECONDS = 300
 PAUSES = (2.0, 6.0)  # seconds between two faults
@@ -76,7 +78,6 @@ def kill_named(host: Host, name: str) -> None:
             process.signal(signal.SIGKILL)
 
 
-@pytest.mark.faults
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 def test_after_five_minutes_of_random_faults_all_trials_have_finished_once(cluster: Cluster, shared_dir: Path) -> None:
     dice, counts = random.Random(SEED), Counter()

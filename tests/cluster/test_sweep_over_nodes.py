@@ -14,6 +14,8 @@ from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
 
+pytestmark = pytest.mark.slow
+
 JOURNAL = "results/sweeps/s/journal.jsonl"
 # Each trial records its host and GPU and takes a while; with a file `gated`, it waits for the file `note-<n>-go`.
 WITNESS = """

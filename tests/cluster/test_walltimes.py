@@ -19,6 +19,8 @@ from submitting import (
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 
+pytestmark = pytest.mark.slow
+
 # However long the start takes, the first trial leaves less time than it took, and a new job has enough for another.
 TIMED = """
 import time

@@ -11,6 +11,8 @@ from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all
 from trainyard.utils.jsonl import read_events
 
+pytestmark = pytest.mark.slow
+
 # There are no GPUs here, but the process of each slot gets the index of one. Trials wait for events in the journal.
 TRIALS = """
 import os, signal, time

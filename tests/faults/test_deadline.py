@@ -85,6 +85,7 @@ def journal_of(project):
     return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
 
 
+@pytest.mark.slow
 def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
     slow.write(lasting(3, 3, 3))
@@ -99,6 +100,7 @@ def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
+@pytest.mark.slow
 def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     """Ten minutes are left. A trial of two hours could start, but all of its progress would be lost."""
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
@@ -116,6 +118,7 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
+@pytest.mark.slow
 def test_trials_that_cannot_resume_are_not_said_to_continue(slow):
     slow.write({"sweeps": {"s": {"command": "sleep 3600", "grace_seconds": 1}}})
     done = run_for(slow, STOP_SECONDS + 3, after="started", check=False)
@@ -152,6 +155,7 @@ def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_kill
     assert not list((slow.results / "sweeps/s/checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_scale_stops_within_an_epoch_and_resumes_from_the_same_step(slow):
     """Two epochs of eight steps that take 0.4 s each."""
     steps = str(slow.folder / "steps")

@@ -137,6 +137,7 @@ def drawn(project):
     return [event["values"] for event in events_of(project, "suggested")]
 
 
+@pytest.mark.slow
 def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     whole, killed = (Project(tmp_path_factory.mktemp("search")) for _ in range(2))
     for project in (whole, killed):
@@ -174,6 +175,7 @@ def run(config, context):
 """
 
 
+@pytest.mark.slow
 def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_for_other_trials(project):
     (project.folder / "mine.py").write_text(LEAVING)
     (project.folder / "marks").mkdir()
@@ -189,6 +191,7 @@ def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_
     assert len([attempt for attempt in tries_of(project) if attempt.outcome == "finished"]) == 3
 
 
+@pytest.mark.slow
 def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(project):
     code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
     (project.folder / "mine.py").write_text(code)
@@ -199,6 +202,7 @@ def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(project):
     assert [attempt.outcome for attempt in tries_of(project)] == ["failed", "finished"]
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from_its_checkpoint(project):
     """All processes of a job get its signal: the program may die of it before the driver knows."""
     (project.folder / "count.py").write_text(COUNTING)
@@ -242,6 +246,7 @@ def run(config, context):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}]
 )
@@ -262,6 +267,7 @@ def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(project, decl
     assert "diverged" in status
 
 
+@pytest.mark.slow
 def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(project):
     (project.folder / "mine.py").write_text(NUMBERS)
     search = {"trials": 20, "metric": "accuracy", "values": {"score": {"low": 0, "high": 1}}}
@@ -276,6 +282,7 @@ def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(projec
     assert not (project.results / "sweeps/s/trials.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_frequent_cause(project):
     code = "def run(config, context):\n    assert config['n'] < 2, 'too many'\n    return {'score': 1 / config['n']}\n"
     (project.folder / "mine.py").write_text(code)
@@ -307,6 +314,7 @@ def rows_of(project, table):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything(project):
     (project.folder / "tells.py").write_text(TELLS)
     sweep = {"command": "python tells.py {x}", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}
@@ -370,6 +378,7 @@ time.sleep(3600 if name == "endless" and len(list(open("runs.txt"))) < 4 else 0)
 """
 
 
+@pytest.mark.slow
 def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_that_the_other_has_stopped(project):
     (project.folder / "judged.py").write_text(JUDGED)
     trials = [{"name": "good", "score": 1}, {"name": "endless", "score": "nan"}, {"name": "other", "score": "nan"}]
@@ -397,6 +406,7 @@ def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_th
     assert (project.folder / "runs.txt").read_text().count("run") == 4
 
 
+@pytest.mark.slow
 def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once_it_can(project):
     (project.folder / "tells.py").write_text(TELLS)
     values = {"x": {"low": 1, "high": 9, "integer": True}}
@@ -432,6 +442,7 @@ INSTANT_TORCHRUN = {
 }
 
 
+@pytest.mark.slow
 def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
     for path, code in {"tells.py": TELLS, **INSTANT_TORCHRUN}.items():
         (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -497,11 +508,13 @@ def tries_of_program(project, name):
     return [each for each in tries_of(project) if each.trial == trial]
 
 
+@pytest.mark.slow
 def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(resumed):
     first, second = [(None, "failed"), ("3.pt", "failed")], [("2.pt", "failed"), (None, "finished")]
     assert resumed_from(tries_of_program(resumed, "torn")) == first + second
 
 
+@pytest.mark.slow
 def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(resumed):
     tries = tries_of_program(resumed, "unnumbered")
     assert resumed_from(tries) == [(None, "failed"), ("at.pt", "finished")]
@@ -510,6 +523,7 @@ def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(resume
     assert epochs["acc"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
+@pytest.mark.slow
 def test_the_same_mistake_in_the_first_trials_ends_the_sweep_and_programs_that_run_have_their_grace_period(project):
     (project.folder / "mistaken.py").write_text(MISTAKEN)
     sweep = {"command": "python mistaken.py {trial_dir} --lrr {lr}", "grid": {"lr": list(range(1, 21))}}
@@ -557,6 +571,7 @@ def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(projec
     started.wait()
 
 
+@pytest.mark.slow
 def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_with_its_launcher(project):
     (project.folder / "scale.py").write_text(SCALE)
     launch = project.script("train", "--study", "s", "--scale", "1x1")
@@ -645,6 +660,7 @@ sys.stdout.write("".join(f"epoch {epoch} acc {epoch}\\n" for epoch in range(1, 1
 """
 
 
+@pytest.mark.slow
 def test_a_program_whose_output_was_complete_when_the_disk_filled_has_finished(project, small_disk):
     (project.folder / "full.py").write_text(FULL)
     filler, pattern = small_disk.mount / "filler", r"epoch (?P<epoch>\d+) acc (?P<acc>{number})"

@@ -7,6 +7,8 @@ import pytest
 from project import FAKE_MPS, TINY
 from trainyard.utils.jsonl import read_events
 
+pytestmark = pytest.mark.slow
+
 # A fake NVML with one GPU, for the driver of the sweep and its workers.
 NVML = """
 class NVMLError(Exception): pass

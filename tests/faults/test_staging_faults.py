@@ -104,6 +104,7 @@ def test_a_killed_staging_leaves_no_process_and_continues(waiting, expected):
     assert not (waiting.results / "data/set/.staging").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_the_middle_is_one_error_and_the_next_run_continues(waiting, expected):
     with mount_small_disk(waiting.folder / "disk", "80m") as disk:
         waiting.results = disk.mount
@@ -124,6 +125,7 @@ def test_a_disk_that_is_full_in_the_middle_is_one_error_and_the_next_run_continu
         assert digests(disk.folder) == expected
 
 
+@pytest.mark.slow
 def test_of_two_stagings_at_once_one_waits_and_uses_what_the_other_has_staged(waiting, expected):
     first = start_and_wait(waiting)
     second = waiting.start(*waiting.script("stage", "--dataset", "set"))
@@ -135,6 +137,7 @@ def test_of_two_stagings_at_once_one_waits_and_uses_what_the_other_has_staged(wa
     assert digests(waiting.results) == expected
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_when_bad_images_are_left_out_is_one_error(project):
     """The copy without them is written last. Through a memory map, a full disk would kill the process."""
     root = write_tree(project.folder / "images", pixels(24, (256, 256, 3)), np.arange(24) % 3)
@@ -153,6 +156,7 @@ def test_a_disk_that_is_full_when_bad_images_are_left_out_is_one_error(project):
         assert digests(disk.folder) == expected
 
 
+@pytest.mark.slow
 def test_a_compressed_tar_that_does_not_fit_the_disk_is_one_error(project):
     with tarfile.open(project.folder / "set.tar.gz", "w:gz") as archive:
         member = tarfile.TarInfo("train/class0/noise.png")

@@ -140,6 +140,7 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
     assert history(gated) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_end_a_script_under_nohup(project):
     lines = ["import os, time", "from pathlib import Path", "Path(os.environ['RANK'] + '-is-up').touch()"]
     lines += ["while not Path('go').exists(): time.sleep(0.02)", "print('loss 1')"]
@@ -219,6 +220,7 @@ def is_in_epoch(project: Project, kind: str, epoch: int) -> bool:
     return epochs.exists() and epochs.read_text().endswith(f"{epoch}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ENDINGS_OF)
 def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gated, temporary, kind):
     """In the middle of its third epoch and of those after it, a training in that of its second."""
@@ -261,6 +263,7 @@ def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gate
         assert last.metrics["loss"] == 1 / 8
 
 
+@pytest.mark.slow
 def test_snakemake_and_its_sweep_end_and_continue_together(project):
     """`timeout` and Ctrl-C send the signal to both, `kill -INT <pid>` to Snakemake alone."""
     (project.folder / "programs.py").write_text(PROGRAMS)
@@ -301,6 +304,7 @@ STARTING: dict[str, Callable[[Project, Path, psutil.Process], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "number"),
     [

@@ -8,6 +8,8 @@ import pytest
 from project import ROOT, TINY, WAITING, Project
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
 
+pytestmark = pytest.mark.slow
+
 # Python imports it at its start. It records each class or function that any process of the training unpickles.
 WITNESS = """
 import sys

@@ -176,6 +176,7 @@ def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures)
     assert "share" not in {event["event"] for event in events}
 
 
+@pytest.mark.slow
 def test_with_max_failed_fraction_0_the_sweep_ends_in_an_error_and_the_next_run_retries(plain):
     (plain.folder / "broken").touch()
     plain.write(lasting(0, 0, args={"raises": [1]}, retries=0, max_failed_fraction=0))
@@ -192,6 +193,7 @@ def test_with_max_failed_fraction_0_the_sweep_ends_in_an_error_and_the_next_run_
     assert outcomes(plain) == {"finished": 2, "failed": 1}
 
 
+@pytest.mark.slow
 def test_a_sweep_in_which_everything_fails_is_an_error(plain):
     (plain.folder / "broken").touch()
     plain.write(lasting(0, 0, args={"raises": [0, 1]}, retries=0))
@@ -236,6 +238,7 @@ def test_a_killed_driver_loses_only_running_trials(plain):
     assert len(table(plain, "timeline")) == len(journal_of(plain))
 
 
+@pytest.mark.slow
 def test_an_interrupted_driver_records_it_and_leaves_no_process(plain):
     """Also if it was started with SIGINT ignored, as with `&` in a script, and functions do not check `time_is_up`."""
     plain.write(lasting(3600, 3600))
@@ -251,6 +254,7 @@ def test_an_interrupted_driver_records_it_and_leaves_no_process(plain):
     wait_until(lambda: not alive(family), what="Ray and its workers to end")
 
 
+@pytest.mark.slow
 def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain):
     plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
     plain.write(lasting(0, 0, args={"gated_after": 0}))
@@ -276,6 +280,7 @@ def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain
     shutil.rmtree(temporary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
 def test_a_sweep_that_cannot_start_says_why_in_one_line(project, options):
     project.write(config(trials=[{}]))
@@ -287,12 +292,14 @@ def test_a_sweep_that_cannot_start_says_why_in_one_line(project, options):
     )
 
 
+@pytest.mark.slow
 def test_retraining_an_unknown_trial_is_an_error(trouble):
     trouble.write(config(trials=[{}], retrain={"0123456789": 1}))
     done = trouble.run(*sweep_command(trouble), check=False)
     assert "sweeps.s.retrain: not a trial of this sweep: 0123456789" in done.stdout
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
     (trouble.results / "data/tiny/val-images.npy").unlink()
     done = trouble.run(*sweep_command(trouble), check=False)
@@ -316,6 +323,7 @@ if "cluster.ray.worker_parent" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(plain):
     (plain.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=plain.folder))
     plain.write(TINY | lasting(*[0] * 4, dataset="tiny", args={"gated_after": 0}))
@@ -331,6 +339,7 @@ def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(plai
     assert table(plain, "timeline")["slot"].nunique() == 1
 
 
+@pytest.mark.slow
 def test_trials_run_longest_first_on_all_slots_at_once_of_which_several_share_a_gpu(plain):
     """The long trial is among the first four."""
     slots = {"gpus_per_node": 2, "gpus_per_trial": 0.5}
@@ -347,6 +356,7 @@ def test_trials_run_longest_first_on_all_slots_at_once_of_which_several_share_a_
         )
 
 
+@pytest.mark.slow
 def test_measured_durations_correct_the_order_of_pending_trials(plain):
     """By its `cost` expression, the shortest trials would run first; one finished trial contradicts it.
 

@@ -8,6 +8,8 @@ import pytest
 from httpserver import Faulty
 from imagesets import pack, pixels, write_tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sources(project, monkeypatch):

@@ -41,6 +41,7 @@ def test_the_demo_ends_with_a_summary(done):
         assert line in summary
 
 
+@pytest.mark.slow
 def test_the_example_notebook_runs_on_the_demo(done, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     examples = tmp_path / "examples"
@@ -74,6 +75,7 @@ def is_drawn(picture: Locator) -> bool:
     return picture.evaluate("async each => { await each.decode(); return each.naturalWidth > 100; }")
 
 
+@pytest.mark.slow
 def test_the_report_answers_on_its_first_page(report):
     show_first_page(report)
     overview = report.locator(".trainyard")
@@ -95,6 +97,7 @@ def test_the_report_answers_on_its_first_page(report):
     assert box["x"] + box["width"] <= report.viewport_size["width"], "it is read without scrolling sideways"
 
 
+@pytest.mark.slow
 def test_every_entry_of_the_report_opens_in_a_browser(report):
     for path, entry in report.evaluate("results").items():
         report.evaluate("path => app.showResultInfo(path)", path)  # what links in captions call
@@ -110,6 +113,7 @@ def test_every_entry_of_the_report_opens_in_a_browser(report):
             wait_for_tables(frame.element_handle().content_frame())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", WIDTHS[:1], indirect=True)
 def test_a_table_of_the_report_sorts_and_filters(report):
     show_first_page(report)

@@ -103,6 +103,7 @@ def shell(done, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @of_kind("run")
 def test_commands_run(shell, block):
     shell(block.text)
@@ -118,6 +119,7 @@ def test_commands_that_are_not_run_are_commands(block):
         assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", (ROOT / "Makefile").read_text(), re.M), target
 
 
+@pytest.mark.slow
 @of_kind("output")
 def test_output_is_what_the_commands_before_it_print(shell, block):
     before = [each for each in BLOCKS if each.page == block.page and each.line < block.line and each.language == "sh"]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from project import ROOT, TINY
 
+pytestmark = pytest.mark.slow
+
 PYTHON = f"""#!/bin/sh
 echo "$TRAINYARD_TEST $0 $*" >> "$PROGRAMS"
 exec {sys.executable} "$@"

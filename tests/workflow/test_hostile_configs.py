@@ -1,6 +1,9 @@
 """`snakemake -n` with wrong and hostile configs: one error, exit code 1, nothing executed or written."""
 
+import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.slow
 
 ALIASES = "x0: &x0 [a, a]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
 NAME = "a; touch executed; $(touch executed)"

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from project import ROOT, Project
 
+pytestmark = pytest.mark.slow
+
 STUDIES = {
     "datasets": {"tiny": {"source": "synthetic", "images": 32, "val_images": 8, "height": 8, "width": 8}},
     "sweeps": {

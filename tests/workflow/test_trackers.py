@@ -9,7 +9,7 @@ import sys
 import pytest
 from project import ROOT, TINY
 
-pytestmark = pytest.mark.slow  # installs the trackers, and runs four sweeps
+pytestmark = pytest.mark.slow
 FOLDER = ROOT / ".tools/trackers"
 PYTHON = FOLDER / "bin/python"
 FILE = re.compile(r"^```(?:python|yaml) (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -5,6 +5,8 @@ import re
 import pytest
 from project import ROOT
 
+pytestmark = pytest.mark.slow
+
 # What differs between runs: times and other numbers, the trial that is the best, ASHA's decisions, paths.
 VARYING = {
     r", about .* left": "",

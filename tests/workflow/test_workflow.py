@@ -149,6 +149,7 @@ def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
         assert trial[metric].tolist() == rank[metric].tolist()
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_trained_again_from_best_yaml(done):
     """In the same folder it is finished; in another one, it trains again, on a CPU bit-identically."""
     trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
@@ -213,6 +214,7 @@ def test_tensorboard_has_a_run_for_each_trial_scale_and_repeat(done):
     assert runs == ["1x1", "1x1/repeat-2", "1x2", "1x2/repeat-2"]
 
 
+@pytest.mark.slow
 def test_a_version_with_other_commands_imported_by_another_workflow_finds_finished_results_finished(done, tmp_path):
     shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
     for name in ("scripts", "envs"):
@@ -278,6 +280,7 @@ def test_of_five_added_trials_and_one_to_retrain_these_six_run(project, done):
     assert "Nothing to be done" in project.snakemake("-n", "sweeps")
 
 
+@pytest.mark.slow
 def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(project):
     (project.folder / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n"
@@ -310,6 +313,7 @@ def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(proj
     assert "Nothing to be done" in project.snakemake("-n", "sweeps", *options)
 
 
+@pytest.mark.slow
 def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(project, done):
     shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
     command = project.script("train", "--study", "ranks", "--scale", "1x1")
@@ -363,6 +367,7 @@ def helps(tmp_path_factory):
     return {Path(path).stem: text for path, text in texts.items()}
 
 
+@pytest.mark.slow
 def test_a_clone_whose_path_has_braces_is_refused_before_anything_runs(done, tmp_path):
     shutil.copytree(done.root, tmp_path / "{clone}")
     project = Project(tmp_path, tmp_path / "{clone}")

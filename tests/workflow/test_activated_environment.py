@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WHERE = """
 import json, os, pathlib, sys
 names = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONBREAKPOINT", "MAKEFLAGS", "CONFIG",
