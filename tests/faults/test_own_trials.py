@@ -248,7 +248,7 @@ def run(config, context):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}]
+    "declared", [{"metric": "score"}, {"metric": "score", "stop": {"method": "asha", "grace_period": 9}}]
 )
 def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(project, declared):
     (project.folder / "mine.py").write_text(NUMBERS)
@@ -270,8 +270,8 @@ def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(project, decl
 @pytest.mark.slow
 def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(project):
     (project.folder / "mine.py").write_text(NUMBERS)
-    search = {"trials": 20, "metric": "accuracy", "values": {"score": {"low": 0, "high": 1}}}
-    project.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
+    search = {"trials": 20, "values": {"score": {"low": 0, "high": 1}}}
+    project.write({"sweeps": {"s": {"function": "mine:run", "search": search, "metric": "accuracy"}}})
     done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
     assert (
@@ -386,10 +386,8 @@ def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_th
     reported = r"epoch (?P<epoch>\d+): score=(?P<score>{number}) best=(?P<best>{number})"
 
     def sweep(metric, pattern):
-        stop = {"method": "asha", "metric": metric}
-        project.write(
-            {"sweeps": {"s": {"command": command, "trials": trials, "stop": stop, "metrics": {"pattern": pattern}}}}
-        )
+        sweep = {"command": command, "trials": trials, "stop": {"method": "asha"}, "metric": metric}
+        project.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": pattern}}}})
         output = project.run(*project.script("sweep", "--sweep", "s")).stdout
         return output, [row["status"] for row in rows_of(project, "trials")]
 
@@ -413,8 +411,8 @@ def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once
     search = {"method": "random", "trials": 2, "values": values}
 
     def sweep(pattern, check, metric="score"):
-        metrics, search["metric"] = {"pattern": pattern}, metric
-        project.write({"sweeps": {"s": {"command": "python tells.py {x}", "search": search, "metrics": metrics}}})
+        sweep = {"command": "python tells.py {x}", "search": search, "metrics": {"pattern": pattern}, "metric": metric}
+        project.write({"sweeps": {"s": sweep}})
         done = project.run(*project.script("sweep", "--sweep", "s"), check=check)
         return done.stdout + done.stderr, (project.folder / "runs.txt").read_text().count("run")
 

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+_METRIC: Final = "set the `metric` and `mode` of the sweep, by which `search` and `stop` compare trials"
 _ADVICE: Final = {  # by the path of the key, whose `*` is any text
     "*.slots.trials_per_gpu": "`gpus_per_trial: auto` puts at most four trials on a GPU; for more, give a fraction",
     "*.train.cudnn_benchmark": "remove it",
     "*.train.gradient_compression": "remove it: gradients are reduced in float32",
     "*.augment.rand_augment_magnitude": "remove it: the magnitude is 9, as in torchvision",
     "scaling.*.telemetry_seconds": "remove it: there is a sample every 5 seconds",
+    **{f"*.{section}.{key}": _METRIC for section in ("search", "stop") for key in ("metric", "mode")},
     "*.on_failed_trial": "for an error if a single trial fails, write `max_failed_fraction: 0`",
     "tables": "remove it: tables are CSV, which `pandas.read_csv` and `to_parquet` convert",
     "data.workers": "remove it: there is a DataLoader worker per CPU but one; set `cpus_per_trial` or `cpus_per_gpu`",

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -161,18 +161,7 @@ class Search(Section):
     )
     trials: PositiveInt = Field(description="Number of trials.")
     values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
-    metric: str = Field(
-        "val_accuracy", description="Metric to optimize. By default the sweep's `metric`, or that of `stop`, if set."
-    )
-    mode: Mode = Field(
-        "max",
-        description="Whether a larger or a smaller value is better. By default the sweep's `mode`, or else `min` for "
-        f"{MINIMIZED_IN_WORDS}.",
-    )
     seed: int = Field(0, description="Random seed.")
-
-
-RENAMED: Final = {"grace": "grace_period", "reduction": "reduction_factor", "least": "min_samples"}
 
 
 class Stop(Section):
@@ -185,43 +174,15 @@ class Stop(Section):
         "report after it. `median`: from `grace_period` on, a trial ends if its best value is worse than the median of "
         "the other trials' running means at this epoch (Golovin et al. 2017)."
     )
-    metric: str = Field(
-        "val_accuracy", description="Metric to compare. By default the sweep's `metric`, or that of `search`, if set."
-    )
-    mode: Mode = Field("max", description="Whether a larger or a smaller value is better, as in `search`.")
     grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
     reduction_factor: int = Field(3, ge=2, description="For `asha`: inverse of the fraction of trials that continue.")
     min_samples: PositiveInt = Field(5, description="For `median`: other trials that must have reached an epoch.")
     epochs: PositiveInt | None = Field(None, description="Epochs of a complete trial, for savings; known for `train`.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_keys(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for old, new in RENAMED.items():
-            if old in given and new in given:
-                raise PydanticCustomError("renamed", "give {new} only: {old} is its old name", {"new": new, "old": old})
-            if old in given:
-                _note_renamed(old)
-        return {RENAMED.get(name, name): value for name, value in given.items()}
-
-    @property
-    def rule(self) -> dict[str, Any]:
+    def rule(self, metric: str, mode: Mode) -> dict[str, Any]:
         """What decides whether a trial is stopped before its last epoch, as the journal records it."""
         other = "min_samples" if self.method == "asha" else "reduction_factor"
-        return self.model_dump(exclude={"epochs", other})
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """All fields for a digest, under their first names: a renamed key changes no digest."""
-        first = {new: old for old, new in RENAMED.items()}
-        return {first.get(name, name): value for name, value in self.model_dump().items()}
-
-
-@cache
-def _note_renamed(old: str) -> None:
-    log.warning("config: `%s` in `stop` is now called `%s`; the old name still works", old, RENAMED[old])
+        return self.model_dump(exclude={"epochs", other}) | {"metric": metric, "mode": mode}
 
 
 class Slots(Section):
@@ -366,23 +327,6 @@ Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0
 Retrain = int | dict[str, int]
 
 
-def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
-    """The section `search` or `stop` with its metric and mode filled in.
-
-    They are those of the sweep, of the other section, or of what its trials monitor, in this order.
-    """
-    train = sweep["train"] if isinstance(sweep.get("train"), dict) else {}
-    monitor = {"metric": train.get("monitor"), "mode": train.get("monitor_mode")}
-    places = [part, sweep, *(sweep[name] for name in ("search", "stop") if isinstance(sweep.get(name), dict)), monitor]
-    metrics = [place["metric"] for place in places if place.get("metric")]
-    metric = metrics[0] if metrics else DEFAULT_METRIC
-    same = (place for place in places if place.get("metric") in (None, metric))
-    mode = next((place["mode"] for place in same if place.get("mode")), None)
-    if mode is None and isinstance(metric, str):
-        mode = guess_mode(metric)
-    return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
-
-
 class Workload(TrainingSection):
     """What the trials of a sweep run: `train`, a `command` or a `function`."""
 
@@ -449,14 +393,14 @@ class Sweep(ProgramOptions, Workload):
     stop: Stop | None = Field(None, description="Early stopping.")
     metric: str | None = Field(
         None,
-        description="The metric that ranks trials in plots and tables, and the default for `search` and `stop`. By "
-        "default theirs, or else what `train` monitors (`val_accuracy`); for a program, `val_accuracy`, or the only "
-        "metric that it reports beside counters such as `step` and `lr`. If it reports several, set this.",
+        description="The metric by which `search`, `stop`, plots and tables compare trials. By default what `train` "
+        "monitors (`val_accuracy`); for a program, `val_accuracy`, or without `search` and `stop` the only metric that "
+        "it reports beside counters such as `step` and `lr`. If it reports several, set this.",
     )
     mode: Mode | None = Field(
         None,
-        description="Whether a larger or a smaller `metric` is better. By default as in `search` or `stop`, or else "
-        f"`min` for {MINIMIZED_IN_WORDS}, and `max` for all others.",
+        description="Whether a larger or a smaller `metric` is better. By default `min` for "
+        f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
         Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, chosen by `goal`."
@@ -490,29 +434,6 @@ class Sweep(ProgramOptions, Workload):
             message = "names the metric that ranks trials; a mapping with pattern or file is `metrics`"
             raise PydanticCustomError("metric", message)
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_target(cls, given: Any) -> Any:
-        """Set the metric and mode of `search` and `stop` to the sweep's if they are missing."""
-        if not isinstance(given, dict):
-            return given
-        parts = {name: given[name] for name in ("search", "stop") if isinstance(given.get(name), dict)}
-        return given | {name: _with_target(part, given) for name, part in parts.items()}
-
-    @model_validator(mode="after")
-    def _check_target(self) -> "Sweep":
-        for name, part in (("search", self.search), ("stop", self.stop)):
-            for key in ("metric", "mode"):
-                own, other = getattr(self, key), getattr(part, key, None)
-                if part and own is not None and own != other:
-                    message = "{key} is {own} for the sweep, but {other} for {name}: set it once"
-                    raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "other": other})
-        if self.search and self.stop and self.search.metric == self.stop.metric and self.search.mode != self.stop.mode:
-            message = "{metric} has mode {search} for search, but {stop} for stop: set it once"
-            modes = {"metric": self.stop.metric, "search": self.search.mode, "stop": self.stop.mode}
-            raise PydanticCustomError("target", message, modes)
-        return self
 
     @model_validator(mode="after")
     def _check_kind(self) -> "Sweep":
@@ -552,11 +473,11 @@ class Sweep(ProgramOptions, Workload):
         patterns = self.metrics.compiled if self.metrics else []
         groups = tuple(name for pattern in patterns for name in pattern.groupindex)
         final, epoch = self._training_metrics if self.is_training else (groups, groups)
-        for name, section, known in (("search.", self.search, final), ("stop.", self.stop, epoch), ("", self, final)):
-            metric = section and section.metric
-            if metric and known and metric not in known:
-                content = {"name": name, "metric": metric, "known": ", ".join(known)}
-                message = "{name}metric is {metric}, which no trial reports; known: {known}"
+        metric = self.target[0]
+        for is_used, known, what in ((True, final, "trial"), (self.stop, epoch, "epoch")):
+            if metric and is_used and known and metric not in known:
+                content = {"metric": metric, "what": what, "known": ", ".join(known)}
+                message = "metric is {metric}, which no {what} reports; known: {known}"
                 raise PydanticCustomError("metric", message, content)
         return self
 
@@ -626,8 +547,8 @@ class Sweep(ProgramOptions, Workload):
 
     @property
     def required_metrics(self) -> list[str]:
-        """The metrics of `search` and `stop`, which every trial must report."""
-        return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
+        """The metric of `search` and `stop`, which every trial must report."""
+        return [self.compared_by[0]] if self.search or self.stop else []
 
     @property
     def monitored_metrics(self) -> list[str]:
@@ -636,15 +557,23 @@ class Sweep(ProgramOptions, Workload):
         return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric, monitor])))
 
     @property
-    def target(self) -> tuple[str | None, Mode | None]:
-        """The metric and mode that rank trials; None for each that the config does not determine."""
-        by = self.search or self.stop
-        if by:
-            return by.metric, by.mode
+    def compared_by(self) -> tuple[str, Mode]:
+        """The metric and mode by which `search` and `stop` compare trials."""
         if not self.is_training:
-            return self.metric, self.mode
+            metric = self.metric or DEFAULT_METRIC
+            return metric, self.mode or guess_mode(metric)
         train, metric = self.train, self.metric or self.train.monitor
         return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
+
+    @property
+    def target(self) -> tuple[str | None, Mode | None]:
+        """The metric and mode that rank trials; None for each that the config does not determine."""
+        return self.compared_by if self.is_training or self.search or self.stop else (self.metric, self.mode)
+
+    @property
+    def stop_rule(self) -> dict[str, Any] | None:
+        """What decides whether a trial is stopped early, as the journal records it."""
+        return self.stop.rule(*self.compared_by) if self.stop else None
 
     @staticmethod
     def ranking_candidates(reported: Iterable[str]) -> list[str]:

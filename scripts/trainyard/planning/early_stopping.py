@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
@@ -14,9 +15,10 @@ from trainyard.planning.attempts import Attempt
 class EarlyStoppingRule:
     """Decides which trials to stop, from the metrics of all trials, also in earlier sessions."""
 
-    def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
+    def __init__(self, stop: Stop, metric: str, mode: Mode, tries: Iterable[Attempt] = ()) -> None:
         """`tries` are the earlier attempts that `retrain` has not overruled."""
-        self._stop = stop
+        self._stop, self._metric, self._mode = stop, metric, mode
+        self.content = stop.rule(metric, mode)  # what it decides by, for the journal
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
         # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
         self._standings: dict[int, list[float]] = {}
@@ -29,11 +31,6 @@ class EarlyStoppingRule:
                     self._judged.add((attempt.trial, self._rung_at(int(row["epoch"]))))
             if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What it decides by, for the journal."""
-        return self._stop.rule
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
@@ -55,12 +52,12 @@ class EarlyStoppingRule:
 
     def _record(self, trial: str, row: Mapping[str, Any]) -> bool:
         """Record the value of an epoch; returns whether there is one."""
-        if self._stop.metric not in row:
+        if self._metric not in row:
             return False
-        value = row[self._stop.metric]
+        value = row[self._metric]
         if value is None or not math.isfinite(value):
             value = -math.inf
-        elif self._stop.mode == "min":
+        elif self._mode == "min":
             value = -value
         self._set_value(trial, int(row["epoch"]), float(value))
         return True
@@ -146,7 +143,7 @@ class EarlyStoppingRule:
         best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
         if best >= median:
             return ""
-        sign = 1 if self._stop.mode == "max" else -1
+        sign = 1 if self._mode == "max" else -1
         limit = f"{sign * median:.4g}, the median of the means of {others} other trials"
         return f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {limit}"
 

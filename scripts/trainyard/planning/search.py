@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainyard.config.sweep import Draw, Search
+from trainyard.config.metric_names import Mode
+from trainyard.config.sweep import Draw, Search, Sweep
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import in_table
 from trainyard.planning.attempts import Attempt, fold_attempts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def draw(
-    search: Search, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
+    sweep: Sweep, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
 
@@ -32,13 +33,15 @@ def draw(
     """
     import optuna
 
+    assert sweep.search is not None
+    search, (metric, mode) = sweep.search, sweep.compared_by
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
-        sampler=_sampler(search, number=len(drawn)), direction="maximize" if search.mode == "max" else "minimize"
+        sampler=_sampler(search, number=len(drawn)), direction="maximize" if mode == "max" else "minimize"
     )
     distributions = {key: _distribution(choice) for key, choice in search.values.items()}
-    bad = _worse_than_all(search, ends.values())
-    study.add_trials([_as_known(each, ends.get(each.name), search, distributions, bad=bad) for each in drawn])
+    bad = _worse_than_all(ends.values(), metric, mode)
+    study.add_trials([_as_known(each, ends.get(each.name), sweep, distributions, bad=bad) for each in drawn])
     drawn_trial = study.ask(distributions)
     attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
     values = {key: _value(choice, drawn_trial.params[key]) for key, choice in search.values.items()}
@@ -46,21 +49,23 @@ def draw(
 
 
 def _as_known(
-    each: Suggestion, end: Attempt | None, search: Search, distributions: dict[str, Any], *, bad: float
+    each: Suggestion, end: Attempt | None, sweep: Sweep, distributions: dict[str, Any], *, bad: float
 ) -> "optuna.trial.FrozenTrial":
     import optuna
     from optuna.trial import TrialState
 
     state, value, curve = TrialState.RUNNING, None, dict[int, float]()
     if end is not None:
-        value = end.metrics.get(search.metric)
+        metric = sweep.compared_by[0]
+        value = end.metrics.get(metric)
         usable = value is not None and math.isfinite(value)
         states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
         state = states.get(end.outcome, TrialState.FAIL)
-        curve = {row["epoch"]: row[search.metric] for row in end.epochs if row.get(search.metric) is not None}
+        curve = {row["epoch"]: row[metric] for row in end.epochs if row.get(metric) is not None}
         if end.outcome == TrialStatus.DIVERGED:
             # TPE ranks pruned trials without values last; CMA-ES uses completed trials only.
-            state, value = (TrialState.COMPLETE, bad) if search.method == "cmaes" else (TrialState.PRUNED, None)
+            is_cmaes = sweep.search is not None and sweep.search.method == "cmaes"
+            state, value = (TrialState.COMPLETE, bad) if is_cmaes else (TrialState.PRUNED, None)
             curve = {}
         elif not usable:
             state, value = TrialState.FAIL, None
@@ -74,12 +79,12 @@ def _as_known(
     )
 
 
-def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
+def _worse_than_all(ends: Iterable[Attempt], metric: str, mode: Mode) -> float:
     """A value that is clearly worse than the values of all trials so far."""
-    reported = [end.metrics.get(search.metric) for end in ends if end.outcome in WITH_RESULT]
+    reported = [end.metrics.get(metric) for end in ends if end.outcome in WITH_RESULT]
     values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
     spread = (max(values) - min(values)) or abs(values[0]) or 1.0
-    return min(values) - spread if search.mode == "max" else max(values) + spread
+    return min(values) - spread if mode == "max" else max(values) + spread
 
 
 def _sampler(search: Search, *, number: int) -> "optuna.samplers.BaseSampler":
@@ -118,8 +123,7 @@ class SuggestionSource:
         """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
 
-        assert state.sweep.search is not None
-        self._state, self._journal, self._search = state, journal, state.sweep.search
+        self._state, self._journal = state, journal
         self._reread = reread
         ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
@@ -146,7 +150,7 @@ class SuggestionSource:
         state, space = self._state, self._state.space
         while self.remaining:
             known = {each.name for each in space.suggestions}
-            values, params, attrs = draw(self._search, space.suggestions, self._ends)
+            values, params, attrs = draw(state.sweep, space.suggestions, self._ends)
             event = Suggested(search=space.search_key, values=values, params=params, attrs=attrs)
             drawn = space.add(self._journal.record(event))
             if drawn.name in known:

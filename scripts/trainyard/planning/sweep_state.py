@@ -80,10 +80,14 @@ class TrialSpace:
         """Identifies the search: it changes with everything but the number of trials. Empty without a search."""
         if self.sweep.search is None:
             return ""
-        search = self.sweep.search.model_dump(mode="json", exclude={"trials"})
+        search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
         # Retraining single trials keeps what was drawn.
         retrain = self.sweep.retrain if isinstance(self.sweep.retrain, int) else self.sweep.retrain.get("all", 0)
         return digest_of([search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, retrain], length=10)
+
+    @property
+    def _compared_by(self) -> dict[str, Any]:
+        return dict(zip(("metric", "mode"), self.sweep.compared_by, strict=True))
 
     @property
     def undrawn_count(self) -> int:
@@ -121,8 +125,8 @@ class TrialSpace:
         sweep = self.sweep
         content: list[object] = [trial.content for trial in self.trials.values()]
         if sweep.search:
-            content = [sweep.search.model_dump(), sweep.spec_content]
-        stop = [sweep.stop.content] if sweep.stop else []
+            content = [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
+        stop = [sweep.stop.model_dump() | self._compared_by] if sweep.stop else []
         # A change of these causes the saved output to be parsed again; no trial runs.
         metrics = [sweep.metrics.digest] if sweep.metrics else []
         monitored = [sweep.metric] if sweep.command and sweep.metric else []
@@ -238,7 +242,7 @@ class SweepState:
 
     @cached_property
     def _rule(self) -> dict[str, Any] | None:
-        return None if self.sweep.stop is None else self.sweep.stop.rule
+        return self.sweep.stop_rule
 
     @cached_property
     def _metrics_digest(self) -> str:
@@ -422,7 +426,9 @@ class SweepState:
             return None
         attempts = [(each, self.space.generation(name)) for name in self.trials for each in self.attempts_at(name)]
         known = (each for each, wanted in attempts if each.generation >= wanted)
-        return EarlyStoppingRule(self.stop, [each for each in known if not self._is_misread(each)])
+        return EarlyStoppingRule(
+            self.stop, *self.sweep.compared_by, [each for each in known if not self._is_misread(each)]
+        )
 
     @property
     def is_share_open(self) -> bool:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from trainyard.cli.workflow import Workflow
-from trainyard.config import sweep as sweep_module
 from trainyard.config.load import ConfigError, check_config, compose, read_config
 from trainyard.config.parser import parse_value, read_file
 from trainyard.config.sweep import Slots, Sweep
@@ -185,25 +184,6 @@ MISTAKES = [
         "sweeps.depth.metric",
         "rmse",
         "sweeps.depth: metric is rmse, which no trial reports; known: epoch, lr, train_loss",
-    ),
-    (
-        "sweeps.own",
-        {"function": "os:getcwd", "metric": "rmse", "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae"}},
-        "sweeps.own: metric is rmse for the sweep, but mae for search: set it once",
-    ),
-    (
-        "sweeps.own",
-        {"function": "os:getcwd", "metric": "r", "mode": "min", "stop": {"method": "asha", "mode": "max"}},
-        "sweeps.own: mode is min for the sweep, but max for stop: set it once",
-    ),
-    (
-        "sweeps.own",
-        {
-            "function": "os:getcwd",
-            "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae", "mode": "min"},
-            "stop": {"method": "asha", "metric": "mae", "mode": "max"},
-        },
-        "sweeps.own: mae has mode min for search, but max for stop: set it once",
     ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`; known: "),
@@ -395,21 +375,21 @@ MISTAKES = [
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
     (
         "sweeps.own",
-        {"dataset": "digits", "search": {"trials": 2, "metric": "rmse", "values": {"lr": [1]}}},
-        "sweeps.own: search.metric is rmse, which no trial reports; known: epoch, lr, train_loss",
+        {"dataset": "digits", "search": {"trials": 2, "values": {"lr": [1]}}, "metric": "rmse"},
+        "sweeps.own: metric is rmse, which no trial reports; known: epoch, lr, train_loss",
     ),
     (
         "sweeps.own",
         {"command": "./x", "metrics": {"pattern": "acc (?P<acc>.*)"}, "stop": {"method": "asha"}},
-        "sweeps.own: stop.metric is val_accuracy, which no trial reports; known: acc",
+        "sweeps.own: metric is val_accuracy, which no trial reports; known: acc",
     ),
-    ("sweeps.depth.stop", {"method": "asha", "grace": 0}, "sweeps.depth.stop.grace_period: input should be greater"),
-    ("sweeps.depth.stop", {"method": "asha", "grace": "1"}, "sweeps.depth.stop.grace_period: text instead of a number"),
     (
-        "sweeps.depth.stop",
-        {"method": "asha", "grace": 1, "grace_period": 1},
-        "sweeps.depth.stop: give grace_period only: grace is its old name",
+        "sweeps.own",
+        {"dataset": "digits", "trials": [{}], "stop": {"method": "asha"}, "metric": "best_val_accuracy"},
+        "sweeps.own: metric is best_val_accuracy, which no epoch reports; known: epoch, lr, train_loss",
     ),
+    ("sweeps.depth.stop", {"method": "asha", "grace_period": 0}, "sweeps.depth.stop.grace_period: input should be gr"),
+    ("sweeps.depth.stop", {"method": "asha", "grace": 1}, "stop.grace: unknown key; known: epochs, grace_period"),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
     (
         "sweeps.depth.sample",
@@ -842,13 +822,10 @@ TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
         ({**OWN, "metric": "rmse"}, ("rmse", None)),
         ({**OWN, "metric": "rmse", "mode": "max"}, ("rmse", "max")),
         ({**OWN, "metric": "nowhere", "mode": "min"}, None),
-        ({**OWN, "search": {**SEARCH, "metric": "rmse"}}, ("rmse", "min")),
-        ({**OWN, "search": {**SEARCH, "metric": "rmse", "mode": "max"}}, ("rmse", "max")),
-        ({**OWN, "metric": "rmse", "search": SEARCH, "stop": {"method": "asha"}}, ("rmse", "min")),
-        ({**OWN, "mode": "min", "stop": {"method": "asha", "metric": "accuracy"}}, ("accuracy", "min")),
-        ({**OWN, "search": {**SEARCH, "metric": "rmse"}, "stop": {"method": "asha"}}, ("rmse", "min")),
-        ({**OWN, "search": {**SEARCH, "metric": "rmse", "mode": "max"}, "stop": {"method": "asha"}}, ("rmse", "max")),
-        ({**OWN, "search": SEARCH, "stop": {"method": "asha", "metric": "rmse", "mode": "max"}}, ("rmse", "max")),
+        ({**OWN, "search": SEARCH, "metric": "rmse"}, ("rmse", "min")),
+        ({**OWN, "search": SEARCH, "metric": "rmse", "mode": "max"}, ("rmse", "max")),
+        ({**OWN, "search": SEARCH, "metric": "rmse", "stop": {"method": "asha"}}, ("rmse", "min")),
+        ({**OWN, "stop": {"method": "asha"}, "metric": "accuracy", "mode": "min"}, ("accuracy", "min")),
     ],
 )
 def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
@@ -856,8 +833,8 @@ def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
     told = ["val_loss", "val_accuracy"] if made.is_training else TOLD
     assert made.ranking_metric(told) == judged
     assert Sweep.model_validate(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
-    for part in (made.search, made.stop):
-        assert part is None or (part.metric, part.mode) == judged, "search and stop use the same"
+    if made.search or made.stop:
+        assert made.compared_by == judged, "search and stop use the same"
 
 
 @pytest.mark.parametrize(("mode", "judged"), [({}, "max"), ({"mode": "min"}, "min")])
@@ -876,29 +853,8 @@ def test_the_only_reported_metric_that_is_no_counter_ranks_trials(more, judged):
     assert Sweep.model_validate({**OWN, **more}).ranking_metric(COUNTED) == judged
 
 
-def test_search_and_stop_may_judge_by_two_metrics():
-    search, stop = {**SEARCH, "metric": "rmse"}, {"method": "asha", "metric": "accuracy"}
-    made = Sweep.model_validate({**OWN, "search": search, "stop": stop})
-    assert [(part.metric, part.mode) for part in (made.search, made.stop)] == [("rmse", "min"), ("accuracy", "max")]
-
-
 def test_without_reported_metrics_there_is_no_ranking_metric():
     assert Sweep.model_validate(OWN).ranking_metric([]) is None
-
-
-def test_the_old_names_of_the_stopping_rule_still_work(caplog):
-    """With a note, once in a process; trials, plan and what programs read are the same."""
-    sweep_module._note_renamed.cache_clear()
-    old = {"method": "asha", "grace": 2, "reduction": 4, "least": 6}
-    new = {"method": "asha", "grace_period": 2, "reduction_factor": 4, "min_samples": 6}
-    sweeps = [check_config(with_mistake(GOOD, "sweeps.depth.stop", stop)).sweeps["depth"] for stop in (old, new, old)]
-    assert sweeps[0] == sweeps[1]
-    assert [record.message for record in caplog.records] == [
-        f"config: `{name}` in `stop` is now called `{sweep_module.RENAMED[name]}`; the old name still works"
-        for name in ("grace", "reduction", "least")
-    ]
-    assert sweeps[0].model_dump(exclude_unset=True)["stop"].keys() >= new.keys(), "programs read the new names"
-    assert sweeps[0].stop.content.keys() >= old.keys(), "the digest of a plan is that of earlier versions"
 
 
 @pytest.mark.parametrize("given", [{}, {"sweeps": "all", "scaling": "none"}], ids=["all", "sweeps"])
@@ -918,6 +874,8 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
         ("sweeps.s.train.cudnn_benchmark", True, "remove it"),
         ("scaling.c.train.augment.rand_augment_magnitude", 5, "the magnitude is 9"),
         ("sweeps.s.tensorboard", True, "at the top of the config"),
+        ("sweeps.s.search.metric", "loss", "set the `metric` and `mode` of the sweep"),
+        ("sweeps.s.stop.mode", "min", "set the `metric` and `mode` of the sweep"),
         ("sweeps.s.on_failed_trial", "stop", "write `max_failed_fraction: 0`"),
         ("scaling.c.telemetry_seconds", 1, "every 5 seconds"),
         ("data.workers", 4, "a DataLoader worker per CPU but one"),

@@ -60,7 +60,7 @@ def test_a_sweep_is_judged_by_what_its_trainings_monitor():
     plain = check_config(sweep_of(train)).sweeps["s"]
     assert plain.target == ("val_f1", "min")
     stopped = check_config(sweep_of(train, stop={"method": "asha"})).sweeps["s"]
-    assert (stopped.stop.metric, stopped.stop.mode) == ("val_f1", "min")
+    assert stopped.compared_by == ("val_f1", "min")
     best = check_config(sweep_of(train, metric="best_val_f1")).sweeps["s"]
     assert best.target == ("best_val_f1", "min")
     other = check_config(sweep_of(train, metric="val_accuracy")).sweeps["s"]

@@ -173,7 +173,7 @@ def test_a_file_of_weights_counts_by_its_content(tmp_path):
 
 def test_a_search_counts_a_file_of_weights_by_its_content_too(tmp_path):
     def content():
-        search = {"metric": "val_loss", "trials": 2, "values": {"lr": {"low": 0.1, "high": 0.2}}}
+        search = {"trials": 2, "values": {"lr": {"low": 0.1, "high": 0.2}}}
         return sweep(train={"pretrained": str(tmp_path / "a.pt")}, search=search).spec_content
 
     (tmp_path / "a.pt").write_text("PK weights")

@@ -226,11 +226,11 @@ def test_what_cannot_be_read_again_because_its_output_is_gone_counts_under_the_f
     ],
 )
 def test_a_trial_that_was_stopped_by_other_values_than_metrics_find_now_goes_on(tmp_path, patterns, outcome):
-    stop = {"method": "asha", "metric": "loss", "mode": "min"}
-    rule = Stop.model_validate(stop).rule
+    stop = {"method": "asha"}
+    rule = Stop.model_validate(stop).rule("loss", "min")
     _, stopped = write_losses(tmp_path, TrialStatus.FINISHED, TrialStatus.STOPPED, rule=rule)
     for pattern in patterns:
-        state = read_losses_again(tmp_path, pattern, stop=stop)
+        state = read_losses_again(tmp_path, pattern, stop=stop, metric="loss")
     assert state.last_attempt(stopped).outcome == outcome
     assert state.unfinished == [stopped] * (outcome == TrialStatus.INTERRUPTED)
 

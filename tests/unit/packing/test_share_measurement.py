@@ -195,7 +195,7 @@ def test_a_trial_whose_neighbor_ends_early_does_not_count_as_shared(yard):
 
 @pytest.mark.parametrize(("capacity", "best"), [(COMPUTE_BOUND, 1), (LAUNCH_BOUND, 4)])
 def test_trials_that_are_stopped_early_are_compared_by_their_epochs(yard, capacity, best):
-    share, _ = yard(stop={"method": "asha", "metric": "val_loss"}).measure(
+    share, _ = yard(stop={"method": "asha"}, metric="val_loss").measure(
         capacity=capacity, seconds=lambda trial: 20, epochs_run=lambda trial: 4 if trial.values["seed"] < 2 else 1
     )
     assert trials_per_gpu(share) == best

@@ -20,8 +20,9 @@ from trainyard.planning.planned_jobs import summarize_plan
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 
 
-def rule(**fields):
-    return EarlyStoppingRule(Stop.model_validate({"method": "asha", "epochs": 27, **fields}))
+def rule(known=(), *, metric="val_accuracy", mode="max", **fields):
+    stop = Stop.model_validate({"method": "asha", "epochs": 27, **fields})
+    return EarlyStoppingRule(stop, metric, mode, known)
 
 
 def curve(trial):
@@ -88,7 +89,7 @@ def test_a_trial_that_reports_seldom_is_compared_with_what_others_had_at_its_epo
 def test_what_was_reported_but_never_judged_is_judged_when_the_trial_goes_on():
     """The driver was killed when the trial was at a rung; what it had printed is known from its output."""
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 3, "val_accuracy": number}]) for number in range(3)]
-    judge = EarlyStoppingRule(Stop(method="asha"), known)
+    judge = rule(known, epochs=None)
     assert judge.verdict("t2", {"epoch": 4, "val_accuracy": 0}) == "", "its value at the rung counts"
     assert judge.verdict("t0", {"epoch": 4, "val_accuracy": 9}).startswith("asha: rank 3 of the 3 that have reached ep")
     assert judge.verdict("t2", {"epoch": 5, "val_accuracy": 0}) == "", "it was judged"
@@ -99,14 +100,14 @@ def test_a_trial_that_goes_on_after_an_interruption_is_not_judged_again_before_t
     others = [Attempt(f"t{n}", 1, 0, 9, epochs=[{"epoch": 1, "val_accuracy": n}], epoch_times={1: 1}) for n in range(9)]
     rows = [{"epoch": epoch, "val_accuracy": 0.5} for epoch in (1, 2)]
     first = Attempt("first", 1, 0, 9, outcome=TrialStatus.INTERRUPTED, epochs=rows, epoch_times={1: 1, 2: 2})
-    judge = EarlyStoppingRule(Stop(method="asha"), [first, *others])
+    judge = rule([first, *others], epochs=None)
     judged = [judge.verdict("first", {"epoch": epoch, "val_accuracy": 0.5}) for epoch in range(resumed_at, 9)]
     assert not any(judged)
     assert judge.verdict("t8", {"epoch": 3, "val_accuracy": 9}) == ""
     stopped = Attempt(
         "t0", 1, 0, 9, outcome=TrialStatus.STOPPED, epochs=others[0].epochs, epoch_times={1: 1}, rule={"a": 1}
     )
-    judge = EarlyStoppingRule(Stop(method="asha"), [stopped, *others[1:]])
+    judge = rule([stopped, *others[1:]], epochs=None)
     assert "that have reached epoch 1;" in judge.verdict("t0", {"epoch": 2, "val_accuracy": 0}), "by another rule"
 
 
@@ -149,7 +150,7 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
 
 def test_what_the_journal_knows_counts():
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 6)]
-    judge = EarlyStoppingRule(Stop(method="asha"), known)
+    judge = rule(known, epochs=None)
     assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: rank 3 of the 6")
     assert judge.verdict("other", {"epoch": 1, "val_accuracy": 4.5}) == ""
 
@@ -157,7 +158,7 @@ def test_what_the_journal_knows_counts():
 @pytest.mark.parametrize("method", ["asha", "median"])
 def test_a_restarted_trial_is_judged_again_and_does_not_compete_with_itself(method):
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 7)]
-    judge = EarlyStoppingRule(Stop(method=method), known)
+    judge = rule(known, method=method, epochs=None)
     for _ in range(3):
         why = judge.verdict("t1", {"epoch": 1, "val_accuracy": 1})
         assert why.startswith("asha: rank 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
@@ -183,7 +184,7 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.diverged("c")
     assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: rank 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
-    again = EarlyStoppingRule(Stop(method="asha", grace_period=3), [diverged])
+    again = rule([diverged], grace_period=3, epochs=None)
     assert again.verdict("a", {"epoch": 3, "val_accuracy": -100}) == ""
     assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: rank 2 of the 3")
 
@@ -226,7 +227,7 @@ VALUES = st.one_of(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.2, 0.3, None, 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), VALUES), max_size=60), st.integers(1, 3))
 def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told, least):
     stop = Stop(method="median", grace_period=2, min_samples=least, epochs=6)
-    judge, curves = EarlyStoppingRule(stop), defaultdict(dict)
+    judge, curves = EarlyStoppingRule(stop, "val_accuracy", "max"), defaultdict(dict)
     for trial, epoch, value in told:
         curves[trial][epoch] = value if value is not None and math.isfinite(value) else -math.inf
         why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})
@@ -263,7 +264,8 @@ def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_fa
     )
 
 
-STOP = {"method": "asha", "metric": "loss", "grace_period": 2}
+STOP = {"method": "asha", "grace_period": 2}
+LOSS = {"metric": "loss", "mode": "max"}
 
 
 def swept(results, **sweep):
@@ -286,24 +288,24 @@ def stopped(results, *, rule):
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
-        ({**STOP, "mode": "max"}, ""),
-        ({**STOP, "mode": "max", "min_samples": 9}, ""),  # of the other method
-        ({**STOP, "mode": "max", "epochs": 27}, ""),
-        ({**STOP, "mode": "min"}, "1 stopped early by another rule, with mode: max"),
-        ({**STOP, "mode": "max", "metric": "val_loss"}, "1 stopped early by another rule, with metric: loss"),
-        ({**STOP, "mode": "max", "reduction_factor": 4}, "1 stopped early by another rule, with reduction_factor: 3"),
-        ({**STOP, "mode": "max", "method": "median"}, "1 stopped early by another rule, with method: asha"),
-        (None, "1 stopped early by a rule that is no longer in the config"),
+        ({}, ""),
+        ({"stop": {**STOP, "min_samples": 9}}, ""),  # of the other method
+        ({"stop": {**STOP, "epochs": 27}}, ""),
+        ({"mode": "min"}, "1 stopped early by another rule, with mode: max"),
+        ({"metric": "val_loss"}, "1 stopped early by another rule, with metric: loss"),
+        ({"stop": {**STOP, "reduction_factor": 4}}, "1 stopped early by another rule, with reduction_factor: 3"),
+        ({"stop": {**STOP, "method": "median"}}, "1 stopped early by another rule, with method: asha"),
+        ({"stop": None}, "1 stopped early by a rule that is no longer in the config"),
     ],
 )
 def test_what_a_rule_has_stopped_counts_under_this_rule_only(tmp_path, now, reason):
-    trial = stopped(tmp_path, rule=Stop.model_validate({**STOP, "mode": "max"}).rule)
-    plan = swept(tmp_path, **({"stop": now} if now else {}))
+    trial = stopped(tmp_path, rule=Stop.model_validate(STOP).rule("loss", "max"))
+    plan = swept(tmp_path, **({"stop": STOP} | LOSS | now))
     assert (plan.state.result(trial) is None) == (trial in plan.state.unfinished) == bool(reason)
     assert f"{'3 of 4 trials pending (' + reason + ')' if reason else '2 of 4 trials pending;'}" in summarize_plan(plan)
 
 
 def test_what_an_old_journal_has_as_stopped_counts_under_any_rule(tmp_path):
     trial = stopped(tmp_path, rule=None)
-    assert trial not in swept(tmp_path, stop={**STOP, "mode": "min"}).state.unfinished
+    assert trial not in swept(tmp_path, stop=STOP, metric="loss").state.unfinished
     assert trial in swept(tmp_path).state.unfinished

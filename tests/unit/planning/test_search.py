@@ -18,9 +18,9 @@ VALUES = {
 }
 
 
-def sweep(method="tpe", **fields):
+def sweep(method="tpe", metric=None, **fields):
     search = {"method": method, "trials": 12, "seed": 3, "values": VALUES, **fields}
-    return Sweep.model_validate({"dataset": "d", "search": search})
+    return Sweep.model_validate({"dataset": "d", "search": search, "metric": metric})
 
 
 def score(values):
@@ -39,7 +39,7 @@ def run(made, count, *, known=()):
             each.name, 1, 0, 1, outcome="finished", metrics={"val_accuracy": score(each.trial.values)}
         )
     while len(drawn) < count:
-        values, params, attrs = draw(made.search, drawn, ends)
+        values, params, attrs = draw(made, drawn, ends)
         trial = make_trial(made, values)
         name = trial.identity("digest")
         drawn.append(Suggestion(trial, name, params, attrs))
@@ -76,8 +76,8 @@ def test_tpe_finds_what_is_good():
 def test_what_runs_is_not_drawn_again_and_what_failed_does_not_count():
     made = sweep()
     first = run(made, 1)
-    running = draw(made.search, first, {})[0]
-    failed = draw(made.search, first, {first[0].name: Attempt(first[0].name, 1, 0, 1, outcome="failed")})[0]
+    running = draw(made, first, {})[0]
+    failed = draw(made, first, {first[0].name: Attempt(first[0].name, 1, 0, 1, outcome="failed")})[0]
     assert running != first[0].trial.values
     assert failed != first[0].trial.values
 
@@ -95,7 +95,7 @@ def test_a_search_learns_where_trials_diverge(method):
     def diverging(outcome, count=30):
         drawn, ends = [], {}
         while len(drawn) < count:
-            values, params, attrs = draw(made.search, drawn, ends)
+            values, params, attrs = draw(made, drawn, ends)
             drawn.append(Suggestion(make_trial(made, values), f"t{len(drawn)}", params, attrs))
             ends[drawn[-1].name] = end(drawn[-1].name, values, outcome)
         return sum(each.trial.values["lr"] > 0.05 for each in drawn[count // 2 :])
@@ -106,7 +106,7 @@ def test_a_search_learns_where_trials_diverge(method):
 def test_a_search_of_which_all_has_diverged_goes_on():
     made = sweep("cmaes")
     first = run(made, 3)
-    assert draw(made.search, first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
+    assert draw(made, first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
 
 
 def test_another_search_begins_where_something_changes_but_not_with_more_trials():
@@ -161,8 +161,9 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
     own = {"command": "./p {x}", "checkpoint": "*.pt", "resume": "{resume_from}", "metrics": metrics}
 
     def next_task(mode):
-        search = {"method": "random", "trials": 1, "values": values, "metric": "loss", "mode": mode}
-        state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search}}}), "s", tmp_path).state
+        search = {"method": "random", "trials": 1, "values": values}
+        made = {**own, "search": search, "metric": "loss", "mode": mode}
+        state = plan_sweep(check_config({"sweeps": {"s": made}}), "s", tmp_path).state
         return SuggestionSource(state, journal, reread=lambda attempt: None).next_task()
 
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:

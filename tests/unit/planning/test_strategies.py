@@ -246,8 +246,8 @@ def test_a_job_of_which_no_trial_has_ended_yet_has_no_measured_makespan(tmp_path
 
 def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     kinds = ["finished", "stopped", "diverged", "failed", "interrupted", "unreadable"]
-    stop = {"method": "asha", "metric": "m", "mode": "min", "epochs": 9}
-    own = {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5, 6]}, "stop": stop}
+    stop = {"method": "asha", "epochs": 9}
+    own = {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5, 6]}, "stop": stop, "metric": "m", "mode": "min"}
     config = check_config({"sweeps": {"s": own}})
     path = tmp_path / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)

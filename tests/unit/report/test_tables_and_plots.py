@@ -536,7 +536,7 @@ def test_the_ranking_has_a_row_per_configuration(tmp_path):
     }
 
 
-STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epochs": 10}}
+STOP = {**OWN, "stop": {"method": "asha", "epochs": 10}, "metric": "rmse"}
 
 
 def test_saved_seconds_are_computed_from_the_time_between_epochs(tmp_path):
@@ -568,7 +568,8 @@ def test_epochs_that_are_counted_from_0_save_as_many(tmp_path):
 
 
 def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
-    command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"]}
+    command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"],
+               "metric": "rmse"}  # fmt: skip
     times = [(1, 104.0), (2, 104.0), (3, 106.0), (4, 108.0)]
     state = plan_of(tmp_path, command, events_of(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
     assert stopping_table(state)["saved_seconds"].tolist() == [6 * 2.0]

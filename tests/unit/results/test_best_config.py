@@ -22,8 +22,8 @@ SWEEPS = {
     "a value that is the default": {**TRAIN, "grid": {"epochs": [1], "seed": [0]}},
     "sections": {**TRAIN, "trials": [{"augment": {"flip": True}}, {"schedule": {"name": "cosine"}}, {}]},
     "sample": {**TRAIN, "sample": {"count": 3, "values": {"lr": {"low": 1e-7, "high": 1, "log": True}}}},
-    "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha", "metric": "val_loss"}},
-    "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}, "metric": "val_loss"}},
+    "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha"}, "metric": "val_loss"},
+    "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}}, "metric": "val_loss"},
     "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"nodes": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
     "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
@@ -43,7 +43,8 @@ SWEEPS = {
     "stopped command": {
         **COMMAND,
         "metrics": {"pattern": "rmse (?P<rmse>{number})"},
-        "stop": {"method": "median", "metric": "rmse"},
+        "stop": {"method": "median"},
+        "metric": "rmse",
         "max_failed_fraction": 0,
     },
 }  # fmt: skip
