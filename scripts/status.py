@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.text import Text
 from trainyard.cli import command_line
 from trainyard.cli.status_view import describe_other_run, status_view
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
 from trainyard.planning.journal_fold import Fold
 from trainyard.utils.errors import UserError
-from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.terminal_table import open_console
 
 
@@ -26,16 +26,16 @@ def main(arguments: argparse.Namespace) -> None:
     folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
 
     def view(height: int | None = None) -> RenderableType:
-        notice = describe_other_run(config, arguments.config, arguments.results)
-        lines = [Text(line, style="yellow") for line in textwrap.wrap(notice, console.width)]
+        other = describe_other_run(config, arguments.config, arguments.results)
+        lines = [Text(line, style="yellow") for line in textwrap.wrap(other, console.width)]
         left = height and height - len(lines)
         return Group(*lines, status_view(config, arguments.results, folds, height=left))
 
     if arguments.watch:
-        interrupt = StopNotice()  # an exception while a picture is drawn would leave half of it
-        signal.signal(signal.SIGINT, interrupt.give)
+        interrupt = StopRequest()  # an exception while a picture is drawn would leave half of it
+        signal.signal(signal.SIGINT, interrupt.make)
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-            while not interrupt.is_given:
+            while not interrupt.is_made:
                 if live:
                     live.update(view(console.height), refresh=True)
                 else:  # lines cannot be replaced

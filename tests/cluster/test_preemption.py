@@ -19,7 +19,7 @@ from pathlib import Path
 from trainyard.training.networks.models import SmallConvNet
 
 def is_told():
-    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_given", False)
+    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_made", False)
 
 class Gated(SmallConvNet):
     def forward(self, images):

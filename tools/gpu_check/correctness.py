@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.train import Augment, Train
 from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.checkpoints.store import CheckpointStore
@@ -18,7 +19,6 @@ from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, 
 from trainyard.training.sampler import BatchSizes, training_batches
 from trainyard.training.trainer import Stopped
 from trainyard.utils.errors import Diverged
-from trainyard.utils.stop_notice import StopNotice
 
 from gpu_check.models import BAD_STEP
 from gpu_check.rig import (
@@ -204,11 +204,11 @@ def _interrupted(rig: Rig, spec: Train) -> tuple[Tensor, int]:
 
     That is 0 if it did not continue where it was stopped, but from the beginning: it would end with the same numbers.
     """
-    data, notice = rig.images(), StopNotice()
-    stopping = replace(data, train=CallingSplit(data.train, {STOPPED_AT: notice.give}))
+    data, stop_request = rig.images(), StopRequest()
+    stopping = replace(data, train=CallingSplit(data.train, {STOPPED_AT: stop_request.make}))
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(Path(folder) / "checkpoints")
-        first = start(spec, stopping, store=store, notice=notice)
+        first = start(spec, stopping, store=store, stop_request=stop_request)
         with contextlib.suppress(Stopped):
             list(first.epochs())
         second = start(spec, data, store=store)

@@ -77,8 +77,7 @@ def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> 
     """Start one rank on each node with the launcher of trainings."""
     if len(allocation.nodes) == 1:
         return
-    from trainyard.scaling import launchers, rendezvous
-    from trainyard.training import rank_failures
+    from trainyard.scaling import launchers, rank_failures, rendezvous
 
     private = folder / "ranks"
     private.mkdir(mode=0o700)

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from trainyard.cluster import job_step, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
-from trainyard.utils.stop_notice import interrupt_at_notice
 from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
 
 
@@ -51,7 +51,7 @@ def run_program(
     if not is_rank():
         if stops_at_signals:
             job_step.become_task()
-        interrupt_at_notice()
+        interrupt_at_stop_request()
     code = _exit_code(main, arguments)
     _flush_output()
     if is_rank():

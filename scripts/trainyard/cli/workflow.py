@@ -21,6 +21,7 @@ from trainyard.cli.jobs import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, Tre
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunSummary, read_jobs
+from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
@@ -30,7 +31,6 @@ from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_names import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.stop_notice import POLL_SECONDS
 
 log = logging.getLogger("workflow")
 

@@ -16,8 +16,8 @@ from typing import Final
 
 from trainyard.cluster import host, job_script, slurm_allocation, slurm_queries
 from trainyard.cluster.srun import srun_options
+from trainyard.cluster.stop_request import STOP_SIGNALS
 from trainyard.utils.errors import UserError
-from trainyard.utils.stop_notice import NOTICES
 
 START_SECONDS: Final = 60  # for a step to start
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def shielded_children() -> Iterator[None]:
     of a group. What trials need, such as Ray, must not end before they have saved their state. They inherit that these
     signals are blocked, and are ended by SIGKILL.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

@@ -9,8 +9,8 @@ from typing import Final
 import ray
 from ray.exceptions import RayError
 
+from trainyard.cluster.stop_request import request_stop_of_workers
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing import stop_request
 from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot_pool import Phase, Slot
@@ -40,7 +40,7 @@ def end_trials(
     log.info("%s may take up to %g s to save a checkpoint", count, setup.end_seconds)
     deadline = time.monotonic() + setup.end_seconds + STOP_SECONDS
     with suppress(RayError):  # Ray has ended before the driver
-        stop_request.make()
+        request_stop_of_workers()
     while answers := {slot.answer: slot for slot in running if slot.answer is not None}:
         left = max(0.0, deadline - time.monotonic())
         ready, _ = ray.wait(list(answers), num_returns=1, timeout=left, fetch_local=False)

@@ -5,23 +5,23 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
-from ray.exceptions import RayError
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import hide_gpus, own_gpu_name
 from trainyard.cluster.ray.worker_parent import preload_seconds
+from trainyard.cluster.stop_request import await_stop_request, stop_request_of_signals
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError
-from trainyard.packing import stop_request, worker_gpu
+from trainyard.packing import worker_gpu
 from trainyard.packing.messages import (
     TRAINING_MODULES,
     CheckpointResumed,
@@ -40,7 +40,6 @@ from trainyard.programs.user_environment import program_environment, thread_vari
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 from trainyard.utils.process_guard import FolderClaim, ProcessGuard, claim_folder
-from trainyard.utils.stop_notice import stop_notice_of_signals
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
@@ -49,7 +48,6 @@ if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and o
 # A training writes its first checkpoint at the first end of an epoch after this time. Short trials never write one:
 # shared file systems have quotas of files.
 SAVE_SECONDS: Final = 60.0
-NOTICE_POLL_SECONDS: Final = 0.5
 TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 
@@ -66,8 +64,8 @@ class Worker:
             hide_gpus()
         self._run: TrialRun | None = None
         self._function: Context | None = None  # of the function that runs
-        self._notice = stop_notice_of_signals()
-        threading.Thread(target=self._await_notice, daemon=True).start()
+        self._stop_request = stop_request_of_signals()
+        threading.Thread(target=self._await_stop_request, daemon=True).start()
         os.chdir(setup.cwd or ".")  # users' modules and files are relative to it
         device, startup = self._prepare_training() if setup.is_training else self._prepare_user_programs()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
@@ -94,12 +92,9 @@ class Worker:
         """Check this slot's GPU."""
         return worker_gpu.check_gpu()
 
-    def _await_notice(self) -> None:
-        """Wait, in a thread, for the notice of the driver or of Slurm, and end what does not end by itself."""
-        with suppress(RayError):  # Ray has ended
-            while not (self._notice.is_given or stop_request.is_made()):
-                time.sleep(NOTICE_POLL_SECONDS)
-        self._notice.give()
+    def _await_stop_request(self) -> None:
+        """Wait, in a thread, for a request of the driver or of Slurm, and end a function that does not check it."""
+        await_stop_request(self._stop_request)
         if self._function:
             self._function.end_unless_it_checks()
 
@@ -217,7 +212,7 @@ class Worker:
             deadline=request.deadline,
             grace_seconds=setup.grace_seconds,
             claim=claim,
-            notice=self._notice,
+            stop_request=self._stop_request,
             earlier_outputs=tuple(earlier if resume_from else ()),
             environment=self._environment,
         )
@@ -229,7 +224,13 @@ class Worker:
             folder.mkdir(parents=True, exist_ok=True)
         dataset = self._dataset.folder if self._dataset else None
         self._function = context = Context(
-            request.trial, request.attempt, request.folder, request.checkpoints, dataset, request.deadline, self._notice
+            request.trial,
+            request.attempt,
+            request.folder,
+            request.checkpoints,
+            dataset,
+            request.deadline,
+            self._stop_request,
         )
         with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
             function = import_object(spec.function, role="function")
@@ -289,7 +290,7 @@ class Worker:
             save_every_seconds=SAVE_SECONDS,
             save_last=False,  # the journal has the results of a trial
             deadline=request.deadline,
-            notice=self._notice,
+            stop_request=self._stop_request,
             downloads=self._setup.data.downloads,
             on_halved=note,
         )

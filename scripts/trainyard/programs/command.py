@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from trainyard.cluster import host
 from trainyard.cluster.ports import reserved_port
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option, make_values
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram, metrics_digest
@@ -29,7 +30,6 @@ from trainyard.programs.user_environment import (
 )
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import FolderClaim, ProcessGuard
-from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
@@ -57,7 +57,7 @@ class CommandTrial:
     deadline: float = float("inf")  # Unix seconds
     grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
     claim: FolderClaim | None = None  # to its folder
-    notice: StopNotice = field(default_factory=StopNotice)  # given by the worker to end it
+    stop_request: StopRequest = field(default_factory=StopRequest)  # made by the worker to end it
     environment: Mapping[str, str] = field(default_factory=program_environment)  # the user's or another, activated
     start: Path | None = None  # the folder of its program and modules, if it is not `cwd`
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
@@ -86,7 +86,7 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
                     break
     finally:
         exit_code = program.end()
-    if exit_code == 0 and status is TrialStatus.FINISHED and program.was_told and trial.notice.is_given:
+    if exit_code == 0 and status is TrialStatus.FINISHED and program.was_told and trial.stop_request.is_made:
         status, reason = TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
     tail, metrics = program.tail(), collector.latest
     if status is TrialStatus.FINISHED:
@@ -115,7 +115,7 @@ def _check_limits(trial: CommandTrial, began: float, ended_at: float | None) -> 
         return TrialStatus.FAILED, timeout_error(timeout)
     if ended_at is not None:
         return TrialStatus.RUNNING, ""
-    if trial.notice.is_given:
+    if trial.stop_request.is_made:
         return TrialStatus.INTERRUPTED, INTERRUPTED
     if time.time() > trial.deadline:
         return TrialStatus.INTERRUPTED, "ended before the end of the walltime"

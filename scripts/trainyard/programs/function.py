@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metrics import Row, RowLimiter, numeric_row, take_epoch
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.import_path import error_line
-from trainyard.utils.stop_notice import StopNotice
 
 INTERRUPTED_ITSELF: Final = "it called context.interrupt(), although context.time_is_up was False"
 
@@ -37,7 +37,7 @@ class Context:
     checkpoint_dir: Path  # empty in the first attempt; kept until the trial has finished, then removed
     dataset: Path | None  # the staged dataset; on a local disk of this node if it is copied there
     deadline: float = math.inf  # Unix seconds by which a checkpoint must be written
-    _notice: StopNotice = field(default_factory=StopNotice, repr=False)
+    _stop_request: StopRequest = field(default_factory=StopRequest, repr=False)
     _checks_time: bool = False
     _reports: "queue.SimpleQueue[Row | TrialEnded]" = field(default_factory=queue.SimpleQueue, repr=False)
     _answers: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue, repr=False)
@@ -47,7 +47,7 @@ class Context:
     def time_is_up(self) -> bool:
         """Whether the deadline has passed or the job is ending: write a checkpoint, then call `interrupt`."""
         self._checks_time = True
-        return self._notice.is_given or time.time() >= self.deadline
+        return self._stop_request.is_made or time.time() >= self.deadline
 
     def report(self, **metrics: float) -> None:
         """Report metrics of an `epoch` (counted if it is omitted). Early stopping may end the trial here.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainyard.scaling.notices import block_notices
+from trainyard.cluster.stop_request import block_stop_signals, forward_to_ranks
 from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, end_together, find_node_rank
 
 
@@ -32,10 +32,11 @@ def _run(arguments: argparse.Namespace, nodes: Sequence[str], node_rank: int) ->
         endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
     except RendezvousError:
         return 1  # the launcher reports it
-    block_notices()
+    block_stop_signals()
     from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
     place = torchrun.NodePlace(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
+    forward_to_ranks()
     return torchrun.run_ranks(arguments.command, place, endpoint, listener, folder=arguments.folder)
 
 

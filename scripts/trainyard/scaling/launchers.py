@@ -14,11 +14,10 @@ from trainyard.cluster import host
 from trainyard.cluster.job_script import SRUN_ENDED, end_srun, wait_as_shell
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.cluster.srun import srun_options
+from trainyard.cluster.stop_request import forward_stop_request
 from trainyard.config.scaling import split_scale
-from trainyard.scaling import rendezvous
-from trainyard.scaling.notices import forward_to_launched
+from trainyard.scaling import rank_failures, rendezvous
 from trainyard.scaling.rendezvous import StepEnd
-from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
@@ -35,6 +34,8 @@ LAUNCHER_MODULES: Final = {
     "accelerate": "accelerate.commands.launch",
     "deepspeed": "deepspeed.launcher.runner",
 }
+# What torchrun handles, but for SIGHUP, at which it ends the ranks even if it runs under `nohup`.
+SIGNALS_OF_TORCHRUN: Final = "SIGTERM,SIGINT,SIGQUIT"
 WAIT_SECONDS: Final = 5.0
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as folder:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
         process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
-        forward_to_launched(process, through_srun=given is not None)
+        forward_stop_request(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if given else wait_as_shell(process)
         if problem := rendezvous.problem(Path(folder)):

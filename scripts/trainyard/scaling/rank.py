@@ -17,13 +17,13 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
 from trainyard.config.result_digests import training_spec
 from trainyard.config.scaling import Scaling, split_scale
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
-from trainyard.scaling.notices import notice_to_rank
-from trainyard.training import rank_failures
+from trainyard.scaling import rank_failures
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.epoch_metrics import epoch_line
 from trainyard.training.loaders import load_input_data
@@ -37,7 +37,6 @@ from trainyard.training.trainer import Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
-from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import own_program
 
@@ -54,18 +53,18 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     Raises:
         UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
-    notice = notice_to_rank()
+    stop_request = stop_request_of_rank()
     study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
     study = study.model_copy(update={"train": study.train_at(scale)})
     with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
         _check_world(scale, group)
-        _train(config, study, scale, results, group, notice, folder=folder)
+        _train(config, study, scale, results, group, stop_request, folder=folder)
 
 
 def _train(
-    config: Config, study: Scaling, scale: str, results: Path, group: Group, notice: StopNotice, *, folder: Path
+    config: Config, study: Scaling, scale: str, results: Path, group: Group, stop_request: StopRequest, *, folder: Path
 ) -> None:
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
@@ -87,7 +86,7 @@ def _train(
             store=store,
             save_every_seconds=study.checkpoint_every_seconds,
             deadline=_deadline(group),
-            notice=notice,
+            stop_request=stop_request,
             downloads=config.data.downloads,
             on_halved=partial(_remember_micro_batch, store),
             find_unused_parameters=study.find_unused_parameters,
@@ -116,7 +115,7 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> N
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
     except Stopped as error:
-        kind = UserError if trainer.notice.is_given else ContinuedError
+        kind = UserError if trainer.stop_request.is_made else ContinuedError
         raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())

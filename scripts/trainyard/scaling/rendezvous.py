@@ -98,10 +98,10 @@ def end_together(folder: Path, *, task: int, tasks: int, code: int, seconds: flo
 
 
 class StepEnd:
-    """Notices that the tasks of a step have ended, which srun does not report if the step's slurmstepd was killed."""
+    """Detects that the tasks of a step have ended, which srun does not report if the step's slurmstepd was killed."""
 
     def __init__(self, folder: Path, *, tasks: int, grace_seconds: float = 0.0) -> None:
-        """The tasks record their end in `folder`, and wait up to `grace_seconds` for each other after a notice."""
+        """The tasks record their end in `folder`, and wait up to `grace_seconds` for others after a stop request."""
         self._folder, self._tasks, self._kill_seconds = folder, tasks, KILL_SECONDS + grace_seconds
         self._looked_at = self._ended_at = -math.inf  # on the monotonic clock
         self._codes: list[int] = []

@@ -25,12 +25,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.run import get_args_parser, run
 
-from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster import host, slurm_allocation, stop_request
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
-from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, TERMINATED, forward_to_ranks
+from trainyard.scaling import rank_failures
+from trainyard.scaling.launchers import SIGNALS_OF_TORCHRUN
 from trainyard.scaling.rendezvous import Endpoint
-from trainyard.training import rank_failures
 
 BACKEND: Final = "trainyard"
 STORE_TIMEOUT: Final = timedelta(minutes=10)  # to import torch on all nodes
@@ -64,11 +64,10 @@ def run_ranks(
     where = f"{endpoint.address}:{endpoint.port}"  # torchrun warns without one
     options = ["--rdzv-backend", BACKEND, "--rdzv-id", job, "--rdzv-endpoint", where, "--nnodes", str(place.nodes)]
     options += ["--nproc-per-node", str(place.ranks_per_node), "--log-dir", str(folder)]
-    options += ["--signals-to-handle", SIGNALS_OF_TORCHRUN]  # SIGHUP is a notice
+    options += ["--signals-to-handle", SIGNALS_OF_TORCHRUN]  # SIGHUP is a stop request
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(command)
     try:
-        forward_to_ranks()
         with remove_copies_at_exit(read_config(training.config).data.local):
             run(get_args_parser().parse_args([*options, *command]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -127,7 +126,7 @@ class MetRendezvous(RendezvousHandler):
 
 def _was_terminated(failure: ProcessFailure) -> bool:
     """Whether torchrun terminated the rank, because another one had failed."""
-    return failure.exitcode in (-signal.SIGTERM, TERMINATED)
+    return failure.exitcode in (-signal.SIGTERM, stop_request.TERMINATED)
 
 
 def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_script import SRUN_ENDED
+from trainyard.cluster.stop_request import StopRequest, stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option, make_values
 from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
@@ -40,7 +41,6 @@ from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
 from trainyard.utils.jsonl import read_clock
 from trainyard.utils.process_guard import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
-from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
@@ -266,15 +266,14 @@ class UserScript:
             )
         except OSError as error:
             raise start_error(line[0], error) from None
-        signalled = threading.Event()
-        for number in (*NOTICES, signal.SIGINT):
-            signal.signal(number, lambda number, frame: signalled.set())
+        request = stop_request_of_signals()
+        signal.signal(signal.SIGINT, request.make)
         reason, overdue, code = "", None, None
         while code is None:
             if step and overdue is None and (overdue := step.overdue_code()) is not None:
                 log.warning("%s", SRUN_ENDED)
                 threading.Thread(target=process.end, args=(WAIT_SECONDS,), daemon=True).start()
-            if not reason and (reason := self._reason_to_end(signalled)):
+            if not reason and (reason := self._reason_to_end(request)):
                 ending = {"grace_seconds": self._study.grace_seconds, "through_srun": line[0] == "srun"}
                 threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
             with suppress(queue.Empty):
@@ -290,9 +289,9 @@ class UserScript:
                 log.warning("%s", warning)
         return code, reason, output.error(), reported
 
-    def _reason_to_end(self, signalled: threading.Event) -> str:
+    def _reason_to_end(self, request: StopRequest) -> str:
         """Why the script must end now; "" if it need not."""
-        if signalled.is_set():
+        if request.is_made:
             return "the script was ended by a signal"
         end = self._allocation.deadline - self._study.grace_seconds if self._allocation else math.inf
         if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing

@@ -19,10 +19,10 @@ import psutil
 
 from trainyard.cluster import gpus, host
 from trainyard.cluster.job_script import wait_as_shell
+from trainyard.cluster.stop_request import STOP_SIGNALS, StopRequest, forward_stop_request
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.programs.user_environment import module_path, program_environment, thread_variables
-from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK
-from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
+from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK, SIGNALS_OF_TORCHRUN
 from trainyard.scaling.rendezvous import (
     Endpoint,
     Rendezvous,
@@ -32,7 +32,6 @@ from trainyard.scaling.rendezvous import (
     report_problem,
 )
 from trainyard.training.telemetry import record_telemetry
-from trainyard.utils.stop_notice import NOTICES, StopNotice
 
 # Seconds from SIGTERM to SIGKILL of the ranks, for torchrun and accelerate; torch before 2.12 always waits 30.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -77,9 +76,9 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process, notice = _start(line, _environment(arguments, endpoint), arguments.workdir)
+    process, stop_request = _start(line, _environment(arguments, endpoint), arguments.workdir)
     code = _wait(process, arguments) if local_rank == 0 else wait_as_shell(process)
-    _end_together(arguments, notice, code)
+    _end_together(arguments, stop_request, code)
     return code
 
 
@@ -116,24 +115,24 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
 
 def _start(
     line: Sequence[str], environment: Mapping[str, str], workdir: Path | None
-) -> tuple["subprocess.Popen[bytes]", StopNotice]:
-    """Start the command and forward notices to it, also one that arrives meanwhile. No other thread may run yet."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+) -> tuple["subprocess.Popen[bytes]", StopRequest]:
+    """Start the command and forward stop requests to it, also one made meanwhile. No other thread may run yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     process = subprocess.Popen(line, cwd=workdir, env=environment, preexec_fn=_ignore_user_signals)
-    notice = forward_to_launched(process, through_srun=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
-    return process, notice
+    stop_request = forward_stop_request(process, through_srun=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return process, stop_request
 
 
 def _ignore_user_signals() -> None:
     """In the process of the command: ignore the user signals until the command installs handlers of its own.
 
-    Some sites send the signals of a step to all of its processes. SIGUSR1, the notice for this program, would kill the
+    Some sites send the signals of a step to all of its processes. SIGUSR1, the request to this program, would kill the
     launcher and the ranks before they get SIGTERM.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> int:
@@ -148,13 +147,13 @@ def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> 
         sampler.join()
 
 
-def _end_together(arguments: argparse.Namespace, notice: StopNotice, code: int) -> None:
-    """After a notice, wait for the other tasks of the step: srun would end them before they have saved their state."""
+def _end_together(arguments: argparse.Namespace, stop_request: StopRequest, code: int) -> None:
+    """After a stop request, wait for the other tasks of the step: srun would end them before they have saved."""
     if arguments.per_gpu:
         task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     else:
         task, tasks = _node_rank(arguments), len(arguments.nodes.split(","))
-    seconds = arguments.grace_seconds if notice.is_given else 0.0
+    seconds = arguments.grace_seconds if stop_request.is_made else 0.0
     end_together(arguments.rendezvous, task=task, tasks=tasks, code=code, seconds=seconds)
 
 
@@ -172,7 +171,7 @@ def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str,
     given = {SHUTDOWN_TIMEOUT: str(math.ceil(arguments.grace_seconds))} | program_environment(arguments.activate)
     given |= thread_variables(arguments.threads)
     given |= module_path(Path.cwd(), given) if arguments.workdir else {}
-    if signal.SIGHUP not in NOTICES:  # under nohup
+    if signal.SIGHUP not in STOP_SIGNALS:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpus.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.training import numerics, optimizers
@@ -36,20 +37,19 @@ from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
 from trainyard.utils.errors import Diverged, UserError
-from trainyard.utils.stop_notice import StopNotice
 
 log = logging.getLogger(__name__)
 
 
 class Stopped(UserError):
-    """The deadline was reached, or the process was told to stop. A checkpoint of this step is in the store, if any."""
+    """The deadline was reached, or a stop was requested. A checkpoint of this step is in the store, if any."""
 
 
 class Trainer:
     """A training in progress: iterating over `epochs()` runs it.
 
     With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`), after the last one
-    if `save_last`, and within a step when the `deadline` (Unix seconds) comes or a rank has received a `notice`. A new
+    if `save_last`, and within a step when the `deadline` (Unix seconds) comes or a rank has a `stop_request`. A new
     `Trainer` continues from the last checkpoint, on any number of ranks if the global batch is the same. When a step
     does not fit the memory of a single rank, its micro-batches are halved; `on_halved` is called with the new sizes.
 
@@ -72,7 +72,7 @@ class Trainer:
         save_every_seconds: float = 0.0,
         save_last: bool = True,
         deadline: float = math.inf,
-        notice: StopNotice | None = None,
+        stop_request: StopRequest | None = None,
         downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
         find_unused_parameters: bool = False,
@@ -83,7 +83,7 @@ class Trainer:
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision, channels_last = _choose_numerics(spec, group.device)
         self._save_last = save_last
-        self._deadline, self.notice, self._on_halved = deadline, notice or StopNotice(), on_halved
+        self._deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
         self._validation = Validation(data.val, self.objective, group)
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
@@ -210,7 +210,7 @@ class Trainer:
             stops = False
             while progress.step < self.steps and not stops:
                 stops = self._step(images, augment)
-                stops |= self.group.world_size == 1 and self.notice.is_given  # it need not ask other ranks
+                stops |= self.group.world_size == 1 and self.stop_request.is_made  # other ranks need not agree
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
                 if steps_per_second := rate.poll(progress.step):
@@ -267,17 +267,17 @@ class Trainer:
         self._flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
 
     def _is_late(self) -> bool:
-        """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
+        """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""
         needed = self.checkpoints.stop_seconds + self._validation.seconds + self._flags.stop_seconds
-        return self.notice.is_given or time.time() + needed > self._deadline
+        return self.stop_request.is_made or time.time() + needed > self._deadline
 
     def _must_stop_validation(self) -> bool:
         """Whether this rank must stop now. After the deadline, a run that has taken no step validates all the same."""
         is_late = time.time() + self.checkpoints.stop_seconds > self._deadline
-        return self.notice.is_given or (is_late and self.first_step_time is not None)
+        return self.stop_request.is_made or (is_late and self.first_step_time is not None)
 
     def _stopped(self) -> Stopped:
-        reason = "by a signal" if self.notice.is_given else "before the end of the walltime"
+        reason = "by a signal" if self.stop_request.is_made else "before the end of the walltime"
         epoch, step = len(self.history) + 1, self.state.progress.step
         return Stopped(f"stopped {reason}, in epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}")
 

@@ -48,7 +48,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
-        if group.any(trainer.notice.is_given):  # compiling takes long
+        if group.any(trainer.stop_request.is_made):  # compiling takes long
             raise Stopped("stopped by a signal, in the warm-up")
         try:
             _find_unused_parameters(trainer)

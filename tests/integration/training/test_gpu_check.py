@@ -156,7 +156,7 @@ def without(monkeypatch, module, *names):
 
 
 def test_a_training_that_begins_again_or_is_not_stopped_fails_the_check_of_resuming(tmp_path, monkeypatch):
-    for missing in ("store", "notice"):
+    for missing in ("store", "stop_request"):
         without(monkeypatch, correctness, missing)
         _, found = run(tmp_path, "resume")
         assert found["checks"][1][:2] == ["resume, deterministic", "FAIL"]

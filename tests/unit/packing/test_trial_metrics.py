@@ -3,20 +3,20 @@
 from types import SimpleNamespace
 
 from loops import LEARNER, changed
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.messages import TrialRequest, WorkerSetup
 from trainyard.packing.worker import Worker
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.training.process_group import single_process
-from trainyard.utils.stop_notice import StopNotice
 
 
 def run_trial(spec, data, folder):
     """The rows that a worker reports of a training, and its end."""
     worker = Worker()
     worker._setup = WorkerSetup(folder, Data(), threads=1)
-    worker._data, worker._group, worker._notice = data, single_process(), StopNotice()
+    worker._data, worker._group, worker._stop_request = data, single_process(), StopRequest()
     worker._dataset = SimpleNamespace(digest="")
     request = TrialRequest(spec, "t", 1, folder, folder / "checkpoints")
     rows, message = [], worker.begin(request)

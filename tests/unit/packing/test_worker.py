@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from loops import SPEC, start, train
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
@@ -17,7 +18,6 @@ from trainyard.packing.worker import Worker
 from trainyard.training import forward_pass
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.utils.errors import Diverged
-from trainyard.utils.stop_notice import StopNotice
 
 
 @pytest.mark.parametrize("error", [None, Diverged("NaN"), ValueError("in the model")])
@@ -70,7 +70,7 @@ def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_
         "import os\ndef run(config, context):\n    context.report(at=os.stat('.').st_ino)\n    os.chdir('/')\n"
     )
     worker = Worker()
-    worker._dataset, worker._notice = None, StopNotice()
+    worker._dataset, worker._stop_request = None, StopRequest()
     worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), own_workdirs=own)
     for trial in ("a", "b"):
         folder = tmp_path / "trials" / trial

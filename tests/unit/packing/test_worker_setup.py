@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from trainyard.cluster import gpus
 from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Sweep
 from trainyard.packing import driver, worker, worker_gpu
 from trainyard.planning.plan import plan_sweep
-from trainyard.utils.stop_notice import StopNotice
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     for name in worker.thread_variables(64):
         monkeypatch.setenv(name, "64")
     monkeypatch.setattr(worker.ray, "get_gpu_ids", list)
-    monkeypatch.setattr(worker, "stop_notice_of_signals", StopNotice)
-    monkeypatch.setattr(worker.stop_request, "is_made", lambda: True)
+    monkeypatch.setattr(worker, "stop_request_of_signals", StopRequest)
+    monkeypatch.setattr(worker, "await_stop_request", lambda request: None)
     monkeypatch.chdir(tmp_path)
     sweep = Sweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))

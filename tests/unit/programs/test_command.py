@@ -319,7 +319,7 @@ def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupt
     made = call(tmp_path, line, metrics=PATTERN)
     running = run_command(made, guard)
     next(running)
-    made.notice.give()
+    made.stop_request.make()
     for process in (tmp_path / "pids").read_text().split():  # some sites signal all processes of a step
         os.kill(int(process), signal.SIGTERM)
     wait_until(lambda: not psutil.pid_exists(int(process)), what="the command to end")
@@ -334,7 +334,7 @@ def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard):
     next(running)
     program = running.gi_frame.f_locals["program"]
     wait_until(lambda: program.ended_at, what="the command to end")
-    made.notice.give()
+    made.stop_request.make()
     rows, end = run(made, guard, running=running)
     assert rows[-1]["epoch"] == 300
     assert end.status == TrialStatus.FINISHED
@@ -579,7 +579,7 @@ def test_a_row_that_a_program_could_not_complete_does_not_count(tmp_path, guard,
     (tmp_path / "torn.py").write_text(TORN)
     made = call(tmp_path, [sys.executable, "torn.py", how], metrics=Metrics(file="m.csv"), timeout_seconds=60.0)
     if how == "wait":
-        wait = threading.Thread(target=give_notice, args=(made, tmp_path / "m.csv"))
+        wait = threading.Thread(target=make_request, args=(made, tmp_path / "m.csv"))
         wait.start()
     rows, end = run(made, guard)
     assert [row["epoch"] for row in rows] == epochs
@@ -587,10 +587,10 @@ def test_a_row_that_a_program_could_not_complete_does_not_count(tmp_path, guard,
         assert end.metrics == {"acc": 0.5}
 
 
-def give_notice(made, file):
+def make_request(made, file):
     """Interrupt a command once its file of metrics has content."""
     wait_until(lambda: file.exists() and file.stat().st_size, what="the file of metrics")
-    made.notice.give()
+    made.stop_request.make()
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])

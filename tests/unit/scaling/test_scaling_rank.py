@@ -6,17 +6,17 @@ import sys
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
 from trainyard.config.scaling import Scaling
 from trainyard.data.staging import stage
 from trainyard.planning.planned_jobs import is_trained
 from trainyard.scaling import rank, torchrun
+from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
 from trainyard.training.process_group import single_process
-from trainyard.training.rank_failures import first_failure, record_exception, write_failures
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
-from trainyard.utils.stop_notice import StopNotice
 
 KEYS = [
     ("collective_timeout_minutes", 1),
@@ -45,7 +45,7 @@ def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp
         study = {"dataset": "d", "scales": ["1x1"], "train": {"model": "cnn", "model_args": {"width": 1}, **train}}
         config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
         folder = tmp_path / "scaling/s/1x1"
-        rank._train(config, config.scaling["s"], "1x1", tmp_path, single_process(), StopNotice(), folder=folder)
+        rank._train(config, config.scaling["s"], "1x1", tmp_path, single_process(), StopRequest(), folder=folder)
         (folder / "telemetry/cpu-other.csv").write_text(samples)
         assert is_trained(config.scaling["s"], "1x1", tmp_path / "scaling/s", tmp_path)
         return json.loads((folder / "summary.json").read_text())["cpu_rss_peak_mib"]

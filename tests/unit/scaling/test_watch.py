@@ -23,11 +23,11 @@ SAVES = f"trap 'touch saved; exit 3' TERM; {RUNS}"  # has no handler of other si
 LATE = """
 import sys, time
 from trainyard.scaling import watch
-forward_to_launched = watch.forward_to_launched
+forward_stop_request = watch.forward_stop_request
 def forward_late(*arguments, **options):
     time.sleep(0.5)
-    return forward_to_launched(*arguments, **options)
-watch.forward_to_launched = forward_late
+    return forward_stop_request(*arguments, **options)
+watch.forward_stop_request = forward_late
 sys.exit(watch.main())
 """
 
@@ -74,7 +74,7 @@ def test_a_user_signal_to_all_processes_of_a_step_is_sigterm_for_the_command(tmp
     assert (tmp_path / "saved").exists()
 
 
-def test_a_notice_while_the_command_starts_is_forwarded(tmp_path):
+def test_a_stop_request_while_the_command_starts_is_forwarded(tmp_path):
     options = {"program": ("-c", LATE), "PYTHONPATH": str(SCRIPTS)}
     with started(tmp_path, "/bin/sh", "-c", f"kill -USR1 $PPID; {RUNS}", **options) as process:
         assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
@@ -119,7 +119,7 @@ def task(folder: Path, number: int, command: str):
     return started(folder, "/bin/sh", "-c", command, options=("--per-gpu",), **variables)
 
 
-def test_after_a_notice_a_task_ends_when_all_tasks_have_saved(tmp_path):
+def test_after_a_stop_request_a_task_ends_when_all_tasks_have_saved(tmp_path):
     """srun ends all tasks once one has failed, and torchrun fails at each signal."""
     with task(tmp_path, 0, SAVES.replace("touch", "sleep 1; touch")) as saves, task(tmp_path, 1, RUNS) as ends:
         for process in (saves, ends):
@@ -131,7 +131,7 @@ def test_after_a_notice_a_task_ends_when_all_tasks_have_saved(tmp_path):
         assert saves.wait(PATIENCE_SECONDS) == 3
 
 
-def test_without_a_notice_a_task_that_fails_ends_at_once(tmp_path):
+def test_without_a_stop_request_a_task_that_fails_ends_at_once(tmp_path):
     with task(tmp_path, 0, SAVES) as runs, task(tmp_path, 1, "exit 7") as fails:
         assert runs.stdout.readline() == "ready\n"
         assert fails.wait(PATIENCE_SECONDS) == 7

@@ -4,11 +4,11 @@ import time
 
 import pytest
 from loops import SPEC, assert_equal_states, changed, numbers, start, train
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.training import step_sync
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.trainer import Diverged, Stopped
 from trainyard.training.warmup import warm_up
-from trainyard.utils.stop_notice import StopNotice
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tm
 
 def test_a_single_rank_that_is_told_to_stop_takes_no_further_step(data, behind, tmp_path):
     """Not even if the host has launched the forward pass already: the steps of large batches take long."""
-    notice = StopNotice()
+    stop_request = StopRequest()
     spec = changed(SPEC, batch_size=4, accumulation=4)
-    training = behind(start(spec, data, store=CheckpointStore(tmp_path), notice=notice))
-    training.state.optimizer.register_step_post_hook(lambda *_: notice.give())
+    training = behind(start(spec, data, store=CheckpointStore(tmp_path), stop_request=stop_request))
+    training.state.optimizer.register_step_post_hook(lambda *_: stop_request.make())
     with pytest.raises(Stopped, match="stopped by a signal, in epoch 1 of 4, after step 1 of 4"):
         list(training.epochs())
     assert_equal_states(train(spec, data, store=CheckpointStore(tmp_path))[1], train(spec, data)[1])
@@ -105,15 +105,15 @@ def test_a_bad_loss_after_the_request_to_stop_is_not_saved(data, behind, tmp_pat
 @pytest.mark.parametrize("by", ["a signal", "its deadline"])
 def test_a_training_stops_within_its_validation(data, tmp_path, by):
     """Of several batches; the next run validates again, and ends bit-identical."""
-    notice, validated = StopNotice(), []
+    stop_request, validated = StopRequest(), []
     store = CheckpointStore(tmp_path)
-    training = start(SPEC, data, store=store, notice=notice)
+    training = start(SPEC, data, store=store, stop_request=stop_request)
 
     def act(epoch, trains, output):
         if epoch == 2 and not trains:
             validated.append(len(output))
             if by == "a signal":
-                notice.give()
+                stop_request.make()
             training._deadline = time.time() if by == "its deadline" else training._deadline
 
     after_forward(training, act)
@@ -138,9 +138,9 @@ def test_a_run_that_has_only_to_validate_does_so_after_its_deadline(data, tmp_pa
     assert numbers(next(late.epochs())) == train(SPEC, data, epochs=1)[0][0]
 
 
-def test_a_notice_in_the_warm_up_ends_it(data):
-    notice = StopNotice()
-    training = start(SPEC, data, notice=notice)
-    after_forward(training, lambda epoch, trains, output: notice.give())
+def test_a_stop_request_in_the_warm_up_ends_it(data):
+    stop_request = StopRequest()
+    training = start(SPEC, data, stop_request=stop_request)
+    after_forward(training, lambda epoch, trains, output: stop_request.make())
     with pytest.raises(Stopped, match="stopped by a signal, in the warm-up"):
         warm_up(training)

@@ -23,8 +23,8 @@ from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment
 from trainyard.cluster.ray.worker_parent import worker_parent
+from trainyard.cluster.stop_request import STOP_SIGNALS
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.stop_notice import NOTICES
 
 STDIN_POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
@@ -45,7 +45,7 @@ with trimmed_ray_init(sys.argv[2:]):
 def run_node() -> int:
     """Run Ray for the driver at standard input until that closes, then remove all processes and files."""
     # The driver, which has got the same signal, ends this when the trials have saved their state.
-    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     first = json.loads(sys.stdin.readline() or "null")
     if first is None:
         return 0

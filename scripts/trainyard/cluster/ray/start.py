@@ -27,10 +27,10 @@ import psutil
 from trainyard.cluster import held_folders, host, job_step, slurm_allocation
 from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.cluster.srun import srun_options
+from trainyard.cluster.stop_request import ignore_signal
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.import_path import helper_command
-from trainyard.utils.stop_notice import ignore_notice
 
 if TYPE_CHECKING:
     from trainyard.cluster.ray.worker_parent import WorkerParent
@@ -226,7 +226,7 @@ def _handler_of_sigterm_kept() -> Iterator[None]:
             before(signal.SIGTERM, None)
         raise
     finally:
-        if signal.getsignal(signal.SIGTERM) is not ignore_notice:  # as after a notice
+        if signal.getsignal(signal.SIGTERM) is not ignore_signal:  # as after a stop request
             signal.signal(signal.SIGTERM, before)
 
 

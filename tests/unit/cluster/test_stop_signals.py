@@ -1,4 +1,4 @@
-"""Which signals are a notice to end."""
+"""Which signals request a stop."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ import time
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
-from trainyard.utils.stop_notice import StopNotice
+from trainyard.cluster.stop_request import StopRequest
 
 HANGS_UP = """
 import os, signal
-from trainyard.utils.stop_notice import interrupt_at_notice
-interrupt_at_notice()
+from trainyard.cluster.stop_request import interrupt_at_stop_request
+interrupt_at_stop_request()
 os.kill(os.getpid(), signal.SIGHUP)
 """
 
@@ -26,12 +26,12 @@ def test_a_closed_terminal_interrupts_a_program_unless_it_was_started_by_nohup(o
     assert subprocess.run(program, cwd=ROOT / "scripts", capture_output=True, check=False).returncode == code
 
 
-def test_a_notice_ends_a_wait():
-    notice = StopNotice()
-    before = signal.signal(signal.SIGUSR1, notice.give)
+def test_a_stop_request_ends_a_wait():
+    stop_request = StopRequest()
+    before = signal.signal(signal.SIGUSR1, stop_request.make)
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     began = time.monotonic()
-    notice.wait(PATIENCE_SECONDS)
+    stop_request.wait(PATIENCE_SECONDS)
     signal.signal(signal.SIGUSR1, before)
-    assert notice.is_given
+    assert stop_request.is_made
     assert time.monotonic() - began < PATIENCE_SECONDS, "it did not wait to the end"

@@ -1,4 +1,4 @@
-"""The notice to stop reaches the ranks, and a rank that torchrun ends does not wait for it."""
+"""A stop request reaches the ranks, and a rank that torchrun ends does not wait for one."""
 
 import signal
 import subprocess
@@ -13,9 +13,9 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 # An agent with one rank, which waits as in a collective whose peer has died.
 AGENT = """
 import os, subprocess, sys
-from trainyard.scaling.notices import block_notices, forward_to_ranks
+from trainyard.cluster.stop_request import block_stop_signals, forward_to_ranks
 
-block_notices()
+block_stop_signals()
 forward_to_ranks()
 if sys.argv[1:] == ["waits"]:
     print("waits", flush=True)
@@ -26,12 +26,12 @@ sys.exit(rank.wait())
 """
 RANK = """
 import sys, threading, time
-from trainyard.scaling import notices
+from trainyard.cluster import stop_request
 
-notices.NOTICE_SECONDS = 0.1
-notice = notices.notice_to_rank()
+stop_request.AGENT_SECONDS = 0.1
+request = stop_request.stop_request_of_rank()
 print("ready", flush=True)
-while not notice.is_given:
+while not request.is_made:
     time.sleep(0.01)
 if sys.argv[1:] == ["hangs"]:
     lock = threading.Lock()
@@ -62,7 +62,7 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_an_agent_tells_its_ranks_and_waits_for_them(programs, sent):
+def test_an_agent_forwards_the_request_to_its_ranks_and_waits_for_them(programs, sent):
     with start(programs, "agent.py") as agent:
         assert agent.stdout.readline().strip().isdigit()
         assert agent.stdout.readline() == "ready\n"
@@ -70,11 +70,11 @@ def test_an_agent_tells_its_ranks_and_waits_for_them(programs, sent):
         assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
 
 
-def test_a_rank_that_starts_after_the_notice_gets_it_too(programs):
+def test_a_rank_that_starts_after_the_request_gets_it_too(programs):
     with start(programs, "agent.py", "waits") as agent:
         assert agent.stdout.readline() == "waits\n"
         agent.send_signal(signal.SIGTERM)
-        wait_until(lambda: not pending_signals(agent.pid), what="the agent to take the notice", while_running=agent)
+        wait_until(lambda: not pending_signals(agent.pid), what="the agent to take the signal", while_running=agent)
         agent.stdin.write("\n")
         agent.stdin.flush()
         assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
@@ -86,7 +86,7 @@ def pending_signals(pid: int) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("ShdPnd")), 16)
 
 
-def test_no_thread_of_a_library_takes_the_notice_of_an_agent(programs):
+def test_no_thread_of_a_library_takes_the_signal_of_an_agent(programs):
     """With OMP_NUM_THREADS, importing torch starts threads. One with the signal unblocked runs torchrun's handler."""
     (programs / "config.json").write_text("{}")
     options = ["--folder", str(programs), "--nodes", "here", "--ranks", "1", "--", "rank.py", "--config", "config.json"]
@@ -102,15 +102,15 @@ def test_no_thread_of_a_library_takes_the_notice_of_an_agent(programs):
         assert len(takers) == 1, "the thread that waits for it"
 
 
-@pytest.mark.parametrize("agent_tells", [True, False])
-def test_a_rank_that_gets_sigterm_ends_unless_its_agent_gives_notice(programs, agent_tells):
-    """Without notice, it is torchrun that ends it: another rank has failed, and this one may wait for it for ever."""
+@pytest.mark.parametrize("agent_requests", [True, False])
+def test_a_rank_that_gets_sigterm_ends_unless_its_agent_requests_it(programs, agent_requests):
+    """Without a request, it is torchrun that ends it: another rank has failed, and this one may wait for that."""
     with start(programs, "rank.py", "hangs") as rank:
         assert rank.stdout.readline() == "ready\n"
-        if agent_tells:
+        if agent_requests:
             rank.send_signal(signal.SIGUSR1)
         rank.terminate()
-        if agent_tells:
+        if agent_requests:
             with pytest.raises(subprocess.TimeoutExpired):
                 rank.wait(1.0)
             rank.kill()

@@ -28,7 +28,7 @@ from trainyard.training.networks.models import SmallConvNet
 HERE = Path(__file__).parent
 
 def is_told():
-    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_given", False)
+    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_made", False)
 
 class Gated(SmallConvNet):
     def forward(self, images):
