@@ -1,6 +1,6 @@
-"""How time, memory and files grow with the trials of a sweep: each stage with 1,000, 10,000 and 100,000 trials.
+"""How time, memory and files grow with the trials of a sweep: each stage with 1,000 and 10,000 trials.
 
-python benchmarks/scale.py [--trials 1000 10000 100000] [--epochs 10] [--kind train|command] [--only NAME ...]
+python benchmarks/scale.py [--trials 1000 10000] [--epochs 10] [--kind train|command] [--only NAME ...]
 
 The growth of a stage is the exponent e of time ~ trials**e between the two largest sweeps; 1 is linear. The time is
 that of the whole program, with its imports.
@@ -26,8 +26,8 @@ import yaml
 from common import ROOT, TINY, TRIVIAL, print_table, run_program
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.attempts import Fold
 from trainyard.planning.journal import Ended, Epoch, Journal
-from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
@@ -55,7 +55,7 @@ class Measured:
 def main() -> None:
     """Measure all stages with sweeps of all sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--trials", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--kind", choices=["train", "command"], default="train")
     parser.add_argument(
@@ -106,17 +106,12 @@ def stages(folder: Path, trials: int, epochs: int, kind: str, programs: list[str
     yield "`-n`, nothing has run", measure(dry_run, folder)
     whole = journal.rename(journal.with_name("whole.jsonl"))
     _run_in_process(copy_lines, whole, journal, 0.5)
-    for about in ("first", "again"):
-        yield f"`-n`, half has run, {about}", measure(dry_run, folder)
+    yield "`-n`, half has run", measure(dry_run, folder)
     yield "`status.py`, half has run", measure(program_of("status"), folder)
     yield "`plan.py`, half has run", measure(program_of("plan"), folder, made="plan/*.*")
     _run_in_process(copy_lines, whole, journal, 1.0)
-    for about in ("first", "again"):
-        if about == "first":
-            journal.with_name(".journal-fold.json").unlink(missing_ok=True)
-        yield f"fold of the journal, {about}", _run_in_process(fold_seconds, journal)
-    for about in ("first", "again"):
-        yield f"`-n`, all has run, {about}", measure(dry_run, folder)
+    yield "fold of the journal", _run_in_process(fold_seconds, journal)
+    yield "`-n`, all has run", measure(dry_run, folder)
     for program in programs:
         options, made = PROGRAMS[program]
         yield f"`{program}.py`", measure(program_of(program, *options), folder, made=made)

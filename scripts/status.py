@@ -12,7 +12,7 @@ from trainyard.cli import command_line
 from trainyard.cli.status_view import describe_other_run, status_view
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
-from trainyard.planning.journal_fold import Fold
+from trainyard.planning.attempts import Fold
 from trainyard.utils.errors import UserError
 from trainyard.utils.terminal_table import open_console
 

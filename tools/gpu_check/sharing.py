@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 from trainyard.cluster.cuda_mps import CONTROL, PIPES, run_mps
-from trainyard.planning.journal_fold import Fold
+from trainyard.planning.attempts import Fold
 
 from gpu_check.programs import SCRIPTS
 from gpu_check.report import Report

@@ -15,10 +15,9 @@ from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
 from trainyard.packing.worker_gpu import GpuUse, trials_that_fit
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.journal import Share
-from trainyard.planning.journal_fold import Fold
 from trainyard.planning.sweep_state import SweepState, Task
 
 MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide

@@ -1,9 +1,10 @@
-"""Attempts at trials and runs of the driver, folded from the events of a journal."""
+"""The fold of a sweep's journal: attempts at trials, runs of the driver, and what else its events tell."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.planning.journal import (
@@ -18,10 +19,15 @@ from trainyard.planning.journal import (
     Share,
     SlotUp,
     Started,
+    Suggested,
     TrialEvent,
+    Work,
+    decode,
 )
 from trainyard.programs.command import CheckpointFile
 from trainyard.programs.metrics import merge_row
+from trainyard.utils.garbage_collection import pause_garbage_collection
+from trainyard.utils.jsonl import Reader
 
 
 @dataclass(slots=True)
@@ -50,19 +56,8 @@ class Attempt:
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it; None in old journals
     stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
-    load_details: "Callable[[Attempt, str], None] | None" = field(default=None, repr=False, compare=False)  # sets one
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A detail that `journal_fold` has not loaded yet."""
-            if name not in DETAILS or self.load_details is None:
-                raise AttributeError(f"an attempt has no {name}")
-            self.load_details(self, name)
-            return getattr(self, name)
 
 
-DETAILS: Final = ("metrics", "epochs", "epoch_times")  # most of a journal
 Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
 
 
@@ -137,6 +132,42 @@ def _end(attempt: Attempt, event: Ended) -> None:
     if event.status == TrialStatus.DIVERGED:
         # Old journals record only the exit code of a program that was stopped early.
         attempt.early = event.early or ("it was ended early" if event.exit_code else "")
+
+
+class Fold:
+    """What is known about a sweep by its journal; `update` reads the lines that were appended since."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = Reader(path, decode)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.attempts: Attempts = {}
+        self.sessions: list[Session] = []
+        self.suggested: list[Suggested] = []
+        self.work: dict[str, float] = {}  # FLOPs by trial
+        self.share: Share | None = None  # for `gpus_per_trial: auto`
+
+    def update(self) -> "Fold":
+        """Read the new lines; all lines, if the journal was replaced."""
+        if self._reader.restarts():
+            self._reset()
+        with pause_garbage_collection():
+            for event in self._reader.new():
+                self._apply(event)
+        return self
+
+    def _apply(self, event: Event) -> None:
+        update_sessions(self.sessions, event)
+        match event:
+            case TrialEvent():
+                update_attempts(self.attempts, event)
+            case Suggested():
+                self.suggested.append(event)
+            case Work(flops=flops):
+                self.work |= flops
+            case Share():
+                self.share = event
 
 
 def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:

@@ -1,8 +1,8 @@
 """The journal of a sweep: its events, their encoding as JSON lines, and how the driver records them.
 
 The one driver that holds the lock appends a line per event; lines are never rewritten. Everything known about trials is
-a fold over the journal (`attempts`, `journal_fold`): the pending set, `trials.csv`, `timeline.csv`, the Gantt chart,
-the live status and the evidence for the next plan.
+a fold over the journal (`attempts.Fold`): the pending set, `trials.csv`, `timeline.csv`, the Gantt chart, the live
+status and the evidence for the next plan.
 
     {"event":"started","time":1730000000.0,"trial":"3f2a...","attempt":1,"generation":0,"values":{"lr":0.1},...}
 

@@ -9,10 +9,9 @@ from trainyard.config.config import Config, Trees
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.data.staged import read_meta
-from trainyard.planning.attempts import group_by_trial
+from trainyard.planning.attempts import Fold, group_by_trial
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.job_request import JobRequest
-from trainyard.planning.journal_fold import Fold
 from trainyard.planning.sweep_state import NOT_STAGED, SweepState, TrialSpace
 from trainyard.utils.errors import MissingResultError
 

@@ -261,8 +261,7 @@ class SweepState:
         if last is None or last.generation < self.space.generation(trial) or self._is_stopped_by_another(last):
             return None
         if self._is_lost(last):
-            details: dict[str, Any] = {"metrics": {}, "epochs": [], "epoch_times": {}}
-            return replace(last, outcome=TrialStatus.UNREADABLE, error=_LOST, **details)
+            return replace(last, outcome=TrialStatus.UNREADABLE, error=_LOST, metrics={}, epochs=[], epoch_times={})
         return last if last.outcome == TrialStatus.UNREADABLE and self.output_of(last).exists() else None
 
     def _is_lost(self, attempt: Attempt) -> bool:
@@ -340,9 +339,7 @@ class SweepState:
     def full_seconds_of(self, attempt: Attempt) -> float | None:
         """Duration of a finished attempt as if it had trained all epochs."""
         seconds = self.seconds_of(attempt)
-        if seconds is None or not self.has_patience:
-            return seconds  # without loading the metrics
-        return full_seconds(self.trials[attempt.trial].spec, seconds, attempt.metrics)
+        return None if seconds is None else full_seconds(self.trials[attempt.trial].spec, seconds, attempt.metrics)
 
     @cached_property
     def has_patience(self) -> bool:

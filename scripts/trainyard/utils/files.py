@@ -129,15 +129,10 @@ def append_whole(fd: int, content: bytes) -> None:
         while written < len(content):
             written += os.write(fd, content[written:])
     except OSError:
-        drop_last(fd, written)
+        end = os.lseek(fd, 0, os.SEEK_CUR)
+        if end == os.fstat(fd).st_size:  # nothing has been appended since
+            os.ftruncate(fd, end - written)
         raise
-
-
-def drop_last(fd: int, count: int) -> None:
-    """Remove the last bytes that were written to a file, if nothing has been appended since."""
-    end = os.lseek(fd, 0, os.SEEK_CUR)
-    if end == os.fstat(fd).st_size:
-        os.ftruncate(fd, end - count)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,6 +1,5 @@
 """Files of JSON lines, one per event: appended under a lock, repaired after a crash, read as they grow."""
 
-import hashlib
 import json
 import logging
 import os
@@ -9,19 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from itertools import dropwhile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
-from trainyard.utils.errors import UserError, storage_errors
-from trainyard.utils.files import append_whole, drop_last, hold_lock
+from pydantic_core import from_json
+
+from trainyard.utils.errors import storage_errors
+from trainyard.utils.files import append_whole, hold_lock
 
 Event = dict[str, Any]
 Decoded = TypeVar("Decoded")
-BLOCK_BYTES: Final = 1 << 22  # bytes per read
-RESERVE_BYTES: Final = 1 << 18  # room for the last events of a thousand trials
-_DIGITS: Final = 308  # of the largest float
 _CLOCK_OFFSET: Final = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 log = logging.getLogger(__name__)
 
@@ -34,17 +31,15 @@ def read_clock() -> float:
 class EventLog:
     """Appends events to a file; get one from `opened`, which holds the file's lock.
 
-    A line is appended as a whole or not at all. A small reserve file beside it is removed when the disk is full, so
-    that what has ended can still be recorded.
+    A line is appended as a whole or not at all.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._reserve = path, path.with_name(f".{path.name}.reserve")
+        self.path = path
         self._is_full = False  # whether an event could not be written
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        # The lines from the first durable one on that is not on the disk, and what follows the sync of durable ones.
-        self._unsynced: list[tuple[bytes, Callable[[], object] | None]] = []
-        self._lock = threading.Lock()  # of these lines and the end of the file
+        self._unsynced: list[Callable[[], object]] = []  # what follows the sync of each durable event, in their order
+        self._lock = threading.Lock()  # of these and the end of the file
         self._thread = ThreadPoolExecutor(1, "sync")
         self._syncs = deque[Future[None]]()  # that nobody waits for
 
@@ -69,7 +64,6 @@ class EventLog:
             _repair_tail(path)
             events = cls(path)
         try:
-            events._fill_reserve()
             yield events
         finally:
             events.close()
@@ -89,31 +83,23 @@ class EventLog:
         events that were written before it begins, and `then` is called there.
 
         Raises:
-            StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
-                After the first such error, an event that could be recorded raises none, and one that is not durable is
-                lost without another: the ends of what runs still follow. `is_synced` raises the errors of a sync in
-                the thread.
+            StorageError: the disk is full. This is raised once: later events are written if there is room for them by
+                then, and what runs can end. `is_synced` raises the error of a sync in the thread.
             UserError: another process has taken the file over. This is raised once.
         """
         if not self._is_ours(asks=durable):
             return
-        line, failure = json.dumps(record, separators=(",", ":")).encode() + b"\n", None
-        with storage_errors(self.path):
-            try:
-                self._append(line, durable=durable, then=then)
-            except OSError as error:
-                if self._is_full and not durable:
-                    return
-                failure = self._free_reserve(error, durable=durable)
-                self._append(line, durable=durable, then=then)
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        with storage_errors(self.path), self._first_error():
+            with self._lock:
+                append_whole(self._fd, line)
+                if durable:
+                    self._unsynced.append(then or _do_nothing)
             if durable:
                 self._syncs.append(self._thread.submit(self._sync))
-                if not then:
-                    wait(self._syncs)
-            if failure:
-                raise failure
-            if durable and not then:
-                self.is_synced()  # an earlier sync that has failed may have lost this event, too
+        if durable and not then:
+            wait(self._syncs)
+            self.is_synced()  # an earlier sync that has failed may have lost this event, too
 
     @property
     def is_incomplete(self) -> bool:
@@ -131,11 +117,15 @@ class EventLog:
                 self._syncs.popleft().result()
         return not self._syncs
 
-    def _append(self, line: bytes, *, durable: bool, then: Callable[[], object] | None) -> None:
-        with self._lock:
-            append_whole(self._fd, line)
-            if durable or self._unsynced:
-                self._unsynced.append((line, (then or _do_nothing) if durable else None))
+    @contextmanager
+    def _first_error(self) -> Iterator[None]:
+        """Suppress an error of the file system in the block unless it is the first one."""
+        try:
+            yield
+        except OSError:
+            was_full, self._is_full = self._is_full, True
+            if not was_full:
+                raise
 
     def _is_ours(self, *, asks: bool) -> bool:
         """Whether this process may still write; with `asks`, it is looked up on the file system.
@@ -148,65 +138,26 @@ class EventLog:
     def _sync(self) -> None:
         """Sync the file, unless an earlier call has synced all that is durable, and do what waits for that."""
         with self._lock:
-            count, failure = len(self._unsynced), None
-        if not count:
+            waiting, self._unsynced = self._unsynced, []
+        if not waiting:
             return
-        try:
-            os.fsync(self._fd)
-        except OSError as error:  # as a network file system reports a full disk; these lines may be lost
-            failure = error
-        if not self._is_ours(asks=True):
-            return
-        with self._lock:
-            if failure:
-                synced, self._unsynced = self._unsynced, []
-                failure = self._write_again(b"".join(line for line, _ in synced), failure)
-            else:
-                synced, later = self._unsynced[:count], self._unsynced[count:]
-                self._unsynced = list(dropwhile(lambda each: each[1] is None, later))
-        for then in (then for _, then in synced if then):
-            then()
-        if failure:
-            raise failure
-
-    def _write_again(self, lines: bytes, failure: OSError) -> OSError | None:
-        """Write and sync the last lines again, in the room of the reserve; returns and raises as `_free_reserve`."""
-        drop_last(self._fd, len(lines))
-        reported = self._free_reserve(failure, durable=True)
-        append_whole(self._fd, lines)
-        os.fsync(self._fd)
-        return reported
-
-    def _free_reserve(self, error: OSError, *, durable: bool) -> OSError | None:
-        """Make room for a durable event; returns the error if it is the first, which is reported.
-
-        Raises:
-            OSError: the error, if there is no room.
-        """
-        was_full, self._is_full = self._is_full, True
-        if not (durable and self._reserve.exists()):
-            raise error
-        self._reserve.unlink(missing_ok=True)  # the other thread may be faster
-        return None if was_full else error
-
-    def _fill_reserve(self) -> None:
-        with storage_errors(self.path), open(self._reserve, "wb") as file:
-            file.write(os.urandom(RESERVE_BYTES))  # some file systems store no zeros
-            file.flush()
-            os.fsync(file.fileno())
+        with self._first_error():
+            try:
+                os.fsync(self._fd)  # a network file system reports a full disk here; then the lines may be lost
+            finally:
+                is_ours = self._is_ours(asks=True)
+            for then in waiting if is_ours else ():
+                then()
 
     def close(self) -> None:
         """Make everything durable and close the file."""
         try:
             self._thread.shutdown()
             self.is_synced()
-            with storage_errors(self.path):
+            with storage_errors(self.path), self._first_error():
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
-            with suppress(UserError):  # nothing more is written
-                if self._is_ours(asks=True):
-                    self._reserve.unlink(missing_ok=True)
 
 
 def _do_nothing() -> None:
@@ -232,50 +183,57 @@ def _repair_tail(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-class Reader:
-    """Reads a growing file of JSON lines: each call of `blocks` yields the lines that were added since the last."""
+class Reader(Generic[Decoded]):
+    """Reads a growing file of JSON lines; `decode` returns None for events that are skipped."""
 
-    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0, digest: "hashlib._Hash | None" = None) -> None:
-        """`digest` is updated with all that is read."""
-        self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
-        self._digest = digest
-        self._damaged: list[int] = []
+    def __init__(self, path: Path, decode: Callable[[Event], Decoded | None]) -> None:
+        self._path, self._decode = path, decode
+        self._inode = self._offset = self._lines = 0  # of the file, and bytes and lines that were read
 
-    def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
-        """The whole lines that are new, some at a time, with the number of the first; at most up to byte `until`.
+    def restarts(self) -> bool:
+        """Whether `new` returns all events again, because the file is another one, was shortened, or has vanished."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            inode = size = 0
+        else:
+            inode, size = found.st_ino, found.st_size
+        if inode == self._inode and size >= self._offset:
+            return False
+        self._inode, self._offset, self._lines = inode, 0, 0
+        return True
 
-        A last line without a line break counts if it is valid; otherwise it is torn, or still being written.
+    def new(self) -> Iterator[Decoded]:
+        """The events that were appended since the last call, in order; none if the file does not exist.
+
+        Lines are skipped, and their numbers logged, if they are damaged or `decode` raises ValueError. A last line
+        without a line break counts if it is valid; otherwise it is torn, or still being written.
         """
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            rest = b""
-            while block := file.read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - file.tell())):
-                whole, end, rest = (rest + block).rpartition(b"\n")
-                if end:
-                    yield self._taken(whole + end)
-            if rest and parse_event(rest) is not None:
-                yield self._taken(rest)
+        damaged: list[int] = []
+        for line in self._new_lines():
+            self._lines += 1
+            try:
+                if (event := parse_event(line)) is None:
+                    raise ValueError("damaged")
+                decoded = self._decode(event)
+            except ValueError:
+                damaged += [self._lines] * bool(line)
+                continue
+            if decoded is not None:
+                yield decoded
+        if damaged:
+            log.warning("%s: skipped damaged lines: %s", self._path, ", ".join(map(str, damaged)))
 
-    def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
-        first = self.lines + 1
-        if self._digest:
-            self._digest.update(block)
-        self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
-        return first, block.removesuffix(b"\n").split(b"\n")
-
-    def parsed(self, line: bytes, number: int, decode: Callable[[Event], Decoded]) -> Decoded | None:
-        """What `decode` makes of the event of a line; None if the line is damaged, or if `decode` raises ValueError."""
-        if (event := parse_event(line)) is not None:
-            with suppress(ValueError):
-                return decode(event)
-        if line:
-            self._damaged.append(number)
-        return None
-
-    def warn(self) -> None:
-        """Log the numbers of the damaged lines."""
-        if self._damaged:
-            log.warning("%s: skipped damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
+    def _new_lines(self) -> Iterator[bytes]:
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n") and parse_event(line) is None:
+                    return
+                self._offset += len(line)
+                yield line.removesuffix(b"\n")
 
 
 def read_events(path: Path) -> list[Event]:
@@ -284,28 +242,17 @@ def read_events(path: Path) -> list[Event]:
 
 
 def read_decoded(path: Path, decode: Callable[[Event], Decoded | None]) -> list[Decoded]:
-    """What `decode` makes of each event, without None; see `Reader.parsed`."""
-    if not path.exists():
-        return []
-    reader, events = Reader(path), list[Decoded]()
-    for first, lines in reader.blocks():
-        found = (reader.parsed(line, number, decode) for number, line in enumerate(lines, start=first))
-        events += [event for event in found if event is not None]
-    reader.warn()
-    return events
+    """What `decode` makes of each event, without None; see `Reader.new`."""
+    return list(Reader(path, decode).new())
 
 
 def parse_event(line: bytes) -> Event | None:
     """The event in a line; None if it is damaged."""
     try:
-        event = _DECODER.decode(line.decode(errors="replace"))
+        event = from_json(line)
     except ValueError:
-        return None
+        try:  # it takes four times as long, and alone reads the surrogates of bytes that are no text
+            event = json.loads(line)
+        except ValueError:
+            return None
     return event if isinstance(event, dict) and "event" in event and "time" in event else None
-
-
-def _parse_integer(text: str) -> float:
-    return int(text) if len(text) <= _DIGITS else float(text)  # infinite, as in numbers with a point
-
-
-_DECODER: Final = json.JSONDecoder(parse_int=_parse_integer)

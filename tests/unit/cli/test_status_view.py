@@ -12,8 +12,8 @@ from rich.console import Console
 from trainyard.cli.status_view import _open_attempts, _seconds_left, describe_other_run, status_view
 from trainyard.cluster import host
 from trainyard.config.load import as_given, check_config, config_copy
+from trainyard.planning.attempts import Fold
 from trainyard.planning.journal import Journal
-from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.files import write_json
 

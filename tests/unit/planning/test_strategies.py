@@ -18,8 +18,8 @@ from trainyard.planning.accounting import (
     make_strategy,
     strategies_table,
 )
+from trainyard.planning.attempts import Fold
 from trainyard.planning.journal import Journal
-from trainyard.planning.journal_fold import Fold
 from trainyard.planning.list_scheduling import lower_bound, makespan, schedule
 from trainyard.planning.plan import plan_sweep
 

@@ -93,7 +93,7 @@ def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, cloc
 
     reported = ReportedRows(tmp_path)
     with reported.launch(resumes=False):
-        monkeypatch.setattr(reported_rows.EventLog, "_append", fail)
+        monkeypatch.setattr("trainyard.utils.jsonl.append_whole", fail)
         reported.add({"epoch": 1, "val_loss": 0.5})
     assert reported.report(ended=50.0).rows == [{"epoch": 1, "val_loss": 0.5}]
     assert "no space left on device" in caplog.text

@@ -16,7 +16,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_on_a_full_disk_no_line_is_torn_and_what_has_ended_is_recorded(small_disk):
+def test_on_a_full_disk_no_line_is_torn_and_the_error_is_raised_once(small_disk):
     path = small_disk.folder / "journal.jsonl"
     with EventLog.opened(path) as events:
         small_disk.fill()
@@ -25,24 +25,15 @@ def test_on_a_full_disk_no_line_is_torn_and_what_has_ended_is_recorded(small_dis
             for number in range(1000):
                 events.append("epoch", number=number, text="x" * 1000)
         assert [line["number"] for line in lines(path)] == list(range(number))
-        events.append("epoch", number=number, text="x" * 1000)  # lost, without a second error
-        events.append("finished", durable=True, text="y" * 5000)
-    assert lines(path)[-1]["event"] == "finished"
-    (small_disk.folder / "filler").unlink()
+        assert events.is_incomplete
+        events.append("finished", durable=True, text="y" * 5000)  # lost, without a second error
+        (small_disk.folder / "filler").unlink()
+        events.append("finished", durable=True, text="z" * 5000)  # what has ended since there is room
+    assert [line["event"] for line in lines(path)][number:] == ["finished"]
     with EventLog.opened(path) as events:
         events.append("started")
     assert [event["event"] for event in read_events(path)][-2:] == ["finished", "started"]
     assert {each.name for each in small_disk.folder.iterdir()} == {"journal.jsonl", ".journal.jsonl.lock"}
-
-
-def test_an_end_that_needs_the_reserve_is_recorded_and_reported(small_disk):
-    path = small_disk.folder / "journal.jsonl"
-    with EventLog.opened(path) as events:
-        small_disk.fill()
-        with pytest.raises(StorageError, match="make room on this file system"):
-            events.append("finished", durable=True, text="y" * 5000)
-        events.append("interrupted", durable=True)
-    assert [line["event"] for line in lines(path)] == ["finished", "interrupted"]
 
 
 def test_events_are_written_while_the_disk_syncs_and_one_sync_serves_them_all(tmp_path, monkeypatch):
@@ -78,46 +69,25 @@ def test_an_event_that_was_not_waited_for_is_on_the_disk_when_the_file_is_closed
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_lines_that_a_sync_has_lost_are_written_again_in_the_room_of_the_reserve(tmp_path, monkeypatch, waits):
-    """A network file system reports a full disk when it is synced, once, and forgets what was written."""
-    path, told, sync = tmp_path / "journal.jsonl", [], os.fsync
+def test_a_failed_sync_is_reported_once_and_nothing_follows_it(tmp_path, monkeypatch, waits):
+    """A network file system reports a full disk when it is synced."""
+    path, told = tmp_path / "journal.jsonl", []
 
-    def sync_or_forget(fd):
-        if reserve.exists():
-            path.write_bytes(kept + bytes(path.stat().st_size - len(kept)))
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        sync(fd)
+    def fail(fd):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     with EventLog.opened(path) as events:
-        events.append("started")
-        kept, reserve = path.read_bytes(), path.with_name(".journal.jsonl.reserve")
-        monkeypatch.setattr(os, "fsync", sync_or_forget)
+        monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(StorageError, match="disk quota exceeded"):  # noqa: PT012
             events.append("finished", durable=True, then=None if waits else lambda: told.append(True))
             wait_until(events.is_synced, what="the sync")
-        events.append("interrupted", durable=True)
-    assert [line["event"] for line in lines(path)] == ["started", "finished", "interrupted"]
-    assert told == [True] * (not waits)
+        events.append("interrupted", durable=True, then=lambda: told.append(True))
+        wait_until(events.is_synced, what="the second sync")
+    assert [line["event"] for line in lines(path)] == ["finished", "interrupted"]
+    assert told == []
 
 
-def test_an_end_that_nobody_waits_for_and_no_reserve_has_room_for_is_reported(tmp_path, monkeypatch):
-    told = []
-
-    def fail(fd):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    full_disk = pytest.raises(StorageError, match="no space left")
-    with full_disk, EventLog.opened(tmp_path / "journal.jsonl") as events:
-        (tmp_path / ".journal.jsonl.reserve").unlink()
-        with monkeypatch.context() as full:
-            full.setattr(os, "fsync", fail)
-            events.append("finished", durable=True, then=lambda: told.append(True))
-            wait_until(lambda: all(each.done() for each in events._syncs), what="the sync")
-    assert (told, lines(tmp_path / "journal.jsonl")) == ([], [])
-
-
-def test_an_event_that_an_earlier_sync_has_lost_is_reported(tmp_path, monkeypatch):
-    """The sync of an earlier event fails once both are written, and there is no reserve: neither is recorded."""
+def test_an_event_that_an_earlier_sync_may_have_lost_is_reported(tmp_path, monkeypatch):
     path, sync = tmp_path / "journal.jsonl", os.fsync
 
     def fail(fd):
@@ -126,13 +96,11 @@ def test_an_event_that_an_earlier_sync_has_lost_is_reported(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with EventLog.opened(path) as events:
-        path.with_name(".journal.jsonl.reserve").unlink()
         monkeypatch.setattr(os, "fsync", fail)
         events.append("finished", durable=True, then=lambda: None)
         wait_until(lambda: os.fsync is sync, what="the sync to begin")
         with pytest.raises(StorageError, match="no space left"):
             events.append("failed", durable=True)
-    assert lines(path) == []
 
 
 def test_a_full_disk_is_reported_before_anything_starts(small_disk):

@@ -1,0 +1,145 @@
+"""A fold that grows knows what a fold of the whole journal knows, and reads only what is new."""
+
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trainyard.planning.attempts import Fold, Session, fold_attempts, update_sessions
+from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
+from trainyard.utils import jsonl
+
+TRIALS = ("a", "b", 'with "quotes"')
+
+
+def event(kind, time, trial, number):
+    """An event as the driver writes it."""
+    of_trial = {"trial": trial, "attempt": number}
+    fields = {
+        "session": {"job": "7", "slots": 2},
+        "slot_up": {"slot": 0, "import_seconds": 1.5},
+        "started": {**of_trial, "node": "n1", "gpu": "0", "slot": 0, "expected_seconds": 2.5},
+        "epoch": {**of_trial, "metrics": {"epoch": time // 3, "loss": time / 7}},
+        "halved": {**of_trial, "micro_batch": 8, "accumulation": 2},
+        "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
+        "failed": {**of_trial, "error": "boom", "seconds": 1.0},
+        "interrupted": {**of_trial, "ended": time - 1},
+        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": [], "throughput": {"2": time / 9}, "why": "so"},
+        "work": {"flops": {trial: time}},
+        "suggested": {"search": "s", "values": {"lr": time}, "params": {"lr": time}, "attrs": {}},
+        "reread": {**of_trial, "outcome": ("finished", "interrupted")[time % 2], "error": "", "rows": [{"epoch": 1}],
+                   "metrics": {"x": 1.0}, "heard": "d"},
+    }  # fmt: skip
+    return {"event": kind, "time": float(time), **fields[kind]}
+
+
+KINDS = ["session", "slot_up", "started", "started", "epoch", "epoch", "epoch", "epoch", "halved", "finished", "failed",
+         "interrupted", "share", "work", "suggested", "reread"]  # fmt: skip
+TOLD = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(TRIALS), st.integers(1, 2)), max_size=40)
+
+
+def lines_of(told):
+    events = [event(*each[:1], time, *each[1:]) for time, each in enumerate(told, start=1)]
+    return "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in events).encode()
+
+
+def check(fold, path):
+    """See that a fold knows what one of the whole journal knows."""
+    events = read_journal(path)
+    assert list(fold.attempts.values()) == fold_attempts(events)
+    sessions: list[Session] = []
+    for event in events:
+        update_sessions(sessions, event)
+    assert fold.sessions == sessions
+    assert fold.suggested == [each for each in events if isinstance(each, Suggested)]
+    assert fold.work == {key: value for each in events if isinstance(each, Work) for key, value in each.flops.items()}
+    assert fold.share == next((each for each in reversed(events) if isinstance(each, Share)), None)
+
+
+@given(TOLD, st.lists(st.floats(0, 1), max_size=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):
+    path, content = tmp_path / "journal.jsonl", lines_of(told)
+    path.unlink(missing_ok=True)
+    fold = Fold(path)
+    for share in [*sorted(cuts), 1]:
+        size = int(share * len(content))
+        with open(path, "ab") as file:
+            file.write(content[file.tell() : size])
+        check(fold.update(), path)
+
+
+def whole_sweep(path, trials=5):
+    with Journal.opened(path) as file:
+        file.append("session", job="7", slots=2)
+        for trial in range(trials):
+            file.append("started", trial=f"t{trial}", attempt=1)
+            for epoch in (1, 2, 3):
+                file.append("epoch", trial=f"t{trial}", attempt=1, metrics={"epoch": epoch, "loss": 0.5})
+            if trial < trials - 1:
+                file.append("finished", trial=f"t{trial}", attempt=1, seconds=1.0, metrics={"loss": 0.5})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    whole_sweep(path)
+    return path
+
+
+def test_only_what_is_new_is_read(path, monkeypatch):
+    fold = Fold(path).update()
+    parsed, parse = [], jsonl.parse_event
+    monkeypatch.setattr(jsonl, "parse_event", lambda line: parsed.append(line) or parse(line))
+    with Journal.opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
+    fold.update().update()
+    assert [each.outcome for each in fold.attempts.values()] == ["finished"] * 5
+    assert len(parsed) == 1
+    check(fold, path)
+
+
+def shortened(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-7]))
+
+
+def replaced(path):
+    whole_sweep(path.with_name("other.jsonl"), trials=9)
+    path.with_name("other.jsonl").replace(path)
+
+
+@pytest.mark.parametrize("change", [shortened, replaced, os.unlink])
+def test_what_was_read_of_another_journal_does_not_count(path, change):
+    fold = Fold(path).update()
+    change(path)
+    check(fold.update(), path)
+    whole_sweep(path, trials=2)
+    check(fold.update(), path)
+
+
+def test_a_repaired_tail_is_read_on(path):
+    with open(path, "a") as file:
+        file.write('{"event":"finished","ti')
+    fold = Fold(path).update()
+    with Journal.opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
+    check(fold.update(), path)
+
+
+def test_damaged_lines_are_numbered_and_stop_nothing(path, caplog):
+    with open(path, "a") as file:
+        file.write('{"event":"epoch","time":17.0.1,"trial":"t4","attempt":1,"metrics":{"epoch":4}}\n')
+    fold = Fold(path).update()
+    assert "skipped damaged lines: 26" in caplog.text
+    with open(path, "a") as file:
+        file.write('\n{"event":"epoch","time":\n')
+    fold.update()
+    assert "skipped damaged lines: 28" in caplog.text
+    check(fold, path)
+
+
+def test_the_end_of_an_attempt_with_an_error_that_is_no_text_is_read(path):
+    with Journal.opened(path) as file:
+        file.append("failed", trial="t4", attempt=1, seconds=1.0, error="no such file: caf\udce9.jpg")
+    assert Fold(path).update().attempts["t4", 1].error == "no such file: caf\udce9.jpg"
