@@ -281,25 +281,6 @@ def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
-def test_a_sweep_that_cannot_start_says_why_in_one_line(project, options):
-    project.write(config(trials=[{}]))
-    done = project.run(*project.script("sweep", *options), check=False)
-    assert done.returncode == 1
-    assert done.stdout.strip() in (
-        "`sweeps` has no 't'; known: s",
-        f"{project.results}/data/tiny/meta.json does not exist: run Snakemake's target `data`",
-    )
-
-
-@pytest.mark.slow
-def test_retraining_an_unknown_trial_is_an_error(trouble):
-    trouble.write(config(trials=[{}], retrain={"0123456789": 1}))
-    done = trouble.run(*sweep_command(trouble), check=False)
-    assert "sweeps.s.retrain: not a trial of this sweep: 0123456789" in done.stdout
-
-
-@pytest.mark.slow
 def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
     (trouble.results / "data/tiny/val-images.npy").unlink()
     done = trouble.run(*sweep_command(trouble), check=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from project import FULL, ONE_RANK, ROOT, TINY, Project
+from project import FULL, ROOT, TINY, Project
 from slurm_cluster.waiting import wait_until
 
 
@@ -240,22 +240,6 @@ def test_every_rule_says_what_it_does(done):
     assert [line for line in listed if not re.fullmatch(r"[a-z_]+ \([A-Z].*\.?\)", line)] == []
 
 
-@pytest.mark.parametrize(
-    ("program", "kind", "name", "missing"),
-    [
-        ("plots", "sweeps", "lr", "sweeps/lr/trials.csv"),
-        ("tables", "scaling", "ranks", "scaling/ranks/1x1/summary.json"),
-    ],
-)
-def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(project, program, kind, name, missing):
-    project.write(FULL)
-    run = project.run(*project.script(program, "--kind", kind, "--name", name), check=False)
-    assert run.returncode == 1
-    command = f"snakemake --profile profiles/local --configfile {project.config_file} -- {kind}"
-    assert f"{missing} does not exist yet. Make it with `{command}`" in run.stdout.splitlines()[-1]
-    assert "Traceback" not in run.stdout + run.stderr
-
-
 def test_benchmarks_and_options_that_change_no_result_run_nothing(done, project):
     shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
     shutil.rmtree(project.results / "benchmarks")
@@ -333,13 +317,6 @@ def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(projec
     assert output.count("Epoch [") == 2
     assert f"starting over: {folder} holds checkpoints of another training: train.lr" in output
     assert len(list(folder.glob("epoch-*.pt"))) == 2, "the checkpoints of the other one are kept"
-
-
-def test_the_wrong_number_of_ranks_is_explained(project):
-    project.write(FULL)
-    project.environment |= ONE_RANK
-    output = project.run(*project.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
-    assert "scale 1x2 needs 2 ranks, but has 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
 
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from project import ROOT
+import sweep
+import train
+from project import ONE_RANK, ROOT, TINY
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
 from trainyard.cli import command_line
 from trainyard.cli.command_line import results_expected
@@ -134,3 +136,31 @@ def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, erro
     assert command_line._exit_code(fail, Namespace(log_file=log)) == 1
     assert command_line.final_mark(log).exists() is (error is FinalError)
     assert command_line.continued_mark(log).exists() is (error is ContinuedError)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("t", {}, "`sweeps` has no 't'; known: lr"),
+        ("lr", {}, "data/tiny/meta.json does not exist: run Snakemake's target `data`"),
+        ("lr", {"retrain": {"0123456789": 1}}, "sweeps.lr.retrain: not a trial of this sweep: 0123456789"),
+    ],
+)
+def test_a_sweep_that_cannot_start_says_why(project, name, options, message):
+    if options:
+        project.stage()
+    project.write({**TINY, "sweeps": {"lr": TINY["sweeps"]["lr"] | options}})
+    given = Namespace(config=project.config_file, results=project.results, sweep=name, wait_seconds=0)
+    with pytest.raises(UserError, match=re.escape(message)):
+        sweep.main(given)
+
+
+def test_the_wrong_number_of_ranks_is_explained(project, monkeypatch):
+    for name, value in ONE_RANK.items():
+        monkeypatch.setenv(name, value)
+    study = {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 32}, "scales": ["1x2"]}
+    project.write({**TINY, "scaling": {"s": study}})
+    given = Namespace(config=project.config_file, results=project.results, study="s", scale="1x2")
+    message = "scale 1x2 needs 2 ranks, but has 1: start it with .*torchrun --nnodes 1 --nproc-per-node 2"
+    with pytest.raises(UserError, match=message):
+        train.main(given)
