@@ -1,6 +1,7 @@
 """Check a Slurm site before anything is submitted.
 
 It reads the config and the profile as Snakemake does, and checks that
+  - the files and the code that the config names are right, as `check.py` does;
   - every job of the config would reach sbatch, and Slurm would accept it;
   - accounts, partitions, walltimes, and the limits of QOS and accounts allow these jobs;
   - there is space for the results and in the home folder, also within quotas.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainyard.checks.findings import Finding, Verdict
-from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.sbatch_requests import SbatchRequest
 from trainyard.checks.site import Site
 from trainyard.cluster.slurm_limits import Limits, combine_limits, find_excesses, limits_by_name
 from trainyard.utils.errors import UserError

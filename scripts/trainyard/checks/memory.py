@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from trainyard.checks.findings import Finding
-from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.sbatch_requests import SbatchRequest
 from trainyard.checks.site import Site
 from trainyard.cluster.slurm_queries import Partition
 from trainyard.planning.memory_request import data_mib
@@ -14,7 +14,7 @@ def check_memory(site: Site) -> Iterator[Finding]:
     fitting = []
     for request in site.requests:
         kinds = [each for each in site.partitions if each.name == site.partition_of(request)]
-        finding = judge_memory(request, kinds, data_mb=data_mib(site.results, site.dataset_of(request)))
+        finding = judge_memory(request, kinds, data_mb=data_mib(site.results, request.dataset))
         if finding:
             yield finding
         else:

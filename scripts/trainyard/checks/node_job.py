@@ -12,7 +12,7 @@ from pathlib import Path
 from trainyard.checks.findings import Finding
 from trainyard.checks.node_checks import check_nodes
 from trainyard.checks.node_report import LOCK, LOG, NONCE, read_job, read_nodes
-from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.sbatch_requests import SbatchRequest
 from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import hold_lock, write_json

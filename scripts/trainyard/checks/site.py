@@ -1,12 +1,10 @@
 """What the checks are about: a cluster, a config and a Snakemake profile. Each is asked once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from trainyard.checks.sbatch_rehearsal import Rehearsal, rehearse_submission, workflow_jobs
-from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.sbatch_requests import Refusal, SbatchRequest, request_jobs
 from trainyard.cluster import host, slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import Partition, PartitionSettings
@@ -24,14 +22,14 @@ class Site:
     user: str = field(default_factory=host.user_name)
 
     @cached_property
-    def rehearsal(self) -> Rehearsal:
-        """What becomes of the jobs of the config."""
-        return rehearse_submission(self.config, self.config_file, profile=self.profile, results=self.results)
+    def jobs(self) -> tuple[list[SbatchRequest], list[Refusal]]:
+        """The jobs of the config that would be submitted, and those that would not."""
+        return request_jobs(self.config_file, self.profile)
 
     @property
-    def requests(self) -> Sequence[SbatchRequest]:
+    def requests(self) -> list[SbatchRequest]:
         """The jobs that would be submitted."""
-        return self.rehearsal.requests
+        return self.jobs[0]
 
     @cached_property
     def partitions(self) -> list[Partition]:
@@ -52,10 +50,6 @@ class Site:
         """The name of the partition that a job would run in; the first one, if it requests several."""
         default = next((each.name for each in self.partitions if each.default), "")
         return (request.options.partition or default).split(",")[0]
-
-    def dataset_of(self, request: SbatchRequest) -> str | None:
-        """The dataset that a job reads, if any."""
-        return next((each.dataset for each in workflow_jobs(self.config)[1] if each.is_of(request.job)), None)
 
     def limits_of(self, request: SbatchRequest) -> list[Limits]:
         """The limits of the accounting for a job, in Slurm's order of precedence."""

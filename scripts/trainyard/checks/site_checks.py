@@ -3,17 +3,18 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, catch_errors
 from trainyard.checks.limits import check_limits, check_preemption
 from trainyard.checks.memory import check_memory
-from trainyard.checks.sbatch_rehearsal import Refusal
-from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.sbatch_requests import Refusal, SbatchRequest
 from trainyard.checks.site import Site
 from trainyard.checks.storage import check_home, check_results
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition
 from trainyard.utils.errors import UserError
 
+WRONG = ("warns", "fails")
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 
 
@@ -21,6 +22,14 @@ def check_site(site: Site) -> Iterator[Finding]:
     """Yield the findings of all checks that need no job, each as soon as it is known."""
     for name, check in CHECKS:
         yield from catch_errors(name, lambda check=check: check(site))  # type: ignore[misc]
+
+
+def check_files_and_code(site: Site) -> Iterator[Finding]:
+    """The checks of `make check`: of them, only what is wrong is shown."""
+    wrong = [each for each in check_use(site.config, site.results, has_scheduler=True) if each.verdict in WRONG]
+    yield from wrong
+    if not wrong:
+        yield Finding("config", "ok", "its files and code are right, as far as this machine can tell")
 
 
 def check_slurm(site: Site) -> Iterator[Finding]:
@@ -50,14 +59,14 @@ def check_accounting(site: Site) -> Iterator[Finding]:
 
 def check_jobs(site: Site) -> Iterator[Finding]:
     """Every job of the config reaches sbatch, and Slurm accepts it."""
-    yield from (describe_refusal(site, each) for each in site.rehearsal.refusals)
+    yield from (describe_refusal(site, each) for each in site.jobs[1])
     yield from (check_request(each, site.partitions) for each in site.requests)
 
 
 def describe_refusal(site: Site, refusal: Refusal) -> Finding:
     """Jobs that Snakemake or its plugin refuses, in their own words."""
     remedy = f"correct the error in {site.profile} or {site.config_file}"
-    return Finding("jobs", "fails", f"Snakemake does not submit {', '.join(refusal.jobs)}: {refusal.words}", remedy)
+    return Finding("jobs", "fails", f"Snakemake does not submit {', '.join(refusal.jobs)}: {refusal.message}", remedy)
 
 
 def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:
@@ -123,6 +132,7 @@ def compare_accounts(requests: Sequence[SbatchRequest], associations: Sequence[A
 CHECKS: tuple[tuple[str, Callable[[Site], Iterable[Finding]]], ...] = (
     ("Slurm", check_slurm),
     ("accounting", check_accounting),
+    ("config", check_files_and_code),
     ("jobs", check_jobs),
     ("account", check_account),
     ("limits", check_limits),

@@ -87,7 +87,9 @@ def register(
     SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
     SlurmExecutor.before_submission = staticmethod(before_submission)
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
-    ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
+    plugin = ExecutorPluginRegistry().get_plugin("slurm")
+    if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_lines.py` has chosen one that submits nothing
+        plugin.executor = SlurmExecutor
 
 
 class SlurmExecutor(Executor):  # type: ignore[misc]

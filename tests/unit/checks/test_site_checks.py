@@ -1,9 +1,10 @@
 """The doctor's findings about a site: each one passes, fails with a remedy, or cannot know."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
-from trainyard.checks import findings, limits, memory, sbatch_request, site_checks, storage
+from trainyard.checks import findings, limits, memory, sbatch_requests, site_checks, storage
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 
@@ -21,8 +22,8 @@ NO = "allocation failure: Requested node configuration is not available"
 
 
 def request(*options, code="0", response=YES):
-    line = ["--parsable", "--comment", "rule_sweep_wildcards_depth", "--nodes=1", "--cpus-per-task=2", *options]
-    return sbatch_request.parse_request(code, response, *line)
+    line = ["sbatch", "--parsable", "--nodes=1", "--cpus-per-task=2", *options]
+    return sbatch_requests.parse_request("sweep depth", shlex.join(line), accepted=code == "0", response=response)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,26 @@
-"""A job as it would be requested of sbatch."""
+"""The jobs of a config as they would be requested of sbatch, and Slurm's response to each; no job is submitted.
+
+Snakemake and its Slurm plugin write the lines with the user's profile, as in a run in which nothing is done yet. So the
+account, partition and GPUs are the same, whichever setting they come from.
+"""
 
 import argparse
 import math
+import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks.helper_programs import ask_helper
 from trainyard.cluster.slurm_limits import parse_resources
 from trainyard.cluster.slurm_queries import parse_time_limit
+from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of
+
+TARGETS = ("data", "sweeps", "scaling", "trees")  # the rules that need all jobs
 
 
 @dataclass(frozen=True)
@@ -19,6 +31,7 @@ class SbatchRequest:
     options: argparse.Namespace  # the options of sbatch that `_PARSER` has
     accepted: bool
     response: str
+    dataset: str | None = None  # that the job reads
 
     @property
     def gpus(self) -> str:
@@ -59,11 +72,53 @@ class SbatchRequest:
         return ", ".join([*parts, f"{self.mem_mb or '?'} MB", f"{minutes} min"])
 
 
-def parse_request(code: str, response: str, *arguments: str) -> SbatchRequest:
-    """A request from its record: sbatch's exit code, response and arguments."""
-    options, _ = _PARSER.parse_known_args(arguments)
-    job = options.comment.removeprefix("rule_").replace("_wildcards_", " ", 1)
-    return SbatchRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
+@dataclass(frozen=True)
+class Refusal:
+    """Jobs that would not reach sbatch, and what Snakemake or its Slurm plugin says about them."""
+
+    jobs: tuple[str, ...]  # rule and wildcards, as in SbatchRequest
+    message: str
+
+
+def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest], list[Refusal]]:
+    """What becomes of all jobs of a config: each one is requested of sbatch, or refused before.
+
+    Raises:
+        UserError: Snakemake does not end.
+    """
+    options = ["--snakefile", str(SCRIPTS.with_name("Snakefile")), "--profile", str(profile.absolute()),
+               "--configfile", str(config_file)]  # fmt: skip
+    entries, done = ask_helper("cli.sbatch_lines", [*options, "--", *TARGETS], task="planning the jobs of the config")
+    if entries is None:
+        return [], [Refusal(("any job",), first_error(done.stderr))]
+    refused: dict[str, list[str]] = {}
+    for entry in entries:
+        if "error" in entry:
+            refused.setdefault(entry["error"], []).append(entry["job"])
+    requests = [try_request(each["job"], each["line"], each["dataset"]) for each in entries if "line" in each]
+    return sorted(requests, key=lambda each: each.job), [Refusal(tuple(jobs), text) for text, jobs in refused.items()]
+
+
+def try_request(job: str, line: str, dataset: str | None) -> SbatchRequest:
+    """Have Slurm test a line of sbatch, through a shell as in a run; no job is submitted."""
+    done = subprocess.run(
+        f"{line} --test-only --wrap=true", shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        check=False,
+    )  # fmt: skip
+    return parse_request(job, line, accepted=not done.returncode, response=done.stdout, dataset=dataset)
+
+
+def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:
+    """A request from its line, and Slurm's response."""
+    options, _ = _PARSER.parse_known_args(shlex.split(line))
+    return SbatchRequest(job, options, accepted, " ".join(response.split()), dataset)
+
+
+def first_error(output: str) -> str:
+    """Five lines of Snakemake's output from its first error on, or its last five lines."""
+    lines = output.strip().splitlines()
+    first = next((number for number, line in enumerate(lines) if re.search(r"Exception|Error", line)), len(lines) - 5)
+    return "\n".join(lines[max(0, first) :][:5])
 
 
 def _minutes(text: str) -> float:
@@ -81,7 +136,6 @@ def _mb(text: str) -> int:
 
 
 _OPTIONS: Final[dict[tuple[str, ...], Callable[[str], Any]]] = {
-    ("--comment",): str,
     ("-A", "--account"): str,
     ("-p", "--partition"): str,
     ("-C", "--constraint"): str,

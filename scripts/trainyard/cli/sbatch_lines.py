@@ -1,0 +1,77 @@
+"""Write the sbatch lines of all jobs of a config, as Snakemake's Slurm plugin writes them, and run none of them.
+
+It is a helper program of the doctor. The request is a list of Snakemake's options, the answer has an entry for each
+job: `{"job": "train x_4x2", "dataset": "mine", "line": "sbatch ..."}`, or `error` in place of `line`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from snakemake import cli
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.utils import get_job_wildcards, set_gres_string
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from trainyard.checks.helper_programs import answer_request
+from trainyard.cli.slurm_executor import SlurmExecutor
+
+
+class _WrittenError(BaseException):
+    """All lines are written: Snakemake ends before it runs a job."""
+
+
+class LineWriter(SlurmExecutor):
+    """The executor of Snakemake that only writes lines, of jobs that are done as well."""
+
+    written: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        super().__init__(workflow, logger)
+        self.written.extend(self._entry(job) for job in workflow.dag.needrun_jobs() if not job.is_local)
+        raise _WrittenError
+
+    def _entry(self, job: Any) -> dict[str, Any]:
+        name, receipts = get_job_wildcards(job), [Path(each) for each in job.input if Path(each).name == "meta.json"]
+        entry = {"job": f"{job.name} {name}", "dataset": receipts[0].parent.name if receipts else None}
+        try:
+            return entry | {"line": self._line(job, f"rule_{job.name}_wildcards_{name}")}
+        except Exception as error:  # the plugin refuses the job
+            return entry | {"error": str(error)}
+
+    def _line(self, job: Any, comment: str) -> str:
+        """The plugin's line up to the script, as in its `run_job`."""
+        validate_slurm_extra(job)
+        params = {
+            "run_uuid": self.run_uuid,
+            "slurm_logfile": self.slurm_logdir / "%j.log",
+            "comment_str": comment,
+            "account": next(self.get_account_arg(job)),
+            "partition": self.get_partition_arg(job),
+            "workdir": self.workflow.workdir_init,
+        }
+        line = get_submit_command(job, params, self.workflow.executor_settings, self._excluded_nodes())
+        return f"{line}{set_gres_string(job)}"
+
+
+def write_lines(options: list[str]) -> list[dict[str, Any]]:
+    """The entries of all jobs; this process ends if Snakemake fails, which then prints why."""
+    try:
+        parser, arguments = cli.parse_args(["--forceall", "--nolock", *options])
+        if arguments.executor != "slurm":
+            raise SystemExit(f"the executor is {arguments.executor or 'local'}: set `executor: slurm` in the profile")
+        plugin = ExecutorPluginRegistry().get_plugin("slurm")
+        # As in a dry run, Snakemake neither makes environments nor removes outputs.
+        plugin.common_settings = replace(plugin.common_settings, dryrun_exec=True)
+        plugin.executor = LineWriter
+        cli.args_to_api(arguments, parser)
+    except _WrittenError:
+        return LineWriter.written
+    except Exception as error:
+        cli.print_exception(error)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    answer_request(write_lines)
