@@ -109,35 +109,28 @@ def test_a_planned_continuation_is_no_error(executor, monkeypatch, tmp_path, sai
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_before_each_submission_the_config_is_there_also_if_the_results_were_deleted(monkeypatch, fails):
-    said, submitted = [], []
-
+def test_before_each_submission_the_config_is_there_also_if_the_results_were_deleted(
+    executor, monkeypatch, said, fails
+):
     def write():
         said.append("written")
         if fails:
             raise UserError("no space left")
 
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(job))
     monkeypatch.setattr(SlurmExecutor, "before_submission", staticmethod(write))
-    executor, job = SlurmExecutor.__new__(SlurmExecutor), SimpleNamespace(is_group=lambda: True)
-    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
-    executor.logger = SimpleNamespace(warning=said.append)
-    executor.run_job(job)
-    assert (said, submitted) == (["written", "no space left"] if fails else ["written"], [job])
+    executor.run_job(job := SimpleNamespace(is_group=lambda: True))
+    assert said == ["written", *(["no space left"] if fails else []), ("submitted", job)]
 
 
-def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
-    workflow = SimpleNamespace(
-        overwrite_configfiles=["/only here/my.yaml"],
-        storage_settings=SimpleNamespace(shared_fs_usage=SharedFSUsage.all()),
-    )
-    workflow.spawned_job_args_factory = SpawnedJobArgsFactory(workflow)
-    given = workflow.spawned_job_args_factory.get_configfiles_arg()
+def test_jobs_read_the_config_of_this_run(executor, tmp_path, monkeypatch):
+    executor.workflow.overwrite_configfiles = ["/only here/my.yaml"]
+    executor.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
+    executor.workflow.spawned_job_args_factory = SpawnedJobArgsFactory(executor.workflow)
+    given = executor.workflow.spawned_job_args_factory.get_configfiles_arg()
     assert "only here" in given
     monkeypatch.setattr(Executor, "format_job_exec", lambda self, job: f"python -m snakemake {given} --cores all")
-    executor = SlurmExecutor.__new__(SlurmExecutor)
-    executor.workflow, executor.array_jobs = workflow, True
     monkeypatch.setattr(SlurmExecutor, "config_file", tmp_path / "a b.json")
+    executor.array_jobs = True
     job = SimpleNamespace(is_group=lambda: False, rule=SimpleNamespace(basedir="/another/workflow"))
     assert executor.format_job_exec(job) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
 
@@ -145,10 +138,11 @@ def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("folders", "keeps"), [(["own"], True), (["another"], False), (["own", "own"], True), (["own", "another"], False)]
 )
-def test_a_killed_job_deletes_no_output_that_its_next_incarnation_may_have_written(monkeypatch, folders, keeps):
+def test_a_killed_job_deletes_no_output_that_its_next_incarnation_may_have_written(
+    executor, monkeypatch, folders, keeps
+):
     """Only Trainyard's rules write theirs atomically and last: a half-written one of another rule would stay."""
     monkeypatch.setattr(Executor, "format_job_exec", lambda self, job: "python -m snakemake")
-    executor = SlurmExecutor.__new__(SlurmExecutor)
     executor.array_jobs, executor.own_rules = True, "own"
     jobs = [SimpleNamespace(is_group=lambda: False, rule=SimpleNamespace(basedir=each)) for each in folders]
     job = SimpleNamespace(is_group=lambda: True, jobs=jobs) if len(jobs) > 1 else jobs[0]
@@ -160,7 +154,7 @@ class FakeClock:
 
     def __init__(self, monkeypatch, *, jobs):
         self.now, self.listings, self.looks = 1000.0, [], []
-        self.jobs = jobs
+        self.jobs, self.events, self.changed_at = jobs, [], slurm_executor._changed_at
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(slurm_executor, "list_user_jobs", self._list)
         monkeypatch.setattr(slurm_executor, "_changed_at", self._look)
@@ -172,9 +166,16 @@ class FakeClock:
 
     def _look(self, file):
         self.looks.append(self.now)
+        return self.changed_at(file)
 
     async def _sleep(self, seconds):
         self.now += seconds
+        while self.events and self.events[0][0] <= self.now:
+            self.events.pop(0)[1]()
+
+    def happens(self, seconds, event):
+        """Let something happen so many seconds from now, while an executor sleeps; in the order of the times."""
+        self.events.append((self.now + seconds, event))
 
     def follow(self, executor, *, until):
         """Let it check and sleep, as Snakemake does, until this time since the start of the test."""
@@ -232,15 +233,9 @@ def test_a_job_that_is_submitted_while_others_run_for_hours_is_checked_soon(monk
     executor = request.getfixturevalue("executor")
     executor.active_jobs = [slurm_job("0")]
     clock.follow(executor, until=3600)
-    before, sleep = clock.now, asyncio.sleep
-
-    async def submit_and_sleep(seconds):
-        if clock.now == before:
-            executor._submitted_at = clock.now + seconds
-        await sleep(seconds)
-
     check(executor, *executor.active_jobs)
-    monkeypatch.setattr(asyncio, "sleep", submit_and_sleep)
+    before = clock.now
+    clock.happens(0, lambda: executor.run_job(snakemake_job()))
     asyncio.run(executor.sleep())
     assert clock.now - before <= 11
 
@@ -334,31 +329,22 @@ def test_a_job_that_waits_for_a_limit_below_its_request_is_reported(executor, mo
     assert ("8 gres/gpu in all jobs, but QOS long allows 4 (QOSGrpGRES)" in str(said)) is is_hopeless
 
 
-def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(executor, tmp_path):
+def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(monkeypatch, request, tmp_path):
+    """Output of an earlier run is no reason to ask: Snakemake removes it at the start of the job."""
+    clock = FakeClock(monkeypatch, jobs=1)
+    executor = request.getfixturevalue("executor")
     old, new = tmp_path / "old.csv", tmp_path / "new.csv"
-    old.touch()
-    executor.active_jobs, executor.next_seconds_between_status_checks = [slurm_job("7", old, new)], 3600
-
-    async def write():
-        while not executor._outputs:
-            await asyncio.sleep(0.01)
-        new.touch()
-
-    async def wait_and_write():
-        await asyncio.gather(executor.sleep(), write())
-
-    asyncio.run(asyncio.wait_for(wait_and_write(), 600))
-
-
-def test_output_of_an_earlier_run_is_no_reason_to_ask_slurm(executor, tmp_path):
-    file = tmp_path / "a.csv"
-    file.touch()
-    executor.active_jobs = [slurm_job("7", file)]
-    assert [executor._has_new_output() for _ in range(3)] == [False] * 3
-    file.unlink()  # as Snakemake does at the start of the job
-    assert not executor._has_new_output()
-    file.touch()
-    assert [executor._has_new_output() for _ in range(2)] == [True, False]
+    for file in (old, new):
+        file.touch()
+    executor.active_jobs = [slurm_job("7", old, new)]
+    began, executor.next_seconds_between_status_checks = clock.now, 3600
+    asyncio.run(executor.sleep())
+    assert clock.now - began == 3600
+    began = clock.now
+    clock.happens(100, new.unlink)
+    clock.happens(200, new.touch)
+    asyncio.run(executor.sleep())
+    assert 200 <= clock.now - began <= 210
 
 
 def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
