@@ -59,10 +59,10 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
     assert {each.job: each.dataset for each in requests} == {
         "fit_trees t": "tiny",
         "stage tiny": None,
-        "sweep_on_nodes s": "tiny",
+        "sweep s": "tiny",
         "train x_1x1": "tiny",
     }
-    sweep = next(each for each in requests if each.job == "sweep_on_nodes s")
+    sweep = next(each for each in requests if each.job == "sweep s")
     assert sweep.accepted
     assert sweep.response == "Job 7 to start at 2026-11-21T03:12:36"
     assert str(sweep).startswith("2 nodes, 2 CPUs, 2 a100 GPUs per node")
@@ -73,7 +73,7 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
 
 def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
     requests, refusals = site("set-resources:\n  fit_trees: {slurm_account: labb}\n", slurm_account="lab")
-    assert [each.job for each in requests] == ["stage tiny", "sweep_on_nodes s", "train x_1x1"]
+    assert [each.job for each in requests] == ["stage tiny", "sweep s", "train x_1x1"]
     (refusal,) = refusals
     assert refusal.jobs == ("fit_trees t",)
     assert "The given account labb appears to be invalid" in refusal.message
