@@ -27,7 +27,7 @@ from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
-from trainyard.training.augmentation.augment import Augmenter
+from trainyard.training.augmentation import Augmenter
 from trainyard.training.loaders import load_input_data
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import BatchSizes, training_batches

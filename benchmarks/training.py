@@ -25,8 +25,7 @@ from common import print_table, run_program
 from PIL import Image
 from trainyard.config.train import Train
 from trainyard.data.staged import Staged
-from trainyard.training.flops import gpu_utilization, model_cost
-from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {

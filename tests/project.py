@@ -84,7 +84,7 @@ def place_in_order():
 WAITING = """
 import os, time
 from pathlib import Path
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Waiting(SmallConvNet):
     def forward(self, images):

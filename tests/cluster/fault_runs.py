@@ -71,7 +71,7 @@ def run(config, context):
 MODEL = """
 import os, signal, time
 from pathlib import Path
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 HERE, RANK = Path(__file__).parent, os.environ.get("RANK")
 

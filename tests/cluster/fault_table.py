@@ -11,7 +11,7 @@ import torch
 import yaml
 from fault_runs import Run, Sweep, Training, processes_named
 from slurm_cluster.waiting import wait_until
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 
 Step = Callable[[Any], None]
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 GATED = """
 import signal, time
 from pathlib import Path
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def is_told():
     return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_made", False)

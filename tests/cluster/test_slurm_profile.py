@@ -18,7 +18,7 @@ STUDY = {
 MEETING = """
 import os, time
 from pathlib import Path
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Meeting(SmallConvNet):
     def forward(self, images):

@@ -39,7 +39,7 @@ command_line.run_program({program}.main, {program}._arguments())
 SLOW = """
 import time
 from pathlib import Path
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Slow(SmallConvNet):
     def forward(self, images):

@@ -23,7 +23,7 @@ FAKE_GPU = """
 import os, time
 from contextlib import contextmanager
 from trainyard.training import telemetry
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, mib):
     class Gpu:

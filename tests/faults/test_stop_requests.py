@@ -23,7 +23,7 @@ STEPS = """
 import os, signal, time
 from pathlib import Path
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 HERE = Path(__file__).parent
 

@@ -21,7 +21,7 @@ TROUBLE = """
 import os, signal, time
 from pathlib import Path
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, trouble="none", gate=None, mark=None):
     while gate and not Path(gate).exists():

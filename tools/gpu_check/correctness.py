@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.train import Augment, Train
-from trainyard.training.augmentation.augment import Augmenter
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.augmentation import Augmenter
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, Split
 from trainyard.training.sampler import BatchSizes, training_batches
 from trainyard.training.trainer import Stopped

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from trainyard.cli import command_line
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import process_group
 from trainyard.training.trainer import Stopped
 from trainyard.training.warmup import warm_up

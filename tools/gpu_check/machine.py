@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.gpu_utilization import gpu_peak
 from trainyard.training.telemetry import visible_gpus
 
 from gpu_check.rig import Rig

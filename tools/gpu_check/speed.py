@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from trainyard.config.train import Augment, Train
-from trainyard.training.augmentation.augment import Augmenter
-from trainyard.training.flops import gpu_utilization, model_cost
-from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.augmentation import Augmenter
+from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
 from trainyard.training.loaders import InputData
 from trainyard.training.sampler import training_batches
 from trainyard.training.trainer import Trainer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainyard.cluster.cuda_mps import run_mps
 from trainyard.config.train import Augment, Train
 from trainyard.packing import worker_gpu
-from trainyard.training.augmentation.augment import Augmenter
+from trainyard.training.augmentation import Augmenter
 from trainyard.training.sampler import training_batches
 
 from gpu_check.machine import seconds_of

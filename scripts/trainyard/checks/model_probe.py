@@ -14,12 +14,10 @@ from trainyard.config.train import Train
 from trainyard.config.weights import WeightsError, is_published
 from trainyard.data.known_images import KnownImages, Shape
 from trainyard.data.torchvision_weights import remote_weights
-from trainyard.training.networks import models
-from trainyard.training.networks.adapted_model import inner_model
-from trainyard.training.networks.freezing import freeze, lr_scales
-from trainyard.training.networks.pretrained import load_pretrained
-from trainyard.training.objective import Objective
-from trainyard.training.own_metrics import naming
+from trainyard.training import models
+from trainyard.training.fine_tuning import freeze, load_pretrained, lr_scales
+from trainyard.training.loss_and_metrics import Objective, naming
+from trainyard.training.models import inner_model
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import OWN_ERRORS, check_call, error_line, import_object
 

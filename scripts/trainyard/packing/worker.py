@@ -272,7 +272,7 @@ class Worker:
 
     def _create_trainer(self, spec: Train, request: TrialRequest, halvings: list[MicroBatchHalved]) -> "Trainer":
         """The trainer of a trial. It appends to `halvings` when a micro-batch does not fit into memory."""
-        from trainyard.training.checkpoints.store import CheckpointStore
+        from trainyard.training.checkpoints import CheckpointStore
         from trainyard.training.sampler import batch_sizes
         from trainyard.training.trainer import Trainer
 

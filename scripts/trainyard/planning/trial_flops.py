@@ -53,7 +53,7 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
 
 
 def _flops(spec: Train, shape: tuple[int, int, int], classes: int) -> float | None:
-    from trainyard.training.flops import forward_flops  # torch: only where models differ
+    from trainyard.training.gpu_utilization import forward_flops  # torch: only where models differ
 
     flops = forward_flops(spec, shape=shape, classes=classes)
     return None if flops is None else flops / FORWARD

@@ -24,7 +24,7 @@ from trainyard.config.scaling import Scaling, split_scale
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling import rank_failures
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import epoch_line
 from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory

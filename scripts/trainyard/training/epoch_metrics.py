@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Train
-from trainyard.training.objective import Means
+from trainyard.training.loss_and_metrics import Means
 from trainyard.training.step_timing import StepTimes
 
 

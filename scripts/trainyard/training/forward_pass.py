@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.config.train import Train
-from trainyard.training import numerics
+from trainyard.training import models, numerics
 from trainyard.training.loaders import ImageBatch, InputData
-from trainyard.training.networks import models
-from trainyard.training.networks.running_statistics import other_buffers
-from trainyard.training.objective import Objective
+from trainyard.training.loss_and_metrics import Objective
 from trainyard.training.process_group import Group
+from trainyard.training.running_statistics import other_buffers
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,9 +9,8 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
-from trainyard.training.flops import gpu_utilization, model_cost
-from trainyard.training.gpu_peaks import gpu_peak
-from trainyard.training.networks.models import gradient_bytes
+from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
+from trainyard.training.models import gradient_bytes
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer

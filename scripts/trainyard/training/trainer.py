@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from itertools import islice
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +15,28 @@ from torch.optim.lr_scheduler import LambdaLR
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.training import numerics, optimizers
-from trainyard.training.augmentation.augment import Augmenter
-from trainyard.training.augmentation.mixing import Mixer
-from trainyard.training.checkpoints.checkpointer import Checkpointer
-from trainyard.training.checkpoints.state import EpochProgress, TrainingState, set_random_state
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training import models, numerics, optimizers
+from trainyard.training.activation_checkpointing import checkpoint_blocks
+from trainyard.training.augmentation import Augmenter, Mixer
+from trainyard.training.checkpoints import Checkpointer, CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, is_out_of_patience
+from trainyard.training.fine_tuning import freeze, load_pretrained, set_training_mode
 from trainyard.training.forward_pass import ForwardPass
-from trainyard.training.loaders import ImageBatch, InputData
-from trainyard.training.networks import models
-from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
-from trainyard.training.networks.freezing import freeze, set_training_mode
-from trainyard.training.networks.pretrained import load_pretrained
-from trainyard.training.networks.running_statistics import reduce_buffers
-from trainyard.training.networks.weight_average import WeightAverage
-from trainyard.training.objective import Means, Objective
-from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
+from trainyard.training.loaders import ImageBatch, InputData, Split
+from trainyard.training.loss_and_metrics import Means, Objective
+from trainyard.training.optimizers import WeightAverage
+from trainyard.training.out_of_memory import OutOfMemory, halve_until_it_fits, is_out_of_memory
 from trainyard.training.process_group import Group
-from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
+from trainyard.training.running_statistics import reduce_buffers
+from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.step_sync import StepFlags, StepStatus
-from trainyard.training.step_timing import StepRate, StepTimer
-from trainyard.training.validation import Validation
+from trainyard.training.step_timing import Moment, StepRate, StepTimer, moment, synchronize, wait_until_reached
+from trainyard.training.training_state import EpochProgress, TrainingState, set_random_state
 from trainyard.utils.errors import Diverged, UserError
 
+# Images of a validation batch per image of a micro-batch, on a GPU: small kernels are launched less often, and no
+# activations are kept for a backward pass. On a CPU, it would only change the last digits of the loss.
+ENLARGED_ON_GPU: Final = 4
 log = logging.getLogger(__name__)
 
 
@@ -303,6 +302,52 @@ class Trainer:
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""
         return self.objective.means(self.group.all_reduce_sum(sums))
+
+
+class Validation:
+    """The validation images of a rank, in batches that fit into memory."""
+
+    def __init__(self, images: Split, objective: Objective, group: Group) -> None:
+        self._images, self._objective, self._group = images, objective, group
+        self._factor = ENLARGED_ON_GPU if group.device.type == "cuda" else 1
+        self._largest: int | None = None  # that fits; each rank halves its own, as nothing here is collective
+        self.seconds = 0.0  # of the last validation
+
+    @torch.no_grad()
+    def sums(
+        self,
+        measure: Callable[[ImageBatch], Tensor],
+        *,
+        micro: int,
+        must_stop: Callable[[], bool] = lambda: False,
+    ) -> Tensor | None:
+        """The sums of this rank for `Objective.means`; `micro` is the micro-batch of the training.
+
+        `must_stop` is asked before each batch. None if it says so.
+        """
+        began = time.perf_counter()
+
+        def add_up(batch: int) -> Tensor | None:
+            total = self._objective.zeros(self._group.device)
+            order = validation_batches(
+                len(self._images), batch=batch, rank=self._group.rank, world_size=self._group.world_size
+            )
+            with closing(self._images.batches(order)) as batches:
+                ahead: Moment | None = None
+                for images in batches:
+                    if must_stop():
+                        return None
+                    total += measure(images)
+                    if ahead is not None:  # the host is ahead of a GPU by one batch, so that it stops in time
+                        wait_until_reached(ahead)
+                    ahead = moment(self._group.device)
+            synchronize(self._group.device)
+            return total
+
+        batch = micro * self._factor
+        total, self._largest = halve_until_it_fits(add_up, min(batch, self._largest or batch))
+        self.seconds = time.perf_counter() - began
+        return total
 
 
 def _choose_numerics(spec: Train, device: torch.device) -> tuple[str, bool]:

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
+from trainyard.training.fine_tuning import set_training_mode
 from trainyard.training.loaders import ImageBatch
-from trainyard.training.networks.freezing import set_training_mode
-from trainyard.training.networks.models import gradient_bytes
-from trainyard.training.networks.running_statistics import unchanged_buffers
+from trainyard.training.models import gradient_bytes
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
+from trainyard.training.running_statistics import unchanged_buffers
 from trainyard.training.step_timing import synchronize
 from trainyard.training.trainer import Stopped, Trainer
 

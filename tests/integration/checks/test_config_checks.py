@@ -16,7 +16,7 @@ from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
 from trainyard.programs.user_environment import RECORD
-from trainyard.training.networks.models import build_model
+from trainyard.training.models import build_model
 from trainyard.utils.errors import UserError
 
 DIGITS = {"d": {"source": "digits"}}

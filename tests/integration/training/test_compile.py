@@ -1,7 +1,7 @@
 """Training with `compile: true`, which takes the compiler half a minute."""
 
 from loops import LEARNER, assert_close, changed, numbers, start, train
-from trainyard.training.networks import models
+from trainyard.training import models
 from trainyard.training.warmup import warm_up
 
 

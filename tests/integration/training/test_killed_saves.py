@@ -8,13 +8,13 @@ import time
 
 import pytest
 from project import ROOT
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 
 # Saves 8 MB repeatedly, and prints a line after each checkpoint.
 SAVER = """
 import sys, torch
 from pathlib import Path
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 store, state = CheckpointStore(Path(sys.argv[1])), {"weights": torch.rand(2_000_000)}
 for epoch in range(1, 10_000):
     store.save(state | {"epoch": epoch}, epoch=epoch)

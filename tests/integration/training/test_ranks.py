@@ -9,9 +9,9 @@ from loops import LEARNER, assert_close, changed, numbers, start, stop_within_se
 from project import ROOT
 from slurm_cluster.waiting import finished as run
 from trainyard.config.train import Train
-from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.networks.running_statistics import other_buffers
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
+from trainyard.training.running_statistics import other_buffers
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
 NORMALIZED = changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, epochs=2)
@@ -32,7 +32,7 @@ IN_PARTS = changed(SPEC, accumulation=2, activation_checkpointing=True)
 MODELS = """
 import os
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Trouble(SmallConvNet):
     calls = 0
@@ -109,13 +109,13 @@ import torch
 from loops import changed, numbers
 from test_ranks import AVERAGED, CASES, IN_PARTS, NORMALIZED, SKIPPING, SMOOTHED, SPEC
 from trainyard.cli import command_line
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
 from trainyard.training import warmup
 from trainyard.training.warmup import warm_up
-from trainyard.training.networks.running_statistics import reduce_buffers
+from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Diverged, Stopped, Trainer
 from trainyard.scaling.rank import _explaining_unused_parameters

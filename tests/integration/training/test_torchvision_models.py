@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision import models as torchvision_models
 from trainyard.config.train import Train
-from trainyard.training.networks import torchvision_models as vision
-from trainyard.training.networks.models import build_model
+from trainyard.training import models as vision
+from trainyard.training.models import build_model
 
 # Without memory or computation, on the meta device, where one kind cannot be built: two of those are, below.
 BUILT_BY_SHAPE = [name for name in torchvision_models.list_models(module=torchvision_models) if "regnet" not in name]

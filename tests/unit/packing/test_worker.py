@@ -16,7 +16,7 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.packing.messages import TrialRequest, WorkerSetup
 from trainyard.packing.worker import Worker
 from trainyard.training import forward_pass
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.utils.errors import Diverged
 
 

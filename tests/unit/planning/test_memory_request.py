@@ -21,7 +21,7 @@ from trainyard.planning.memory_request import (
     trees_memory,
 )
 from trainyard.planning.plan import plan_sweep
-from trainyard.training.networks.models import build_model
+from trainyard.training.models import build_model
 from trainyard.utils.files import write_json
 
 TRAIN, LR = {"model": "cnn"}, {"lr": [0.1, 0.2]}

@@ -8,13 +8,19 @@ import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
 from torchvision.transforms import v2
 from trainyard.config.train import Augment
-from trainyard.training.augmentation.augment import Augmenter
-from trainyard.training.augmentation.mixing import Mixer
-from trainyard.training.augmentation.rand_augment import RandAugment
-from trainyard.training.augmentation.random_boxes import CROP_RATIO, ERASED, draw_boxes, draw_crops, resize_crops
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.augmentation import (
+    CROP_RATIO,
+    ERASED,
+    Augmenter,
+    Mixer,
+    RandAugment,
+    draw_boxes,
+    draw_crops,
+    resize_crops,
+)
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import ImageBatch
-from trainyard.training.objective import main_labels
+from trainyard.training.loss_and_metrics import main_labels
 from trainyard.training.trainer import Stopped
 from trainyard.utils.errors import UserError
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from slurm_cluster.waiting import wait_until
-from trainyard.training.checkpoints import checkpointer
-from trainyard.training.checkpoints.checkpointer import host_copy
-from trainyard.training.checkpoints.store import CheckpointStore, _tensors
+from trainyard.training import checkpoints
+from trainyard.training.checkpoints import CheckpointStore, _tensors, host_copy
 from trainyard.training.process_group import Group
 from trainyard.training.trainer import Diverged, Stopped
 from trainyard.utils.errors import StorageError, UserError
@@ -60,7 +59,7 @@ def test_a_training_goes_on_while_a_checkpoint_is_written(data, store):
 def test_there_is_one_copy_of_the_state_at_a_time(data, store, monkeypatch):
     """The second save waits for the first, and this time counts."""
     copies = []
-    monkeypatch.setattr(checkpointer, "synchronize", copies.append)  # called for each copy
+    monkeypatch.setattr(checkpoints, "synchronize", copies.append)  # called for each copy
     training = start(SPEC, data, store=store)
     thread = threading.Thread(target=lambda: list(training.epochs()), daemon=True)
     thread.start()
@@ -139,11 +138,11 @@ class LateStore(CheckpointStore):
 
 def test_all_ranks_resume_from_the_same_checkpoint(data, tmp_path, monkeypatch):
     train(SPEC, data, store=CheckpointStore(tmp_path), epochs=1)
-    monkeypatch.setattr(checkpointer.time, "sleep", lambda seconds: None)
-    seen_by_another = -checkpointer._position(CheckpointStore(tmp_path).latest())
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda seconds: None)
+    seen_by_another = -checkpoints._steps_so_far(CheckpointStore(tmp_path).latest())
     monkeypatch.setattr(Group, "minimum", lambda group, values: torch.minimum(values, torch.tensor(seen_by_another)))
     assert len(start(SPEC, data, store=LateStore(tmp_path)).history) == 1
-    monkeypatch.setattr(checkpointer, "VISIBLE_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoints, "VISIBLE_SECONDS", -1.0)
     with pytest.raises(UserError, match="rank 0 does not find the checkpoint from which others resume"):
         start(SPEC, data, store=LateStore(tmp_path))
 
@@ -182,7 +181,7 @@ def test_a_training_leaves_time_for_its_first_checkpoint(data, tmp_path):
     assumed = training.checkpoints.stop_seconds
     list(training.epochs())
     tensors = sum(each.nbytes for each in _tensors(CheckpointStore(tmp_path).latest()))
-    assert assumed / 2 * checkpointer.ASSUMED_BYTES_PER_SECOND == pytest.approx(tensors, rel=0.5)
+    assert assumed / 2 * checkpoints.ASSUMED_BYTES_PER_SECOND == pytest.approx(tensors, rel=0.5)
     assert start(SPEC, data).checkpoints.stop_seconds == 0, "there is none"
 
 

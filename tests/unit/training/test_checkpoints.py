@@ -2,7 +2,7 @@
 
 import pytest
 from loops import SPEC, changed, train
-from trainyard.training.checkpoints.store import CheckpointStore, differences
+from trainyard.training.checkpoints import CheckpointStore, differences
 from trainyard.utils.errors import StorageError, UserError
 
 DAMAGE = {

@@ -8,7 +8,7 @@ from loops import SPEC, assert_equal_states, changed, start, train
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
 from trainyard.training import numerics
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.utils.errors import UserError
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -10,12 +10,10 @@ from torchvision import models as vision
 from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.weights import WeightsError
 from trainyard.data import torchvision_weights
-from trainyard.training import optimizers
-from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.flops import model_cost
-from trainyard.training.networks import models, pretrained
-from trainyard.training.networks.adapted_model import AdaptedModel
-from trainyard.training.networks.models import ModelError
+from trainyard.training import fine_tuning, models, optimizers
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.gpu_utilization import model_cost
+from trainyard.training.models import AdaptedModel, ModelError
 from trainyard.utils.files import file_digest
 
 
@@ -25,7 +23,7 @@ def build(spec, classes=10, shape=(32, 32, 3)):
 
 def load(spec, classes=10, shape=(32, 32, 3), downloads="nowhere"):
     model = build(spec, classes, shape)
-    pretrained.load_pretrained(model, spec, classes=classes, downloads=str(downloads))
+    fine_tuning.load_pretrained(model, spec, classes=classes, downloads=str(downloads))
     return model
 
 
@@ -108,7 +106,7 @@ def test_a_part_of_an_own_model_may_have_the_name_of_a_wrapper(tmp_path, prefix)
     weights, model = Wrapping(3, 7).state_dict(), Wrapping(3, 7)
     torch.save({f"{prefix}{name}": each for name, each in weights.items()}, tmp_path / "it.pt")
     spec = Train(model="test_finetuning:Wrapping", pretrained=str(tmp_path / "it.pt"))
-    pretrained.load_pretrained(model, spec, classes=7, downloads="")
+    fine_tuning.load_pretrained(model, spec, classes=7, downloads="")
     assert_equal_states(weights, model.state_dict())
 
 
@@ -208,7 +206,7 @@ def test_weights_of_torchvision_are_taken_from_the_folder_of_downloads(published
     torch.save(published, folder / remote.name)
     with pytest.raises(WeightsError, match=r"its checksum is not sha256:f707e7126e: remove it"):
         load(named, downloads=tmp_path)
-    monkeypatch.setattr(pretrained, "weights_digest", lambda path: "f707e7126e" + 54 * "0")
+    monkeypatch.setattr(fine_tuning, "weights_digest", lambda path: "f707e7126e" + 54 * "0")
     assert_equal_states(published, load(named, classes=1000, downloads=tmp_path).state_dict())
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from trainyard.config.train import Train
 from trainyard.training import summary
-from trainyard.training.flops import ModelCost, forward_flops, gpu_utilization, model_cost
-from trainyard.training.gpu_peaks import PEAKS, gpu_peak
+from trainyard.training.gpu_utilization import PEAKS, ModelCost, forward_flops, gpu_peak, gpu_utilization, model_cost
 from trainyard.training.process_group import Group
 
 

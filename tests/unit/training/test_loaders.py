@@ -15,8 +15,8 @@ from trainyard.data.python_factory import _cached_datasets, as_class, as_normali
 from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
-from trainyard.training.augmentation.augment import Augmenter, shift_images
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.augmentation import Augmenter, shift_images
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, load_input_data
 from trainyard.utils.errors import UserError
 

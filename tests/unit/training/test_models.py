@@ -5,8 +5,8 @@ import inspect
 import pytest
 import torch
 from trainyard.config.train import OWN_MODEL_ARGS, Train
-from trainyard.training.networks import models
-from trainyard.training.networks.models import ModelError
+from trainyard.training import models
+from trainyard.training.models import ModelError
 from trainyard.utils.errors import UserError
 
 
@@ -26,7 +26,7 @@ def test_models_map_images_to_classes(name, channels):
         ("resnot", {}, "model 'resnot' is not known; did you mean 'resnet'?"),
         ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
-        ("trainyard.training.networks.models:nothing", {}, "cannot be imported"),
+        ("trainyard.training.models:nothing", {}, "cannot be imported"),
         ("vit_b_16", {"small_images": True}, "no stem to replace"),
     ],
 )
@@ -41,7 +41,7 @@ def test_torchvision_models_refuse_images_of_five_channels():
 
 
 def test_a_dotted_path_is_called_with_channels_and_classes():
-    model = build("trainyard.training.networks.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
+    model = build("trainyard.training.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
 
 

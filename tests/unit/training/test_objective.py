@@ -8,9 +8,9 @@ from loops import LEARNER, SPEC, changed, start, stop_within_second_epoch, train
 from trainyard.config.datasets import Python
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
-from trainyard.training.own_metrics import ObjectiveError
+from trainyard.training.loss_and_metrics import ObjectiveError
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.summary import write_results
@@ -384,7 +384,7 @@ def test_the_average_begins_with_the_weights_of_rank_0(data):
 
 MASKED = """
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Masked(SmallConvNet):
     def __init__(self, **options):

@@ -5,7 +5,7 @@ import torch
 from loops import SPEC, changed, start
 from trainyard.config.train import Schedule, Train
 from trainyard.training import optimizers
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ OTHER_ERRORS = [
 
 # A model that has memory for few images, in training or in validation.
 MODEL = """
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Greedy(SmallConvNet):
     def forward(self, images):

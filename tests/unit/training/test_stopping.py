@@ -6,7 +6,7 @@ import pytest
 from loops import SPEC, assert_equal_states, changed, numbers, start, train
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.training import step_sync
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.trainer import Diverged, Stopped
 from trainyard.training.warmup import warm_up
 

@@ -13,7 +13,7 @@ from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, num
 from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Augment, Schedule
 from trainyard.scaling.table import scaling_table
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
 from trainyard.training.summary import write_results
 from trainyard.training.trainer import Diverged, Stopped
@@ -55,7 +55,7 @@ def test_auto_is_full_precision_on_a_cpu(data):
 
 RANDOM = """
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes):
     return torch.nn.Sequential(torch.nn.Dropout(0.3), SmallConvNet(channels=channels, classes=classes, width=4))
@@ -142,7 +142,7 @@ def test_channels_last_is_the_same_training(data):
 
 GREEDY = """
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Greedy(SmallConvNet):
     def forward(self, images):
@@ -192,7 +192,7 @@ def test_warming_up_changes_nothing(data):
 
 POISONED = """
 import torch
-from trainyard.training.networks.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Poisoned(SmallConvNet):
     calls = 0

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainyard.training import validation
+from trainyard.training import trainer
 from trainyard.training.process_group import Group, single_process
-from trainyard.training.validation import Validation
+from trainyard.training.trainer import Validation
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_f
     """20 images, after micro-batches of 4 and of 2."""
     split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
     objective = SimpleNamespace(zeros=lambda device: torch.zeros(()))
-    monkeypatch.setattr(validation, "synchronize", lambda device: None)
-    monkeypatch.setattr(validation, "moment", lambda device: 0.0)
+    monkeypatch.setattr(trainer, "synchronize", lambda device: None)
+    monkeypatch.setattr(trainer, "moment", lambda device: 0.0)
     used = []
 
     def measure(images):
@@ -46,9 +46,9 @@ def test_the_host_is_ahead_of_a_gpu_by_one_batch(monkeypatch):
     split = type("Split", (), {"__len__": lambda self: 6, "batches": lambda self, order: (each for each in order)})()
     launched, waited = [], []
     monkeypatch.setattr(
-        validation, "moment", lambda device: SimpleNamespace(synchronize=partial(waited.append, len(launched)))
+        trainer, "moment", lambda device: SimpleNamespace(synchronize=partial(waited.append, len(launched)))
     )
-    monkeypatch.setattr(validation, "synchronize", lambda device: None)
+    monkeypatch.setattr(trainer, "synchronize", lambda device: None)
     validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
     ahead = []
 

@@ -12,11 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.config.train import Train
 from trainyard.training.epoch_metrics import EpochMetrics, best_epoch
-from trainyard.training.networks.running_statistics import reduce_buffers
-from trainyard.training.networks.weight_average import WeightAverage
-from trainyard.training.objective import SUMS
-from trainyard.training.optimizers import create_momentum, current_lr
+from trainyard.training.loss_and_metrics import SUMS
+from trainyard.training.optimizers import WeightAverage, create_momentum, current_lr
 from trainyard.training.process_group import Group
+from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import derived_seed
 from trainyard.training.step_timing import StepTimes
 

@@ -1,1 +1,0 @@
-"""Random augmentation of the training images, on the device."""

@@ -1,1 +1,0 @@
-"""The state of a training, and its checkpoints."""

@@ -1,1 +1,0 @@
-"""Models, and what is done to them: pretrained weights, freezing, normalization statistics, averages."""
