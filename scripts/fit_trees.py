@@ -10,7 +10,7 @@ from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.trees import boosting
 from trainyard.utils.csv_files import write_rows
-from trainyard.utils.files import hold_lock
+from trainyard.utils.locks import hold
 from trainyard.utils.text import count_of
 
 log = logging.getLogger("trees")
@@ -24,7 +24,7 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
     threads = slurm_allocation.available_cpus()
-    lock = hold_lock(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info)
+    lock = hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info)
     with lock, record_memory(folder, processes=1):
         rows = []
         for name in study.models:

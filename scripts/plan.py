@@ -22,7 +22,7 @@ from trainyard.report.plan_table import plan_table
 from trainyard.report.study_plots import draw_plan
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import LockHeldError
+from trainyard.utils.locks import LockHeldError
 
 log = logging.getLogger("plan")
 

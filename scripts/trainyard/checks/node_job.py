@@ -15,8 +15,9 @@ from trainyard.checks.node_report import LOCK, LOG, NONCE, read_job, read_nodes
 from trainyard.checks.sbatch_requests import SbatchRequest
 from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import StorageError, UserError
-from trainyard.utils.files import hold_lock, write_json
+from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
+from trainyard.utils.locks import hold
 
 WALLTIME_MINUTES = 8  # it usually takes one
 POLL_SECONDS = 3  # between queries of the job, which load the controller
@@ -60,7 +61,7 @@ def _locked(path: Path) -> Iterator[str]:
     """Hold a lock like the lock of a journal; yields the reason if that is impossible, or ""."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold_lock(path))
+            stack.enter_context(hold(path))
         except StorageError as error:
             yield str(error)
         else:

@@ -21,8 +21,9 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.cluster.srun import srun_options
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import LockHeldError, hold_lock, write_json
+from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
+from trainyard.utils.locks import LockHeldError, hold
 from trainyard.utils.text import describe_exit
 
 STEP_SECONDS = 150  # for a step; Python, torch and Ray may come from a slow file system
@@ -146,7 +147,7 @@ def _read_shared_folder(report: NodeReport, folder: Path) -> None:
 def _try_lock(report: NodeReport, folder: Path) -> None:
     """Try to take the lock that the login node holds."""
     try:
-        with hold_lock(folder / LOCK):
+        with hold(folder / LOCK):
             pass
     except LockHeldError as error:
         report.lock, report.lock_held = str(error), True

@@ -20,6 +20,7 @@ from typing import Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.utils.files import expand_path
+from trainyard.utils.locks import is_at
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
 MAX_PAUSE_SECONDS: Final = 0.05  # between two attempts at a lock
@@ -91,11 +92,13 @@ def _lock_shared(path: Path, is_complete: Callable[[Path], bool], fill: Callable
         path.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            if os.fstat(lock).st_uid != os.getuid():
+                raise PermissionError(f"{path} belongs to another user")
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if _is_at(lock, path) and is_complete(path):
+            if is_at(lock, path) and is_complete(path):
                 return lock
             is_alone = _lock_alone(lock)
-            if is_alone and _is_at(lock, path) and not is_complete(path):
+            if is_alone and is_at(lock, path) and not is_complete(path):
                 _fill_or_remove(path, fill)
         except BaseException:
             os.close(lock)
@@ -123,22 +126,6 @@ def _fill_or_remove(path: Path, fill: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
-
-
-def _is_at(lock: int, path: Path) -> bool:
-    """Whether the open folder is still the one at this path.
-
-    Raises:
-        PermissionError: it belongs to another user.
-    """
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    here = os.fstat(lock)
-    if here.st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user")
-    return os.path.samestat(here, there)
 
 
 def remove_unheld(parent: Path, pattern: str, *, older_than_seconds: float = 0.0, wait_seconds: float = 0.0) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import Holder
+from trainyard.utils.locks import Holder
 from trainyard.utils.text import count_of
 
 ACCOUNTING_DELAY_SECONDS = 5

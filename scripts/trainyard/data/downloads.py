@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.utils.errors import UserError, storage_errors
-from trainyard.utils.files import file_digest, hold_lock
+from trainyard.utils.files import file_digest
+from trainyard.utils.locks import hold
 from trainyard.utils.progress_bar import show_progress
 
 CHUNK_BYTES: Final = 2**20
@@ -50,7 +51,7 @@ def download(remote: RemoteFile, folder: Path) -> Path:
     with storage_errors(target):
         if target.exists() and has_checksum(target, remote.checksum):
             return target  # without the lock, whose file a folder of another user does not store
-    with hold_lock(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
+    with hold(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
         if target.exists():
             if has_checksum(target, remote.checksum):
                 return target

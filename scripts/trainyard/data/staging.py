@@ -36,7 +36,8 @@ from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, DatasetMeta, Staged, StagedImageMeta, read_meta, write_meta
 from trainyard.data.table import stage_table, table_digest
 from trainyard.utils.errors import MissingResultError, StorageError, storage_errors
-from trainyard.utils.files import digest_of, expand_path, file_digest, hold_lock
+from trainyard.utils.files import digest_of, expand_path, file_digest
+from trainyard.utils.locks import hold
 from trainyard.utils.text import format_duration
 
 STAGING_VERSION: Final = 1  # increment it when a change of the code changes the staged files
@@ -50,7 +51,7 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
     Raises:
         DataError: the source cannot be used, or has bad images and `on_bad_image` is `fail`.
     """
-    with hold_lock(folder / ".lock", wait_seconds=3600, notify=log.info):
+    with hold(folder / ".lock", wait_seconds=3600, notify=log.info):
         images = _open_source(dataset, folder / ".staging", data or Data())
         state = images.state if images else _other_state(dataset)
         source = dataset.model_dump(mode="json") | {"staging_version": STAGING_VERSION} | state

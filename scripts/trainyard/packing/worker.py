@@ -39,7 +39,8 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
-from trainyard.utils.process_guard import FolderClaim, ProcessGuard, claim_folder
+from trainyard.utils.locks import Hold
+from trainyard.utils.process_guard import ProcessGuard, claim_folder
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
@@ -172,7 +173,7 @@ class Worker:
     def _run_command(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder
         folder.mkdir(parents=True, exist_ok=True)
-        with claim_folder(folder, owner=f"trial {request.trial}", grace_seconds=setup.grace_seconds) as claim:
+        with claim_folder(folder, purpose=f"trial {request.trial}", grace_seconds=setup.grace_seconds) as claim:
             checkpoint = find_checkpoint(folder, setup.checkpoint, bad=request.bad_checkpoints)
             if request.attempt == 1:
                 checkpoint = None
@@ -187,7 +188,7 @@ class Worker:
         return program_environment(self._setup.python)
 
     def _command_trial(
-        self, spec: UserProgram, request: TrialRequest, resume_from: Path | None, claim: FolderClaim
+        self, spec: UserProgram, request: TrialRequest, resume_from: Path | None, claim: Hold
     ) -> CommandTrial:
         setup, folder = self._setup, request.folder
         placeholders = {
@@ -232,7 +233,7 @@ class Worker:
             request.deadline,
             self._stop_request,
         )
-        with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
+        with claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=0.0):
             function = import_object(spec.function, role="function")
             if self._setup.own_workdirs:
                 os.chdir(request.folder)

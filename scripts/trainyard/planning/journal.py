@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_origin
 from trainyard.cluster import slurm_queries
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.programs.command import CheckpointFile
-from trainyard.utils.files import Holder, hold_lock
-from trainyard.utils.holder_record import HolderRecord, hold_record
 from trainyard.utils.jsonl import EventLog, read_clock, read_decoded
+from trainyard.utils.locks import Holder, HolderRecord, hold, hold_record
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]  # metrics by name
@@ -348,7 +347,7 @@ class Journal(EventLog):
         lock, place = path.with_name(f".{path.name}.lock"), path.with_name(f".{path.name}.driver")
         waiting: Any = {"wait_seconds": wait_seconds, "is_given_up": slurm_queries.is_given_up, "notify": log.info}
         with (
-            hold_lock(lock, **waiting),
+            hold(lock, **waiting),
             hold_record(place, Holder.this_process(), **waiting) as driver,
             cls.repaired(path) as journal,
         ):

@@ -29,7 +29,8 @@ from trainyard.programs.user_environment import (
     thread_variables,
 )
 from trainyard.utils.errors import UserError
-from trainyard.utils.process_guard import FolderClaim, ProcessGuard
+from trainyard.utils.locks import Hold
+from trainyard.utils.process_guard import ProcessGuard
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
@@ -56,7 +57,7 @@ class CommandTrial:
     timeout_seconds: float | None = None
     deadline: float = float("inf")  # Unix seconds
     grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
-    claim: FolderClaim | None = None  # to its folder
+    claim: Hold | None = None  # to its folder
     stop_request: StopRequest = field(default_factory=StopRequest)  # made by the worker to end it
     environment: Mapping[str, str] = field(default_factory=program_environment)  # the user's or another, activated
     start: Path | None = None  # the folder of its program and modules, if it is not `cwd`

@@ -32,7 +32,8 @@ from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.files import append_whole, atomic_write, hold_lock
+from trainyard.utils.files import append_whole, atomic_write
+from trainyard.utils.locks import hold
 
 KINDS: Final = ("sweeps", "scaling")
 FILE: Final = "events.out.tfevents.trainyard"
@@ -67,7 +68,7 @@ def write_event_files(config: Config, kind: str, name: str, results: Path) -> in
         StorageError: they cannot be written.
     """
     folder = results / FOLDER / kind / name
-    with hold_lock(folder.with_name(f".{name}.lock"), wait_seconds=60):
+    with hold(folder.with_name(f".{name}.lock"), wait_seconds=60):
         runs = _sweep_runs(config, name, results) if kind == "sweeps" else _scaling_runs(config, name, results)
         for run, content in runs.items():
             _store(folder / run / FILE, encode_run(content))

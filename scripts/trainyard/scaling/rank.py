@@ -36,7 +36,8 @@ from trainyard.training.telemetry import record_telemetry
 from trainyard.training.trainer import Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
-from trainyard.utils.files import digest_of, hold_lock, write_json
+from trainyard.utils.files import digest_of, write_json
+from trainyard.utils.locks import hold
 from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import own_program
 
@@ -70,7 +71,7 @@ def _train(
     with ExitStack() as stack:
         group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         if group.is_main:
-            stack.enter_context(hold_lock(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
+            stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)

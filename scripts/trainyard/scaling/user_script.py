@@ -38,9 +38,10 @@ from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import WAIT_SECONDS, check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
-from trainyard.utils.files import atomic_write, hold_lock, write_json
+from trainyard.utils.files import atomic_write, write_json
 from trainyard.utils.jsonl import read_clock
-from trainyard.utils.process_guard import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
+from trainyard.utils.locks import Hold, hold
+from trainyard.utils.process_guard import GuardedProcess, ProcessGuard, claim_folder
 from trainyard.utils.text import count_of
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
@@ -92,7 +93,7 @@ class UserScript:
             UserError: the script cannot be started, failed, or reported none of the configured metrics.
         """
         self._out.mkdir(parents=True, exist_ok=True)
-        with hold_lock(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
+        with hold(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
             run = self.reusable(results)
             if run is None:
                 run, rows, problem = self._launch(results)
@@ -134,7 +135,7 @@ class UserScript:
         from trainyard.training.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
         self._record.unlink(missing_ok=True)
-        with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
+        with claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
             missing, counts_epochs = self._run_from_checkpoint(results, claimed)
         report = self._reported.report(ended=read_clock())
         run = ScriptRun(
@@ -150,7 +151,7 @@ class UserScript:
         )
         return run, report.rows, "" if report.rows else missing
 
-    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> tuple[str, bool]:
+    def _run_from_checkpoint(self, results: Path, claimed: Hold) -> tuple[str, bool]:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
         Returns why this launch reported no metrics, or "", and whether its rows count epochs.
@@ -243,7 +244,7 @@ class UserScript:
         return path
 
     def _monitor(
-        self, line: list[str], claimed: FolderClaim, step: rendezvous.StepEnd | None, *, resumed: bool, before: int
+        self, line: list[str], claimed: Hold, step: rendezvous.StepEnd | None, *, resumed: bool, before: int
     ) -> tuple[int, str, str, MetricsCollector]:
         """Run a command, log its output and collect its metrics, whose epochs are those after the first `before` ones.
 

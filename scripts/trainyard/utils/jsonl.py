@@ -15,7 +15,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 from pydantic_core import from_json
 
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.files import append_whole, hold_lock
+from trainyard.utils.files import append_whole
+from trainyard.utils.locks import hold
 
 Event = dict[str, Any]
 Decoded = TypeVar("Decoded")
@@ -49,10 +50,10 @@ class EventLog:
         """The file at `path` for appending, its torn tail repaired and its lock held.
 
         Raises:
-            files.LockHeldError: another process has it.
+            locks.LockHeldError: another process has it.
             StorageError: it cannot be written.
         """
-        lock = hold_lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info)
+        lock = hold(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info)
         with lock, cls.repaired(path) as events:
             yield events
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import select
@@ -11,14 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import LockHeldError, hold_inheritable_lock, start_ticks
+from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
@@ -28,23 +29,7 @@ KILL_SECONDS: Final = 10.0  # after SIGKILL, before an error reports that a prog
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
 # network, Ray ends its workers once its head has not answered for a minute.
 CLAIM_SECONDS: Final = 100.0
-
-
-class FolderClaim:
-    """Exclusive use of a folder by this process and the programs that it starts."""
-
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self.fd: int | None = None  # None: the file system has no such locks
-        self._record = dict(record)
-
-    def update_record(self, **fields: Any) -> None:
-        """Write the holder of the lock to its file."""
-        self._record |= fields
-        if self.fd is not None:
-            content = json.dumps(self._record).encode()
-            with contextlib.suppress(OSError):  # the disk is full: the lock is held all the same
-                os.pwrite(self.fd, content, 0)
-                os.ftruncate(self.fd, len(content))
+log = logging.getLogger(__name__)
 
 
 class ProcessGuard:
@@ -55,7 +40,7 @@ class ProcessGuard:
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
-        self._identities: list[list[Any]] = []  # of the guards of the last program, which usually serve the next one
+        self._identities: list[list[int]] = []  # of the guards of the last program, which usually serve the next one
 
     def start(
         self,
@@ -65,7 +50,7 @@ class ProcessGuard:
         environment: Mapping[str, str],
         grace_seconds: float,
         on_output: Callable[[bytes], None],
-        claim: FolderClaim | None = None,
+        claim: Hold | None = None,
         log: Path | None = None,
     ) -> "GuardedProcess":
         """Start a program in its own session. Its output goes to `on_output`, or to `log` after this process died.
@@ -84,13 +69,14 @@ class ProcessGuard:
         with guard_channel, os.fdopen(os.memfd_create("request"), "wb+") as file, os.fdopen(writing, "wb"):
             file.write(json.dumps(request).encode())
             file.seek(0)  # writes its buffer first
-            lock = [claim.fd] if claim and claim.fd is not None else []
+            lock = [claim.fd] if claim else []
             self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
         process = GuardedProcess(channel, reading, tree, on_output)
         if claim:
             if [each[0] for each in self._identities if each] != process.guards:
                 self._identities = [_identity(pid) for pid in process.guards]
-            claim.update_record(tree=tree, guards=self._identities)
+            with contextlib.suppress(OSError):  # the disk is full
+                claim.update_record(tree=tree, guards=self._identities)
         return process
 
     def _send(self, fds: list[int]) -> None:
@@ -210,43 +196,45 @@ class GuardedProcess:
         os.close(self._output)
 
 
-@contextlib.contextmanager
-def claim_folder(folder: Path, *, owner: str, grace_seconds: float) -> Iterator[FolderClaim]:
+def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> contextlib.AbstractContextManager[Hold]:
     """Hold a trial's folder during the block, and as long as a program that was started for it runs.
 
     Waits for an earlier attempt that is still ending. If its guard was killed, its remaining processes are killed.
 
     Raises:
         LockHeldError: the folder is in use; the message names the process that holds it.
+        StorageError: the file system has no locks.
     """
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    claim = FolderClaim({"process": os.getpid(), "host": socket.gethostname(), "since": since, "what": owner})
-    wait_seconds = grace_seconds + CLAIM_SECONDS
-    with hold_inheritable_lock(_lock_path(folder), wait_seconds=wait_seconds, on_record=_kill_orphans) as claim.fd:
-        claim.update_record()
-        yield claim
+    return _hold_folder(folder, purpose=purpose, wait_seconds=grace_seconds + CLAIM_SECONDS)
 
 
 def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
     """Wait until no process holds a trial's folder, at most `timeout_seconds`."""
-    lock = hold_inheritable_lock(_lock_path(folder), wait_seconds=timeout_seconds, on_record=_kill_orphans)
-    with contextlib.suppress(LockHeldError), lock:
+    with contextlib.suppress(LockHeldError), _hold_folder(folder, purpose="waiting", wait_seconds=timeout_seconds):
         pass
 
 
-def _lock_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
+def _hold_folder(folder: Path, *, purpose: str, wait_seconds: float) -> contextlib.AbstractContextManager[Hold]:
+    return hold(
+        folder.with_name(f".{folder.name}.lock"),
+        held=folder,
+        purpose=purpose,
+        inherited=True,
+        wait_seconds=wait_seconds,
+        on_look=_kill_orphans,
+        notify=log.info,
+    )
 
 
-def _kill_orphans(record: Mapping[str, Any], held: bool) -> None:
+def _kill_orphans(holder: Holder, is_held: bool) -> None:
     """Kill the remaining processes on this host of a program whose guard was killed. A running guard holds the lock."""
-    if record.get("host") != socket.gethostname() or "tree" not in record:
+    if holder.host != socket.gethostname() or not holder.tree:
         return
-    if not held or not any(each and _identity(each[0]) == each for each in record["guards"]):
-        _kill_tree(record["tree"])
+    if not is_held or not any(each and _identity(each[0]) == each for each in holder.guards):
+        _kill_tree(holder.tree)
 
 
-def _identity(pid: int) -> list[Any]:
+def _identity(pid: int) -> list[int]:
     """The PID and the start of a process in ticks since boot, as PIDs are reused; empty if it has ended.
 
     Unix time would not do: it changes for all processes when the clock is set.

@@ -6,15 +6,16 @@ import subprocess
 import pytest
 from trainyard.checks import node_probe
 from trainyard.checks.node_report import LOCK, NONCE, NodeReport, read_job, read_nodes
-from trainyard.utils.files import hold_lock, write_json
+from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
+from trainyard.utils.locks import hold
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
     write_json(tmp_path / NONCE, "right")
     probe = [*helper_command("checks.node_probe"), "node", str(tmp_path)]
-    with hold_lock(tmp_path / LOCK):
+    with hold(tmp_path / LOCK):
         subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *probe], check=True)
     (report,) = read_nodes(tmp_path)
     assert (report.nonce, report.lock_held, report.tmp_executes, report.cpus) == ("right", True, True, 1)

@@ -1,7 +1,6 @@
 """No process of a command outlives its worker, whichever guards are killed, and in whatever order."""
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -16,8 +15,7 @@ import psutil
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import wait_until
-from trainyard.utils import files
-from trainyard.utils.files import LockHeldError
+from trainyard.utils.locks import LockHeldError
 from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
@@ -43,7 +41,7 @@ sys.path.insert(0, {scripts!r})
 from pathlib import Path
 from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
-with claim_folder(folder, owner="trial t1", grace_seconds=0.5) as claimed:
+with claim_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
     options = dict(cwd=str(folder), environment=os.environ, grace_seconds=0.5, on_output=lambda chunk: None)
     process = ProcessGuard().start(line, claim=claimed, **options)
@@ -142,7 +140,7 @@ def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(fo
         wait_until(lambda: not group_lives(running["group"]), timeout_seconds=PATIENCE, what=what)
     elif order != ("owner",):  # otherwise the next attempt waits for the end of the command
         wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
-    with claim_folder(folder, owner="trial t1", grace_seconds=PATIENCE):
+    with claim_folder(folder, purpose="trial t1", grace_seconds=PATIENCE):
         assert tree(folder) == []
     assert not folder.with_name(".t1.lock").exists()
 
@@ -215,18 +213,18 @@ def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with
 
 
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
-    with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
+    with pytest.raises(LockHeldError) as error, claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
     owner = running["owner"].pid
-    assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename} since ")
-    assert str(error.value).endswith(" (trial t1): end it, then run this again")
+    assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename}, since ")
+    assert str(error.value).endswith(" (trial t1): wait until it ends, or end it, then run this again")
 
 
 def test_a_clock_that_is_set_makes_no_guard_seem_dead(folder, running, monkeypatch):
     """The processes of a program whose guard has died are killed; psutil's times follow the clock."""
     boot_time = psutil._pslinux.boot_time
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
-    with pytest.raises(LockHeldError), claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
+    with pytest.raises(LockHeldError), claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
     assert len(tree(folder)) == 4
 
@@ -241,17 +239,6 @@ def test_the_guard_of_a_killed_owner_starts_no_file_of_output(folder):
     owner.wait()
     wait_until((folder / "kept").exists, timeout_seconds=PATIENCE, what="the checkpoint")
     assert not (folder / "said.log").exists()
-
-
-def test_a_trial_runs_on_a_file_system_without_locks(folder, monkeypatch, caplog):
-    def flock(fd, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    with claim_folder(folder, owner="trial t1", grace_seconds=0.0) as claimed:
-        process = ProcessGuard().start(["true"], **HERE, grace_seconds=0.0, claim=claimed)
-        assert process.wait(PATIENCE) == 0
-    assert "cannot be locked (No locks available)" in caplog.text
 
 
 def test_all_processes_have_the_grace_period_not_only_the_shell(folder):

@@ -164,7 +164,7 @@ def test_a_whole_file_is_used_where_no_lock_can_be_made(server, tmp_path, monkey
         raise StorageError(f"{tmp_path}: permission denied")
 
     path = get(server, tmp_path)
-    monkeypatch.setattr(downloads, "hold_lock", refuse)
+    monkeypatch.setattr(downloads, "hold", refuse)
     assert get(server, tmp_path) == path
     assert len(server.requests) == 1
 

@@ -9,7 +9,7 @@ from trainyard.packing.completeness import check_sweep
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.errors import FinalError, UserError
-from trainyard.utils.files import held_error
+from trainyard.utils.locks import Holder, LockHeldError
 
 SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2, 0.3]}}
 
@@ -39,7 +39,7 @@ def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path, error):
     [
         ("OSError: [Errno 28] No space left on device", "had no space on the disk"),
         ("[Errno 122] Disk quota exceeded: 'x'", "had no space on the disk"),
-        (str(held_error(Path("trials/a"), "process 7 on n2")), "are still running elsewhere"),
+        (str(LockHeldError(Path("trials/a"), Holder(7, "n2", "2026-01-31 10:00:00"))), "are still running elsewhere"),
     ],
 )
 def test_a_sweep_is_not_complete_if_a_trial_failed_for_a_reason_that_is_not_its_own(tmp_path, error, says):

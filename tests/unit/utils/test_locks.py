@@ -1,32 +1,36 @@
-"""Two drivers never mix, even on a file system whose locks are local to a node.
+"""A lock ends with its holder; and two drivers never mix, even on a file system whose locks are local to a node.
 
 Such a node is a mount and a PID namespace in which another file lies over the lock file, so that both get the lock.
 """
 
 import errno
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from trainyard.cluster import slurm_queries
 from trainyard.planning.journal import Journal
-from trainyard.utils import holder_record
-from trainyard.utils.errors import UserError
-from trainyard.utils.files import LockHeldError
+from trainyard.utils import locks
+from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.jsonl import read_events
+from trainyard.utils.locks import LockHeldError, hold
 
 DRIVER = """
 import logging, sys, time
 from pathlib import Path
 from trainyard.planning.journal import Journal
-from trainyard.utils import holder_record
+from trainyard.utils import locks
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-holder_record.BEAT_SECONDS, holder_record.WATCH_SECONDS = 0.1, float(sys.argv[2])
+locks.BEAT_SECONDS, locks.WATCH_SECONDS = 0.1, float(sys.argv[2])
 try:
     with Journal.opened(Path(sys.argv[1]), wait_seconds=float(sys.argv[3])) as journal:
         print("it drives", flush=True)
@@ -130,7 +134,7 @@ def take_over(path):
     """Let another driver hold the journal, as after this one was suspended for longer than the other watched."""
     place = path.with_name(f".{path.name}.driver")
     place.unlink()
-    assert holder_record._create(place, holder_record.Holder(7, "n2", "2026-01-31 10:00:00"))
+    assert locks._create(place, locks.Holder(7, "n2", "2026-01-31 10:00:00"))
 
 
 def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more_and_removes_nothing(path):
@@ -169,31 +173,98 @@ def test_what_waits_for_the_disk_is_left_to_a_driver_that_takes_over_meanwhile(p
 def test_the_job_of_a_killed_driver_is_looked_up(path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     monkeypatch.setattr("trainyard.cluster.slurm_queries.has_ended", lambda job: job == "7")
-    left = holder_record.Holder(1, "n1", "2026-01-31 10:00:00", job="7")
-    holder_record._create(path.with_name(f".{path.name}.driver"), left)
+    left = locks.Holder(1, "n1", "2026-01-31 10:00:00", job="7")
+    locks._create(path.with_name(f".{path.name}.driver"), left)
     began = time.monotonic()
     with Journal.opened(path):
         pass
-    assert time.monotonic() - began < holder_record.WATCH_SECONDS, "nothing had to be watched"
+    assert time.monotonic() - began < locks.WATCH_SECONDS, "nothing had to be watched"
 
 
 def test_a_damaged_record_is_replaced(path, monkeypatch):
-    monkeypatch.setattr(holder_record, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "WATCH_SECONDS", 0.1)
     path.with_name(f".{path.name}.driver").write_text("{")
     with Journal.opened(path):
         pass
 
 
 def test_a_driver_that_runs_on_this_node_is_respected_even_without_its_lock(path, monkeypatch):
-    monkeypatch.setattr(holder_record, "BEAT_SECONDS", 0.1)
-    record = holder_record.hold_record(path.with_name(f".{path.name}.driver"), holder_record.Holder.this_process())
+    monkeypatch.setattr(locks, "BEAT_SECONDS", 0.1)
+    record = locks.hold_record(path.with_name(f".{path.name}.driver"), locks.Holder.this_process())
     with Journal.opened(path), pytest.raises(LockHeldError), record:
         pytest.fail("there would be two")
 
 
 def test_a_copy_of_results_that_are_in_use_can_be_used(path, monkeypatch):
-    monkeypatch.setattr(holder_record, "WATCH_SECONDS", 1.0)
+    monkeypatch.setattr(locks, "WATCH_SECONDS", 1.0)
     with Journal.opened(path):
         shutil.copytree(path.parent, path.parent / "copy")
         with Journal.opened(path.parent / "copy" / path.name):
             pass
+
+
+HOLDER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from trainyard.utils.locks import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
+    path = tmp_path / ".lock"
+    scripts = next(folder for folder in sys.path if folder.endswith("scripts"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(LockHeldError, match=f"in use by process {holder.pid} on "), hold(path):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    messages = []
+    with hold(path, wait_seconds=PATIENCE_SECONDS, notify=messages.append):
+        pass
+
+
+@pytest.mark.parametrize("restarts", ["1", None])
+def test_a_requeued_job_waits_for_its_own_predecessor_and_for_no_other_program_of_this_job(
+    tmp_path, monkeypatch, restarts
+):
+    """Slurm runs a job again while its first processes still run on a node that does not respond."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    path, scripts = tmp_path / ".lock", next(folder for folder in sys.path if folder.endswith("scripts"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    if restarts:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    messages = []
+
+    def end(message):
+        messages.append(message)
+        holder.kill()
+
+    lock = hold(path, is_given_up=slurm_queries.is_given_up, notify=end)
+    with nullcontext() if restarts else pytest.raises(LockHeldError, match=" in job 7, since"), lock:
+        assert f"in use by process {holder.pid} on " in messages[0]
+    holder.kill()
+    holder.wait()
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named_with_its_remedy(tmp_path, monkeypatch, number, inherited):
+    """As NFS mounted with `nolock` and Lustre with `noflock` answer, of which a test can have neither."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    for kind in ("lockf", "flock"):
+        monkeypatch.setattr(fcntl, kind, refuse)
+    with (
+        pytest.raises(StorageError, match=r"cannot be locked \(.*\): mount this file system with locks"),
+        hold(tmp_path / "study/.lock", inherited=inherited),
+    ):
+        pytest.fail("the lock is not held")

@@ -1,0 +1,379 @@
+"""Who holds a file or a folder, since when, and whether that process is alive.
+
+`hold` locks a file, which contains a record of the holder. The kernel releases the lock when its holder ends, so a
+stale lock cannot remain. Network file systems coordinate both kinds of locks between nodes:
+
+- by default, a lock of this process (`lockf`): no child that a killed holder leaves behind keeps it;
+- `inherited`, a lock of the open file (`flock`): programs that get its descriptor hold it, too, until all have ended.
+
+Some file systems grant the same lock on two nodes (NFS mounted with `local_lock`, Lustre with `localflock`). For these,
+`hold_record` keeps another record beside the file, and a thread sets its time of modification every few seconds, which
+needs no space on the disk. A record that does not change was left by a process that was killed. Nobody compares clocks.
+"""
+
+import errno
+import fcntl
+import json
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from trainyard.utils.errors import StorageError, UserError, storage_errors
+
+LOCK_REMEDY: Final = (
+    "mount this file system with locks (NFS: without `nolock`, and with a running lock service; Lustre: with `flock`), "
+    "or keep the results on another one (Snakemake's option `--directory FOLDER`)"
+)
+# The longest wait for a process that Slurm has given up, because its node does not respond. Slurm kills it when the
+# node returns; if that stays away, most network file systems release its locks within minutes.
+GIVEN_UP_SECONDS: Final = 600.0
+LOCK_POLL_SECONDS: Final = 0.1
+RECORD_BYTES: Final = 2**16  # more than a record has
+BEAT_SECONDS: Final = 5.0  # between two signs of life
+WATCH_SECONDS: Final = 30.0  # without a sign of life, after which a record counts as left behind
+POLL_SECONDS: Final = 0.5
+
+
+class LockHeldError(UserError):
+    """Another process holds the lock and did not release it in time."""
+
+    def __init__(self, held: Path, holder: "Holder | None") -> None:
+        who = str(holder or "another process")
+        super().__init__(f"{held} is in use by {who}: wait until it ends, or end it, then run this again")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a lock."""
+
+    process: int
+    host: str
+    since: str
+    purpose: str = ""  # such as `trial t1`
+    job: str = ""  # the ID of its Slurm job
+    cluster: str = ""  # of the job
+    restarts: int = 0  # how often Slurm had requeued the job
+    namespace: str = ""  # where the PID is valid
+    started: int = 0  # ticks since boot
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    # Of the program that holds the lock, too: the value of an environment variable of all its processes, and PID and
+    # start of those that guard it.
+    tree: str = ""
+    guards: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def this_process(cls, purpose: str = "") -> Self:
+        """The record of this process."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return cls(
+            process=os.getpid(),
+            host=socket.gethostname(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            purpose=purpose,
+            job=job,
+            cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if job else "",
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")) if job else 0,
+            namespace=_pid_namespace(),
+            started=start_ticks(os.getpid()),
+        )
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self | None:
+        """The holder in a record; None if it is damaged, or not written completely."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return None
+
+    def encode(self) -> bytes:
+        """The record of a holder."""
+        return json.dumps(asdict(self)).encode()
+
+    def __str__(self) -> str:
+        """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00 (trial t1)`."""
+        job, purpose = f" in job {self.job}" if self.job else "", f" ({self.purpose})" if self.purpose else ""
+        return f"process {self.process} on {self.host}{job}, since {self.since}{purpose}"
+
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended, as it can be seen from here."""
+        return self.namespace == _pid_namespace() and start_ticks(self.process) != self.started
+
+
+def _pid_namespace() -> str:
+    """The boot and the PID namespace of this process."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def start_ticks(process: int) -> int:
+    """When a process started, in ticks since boot, as PIDs are reused; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+class Hold:
+    """A lock that this process holds, and its record in the lock's file."""
+
+    def __init__(self, fd: int, holder: Holder) -> None:
+        self.fd, self._holder = fd, holder
+
+    def update_record(self, **fields: Any) -> None:
+        """Change fields of the record.
+
+        Raises:
+            OSError: the record cannot be written; the lock is held all the same.
+        """
+        self._holder = replace(self._holder, **fields)
+        content = self._holder.encode()
+        os.pwrite(self.fd, content, 0)
+        os.ftruncate(self.fd, len(content))
+
+
+@contextmanager
+def hold(
+    path: Path,
+    *,
+    held: Path | None = None,
+    purpose: str = "",
+    inherited: bool = False,
+    wait_seconds: float = 0.0,
+    is_given_up: Callable[[Holder], bool] = lambda other: False,
+    on_look: Callable[[Holder, bool], None] = lambda other, is_held: None,
+    notify: Callable[[str], None] = print,
+) -> Iterator[Hold]:
+    """Hold the lock file `path` during the block; wait up to `wait_seconds` for another holder.
+
+    Messages name what is `held`, by default the folder of the file, and go to `notify` if another process holds it. For
+    one that Slurm has given up, as `is_given_up` tells, wait up to ten minutes.
+
+    If the lock is `inherited`, programs hold it, too, that get its descriptor and outlive this process. The file is
+    removed once nobody holds it. `on_look` gets each record that is found in it, and whether its lock is still held: a
+    record without a lock is what a killed holder leaves.
+
+    Raises:
+        LockHeldError: the lock was not released in time; the message names the holder.
+        StorageError: the file system does not support locks, or does not store the file.
+    """
+    held, began, known, seconds = held or path.parent, time.monotonic(), None, wait_seconds
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with storage_errors(path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            is_ours = _lock(fd, held, inherited=inherited)
+            content = os.pread(fd, RECORD_BYTES, 0)
+            if other := Holder.parse(content):
+                on_look(other, not is_ours)
+            if is_ours and is_at(fd, path):  # its previous holder may have removed it
+                break
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        if is_ours:
+            continue
+        if content != known:  # the first look, or another process has taken it meanwhile
+            seconds = max(wait_seconds, GIVEN_UP_SECONDS) if other and is_given_up(other) else wait_seconds
+        if time.monotonic() >= began + seconds:
+            raise LockHeldError(held, other)
+        if content != known:
+            notify(f"waiting for {held}, in use by {other or 'another process'}")
+        known = content
+        time.sleep(LOCK_POLL_SECONDS)
+    try:
+        ours = Hold(fd, Holder.this_process(purpose))
+        with suppress(OSError) if inherited else storage_errors(path):
+            ours.update_record()
+        yield ours
+    finally:
+        os.close(fd)
+        if inherited:
+            _remove_if_unheld(path)
+
+
+def _lock(fd: int, held: Path, *, inherited: bool) -> bool:
+    """Take the lock of an open file; False if another process has it."""
+    try:
+        (fcntl.flock if inherited else fcntl.lockf)(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise StorageError(f"{held} cannot be locked ({error.strerror}): {LOCK_REMEDY}") from error
+        return False
+    return True
+
+
+def _remove_if_unheld(path: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(fd, path):
+                path.unlink()
+        finally:
+            os.close(fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether an open file or folder is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+# ---- a record of the holder, where a lock may be local to a node
+class HolderRecord:
+    """The record of this process, while it holds the lock."""
+
+    def __init__(self, path: Path, holder: Holder) -> None:
+        self._path, self._holder = path, holder
+        self._is_lost = self._is_reported = False
+
+    def is_ours(self, *, asks: bool) -> bool:
+        """Whether this process still holds the lock; with `asks`, the record is read again.
+
+        Raises:
+            UserError: it does not any more. This is raised once.
+            StorageError: the record cannot be read.
+        """
+        with storage_errors(self._path):
+            if asks and not self._touch():
+                self._is_lost = True
+            if self._is_lost and not self._is_reported:
+                self._is_reported = True
+                other = Holder.parse(_read(self._path)[0])
+                who = f"{other} has taken over" if other else "it was moved or removed, or another run has taken over"
+                raise UserError(f"{self._path.parent}: {who}; {self._holder} stops and writes nothing more there")
+        return not self._is_lost
+
+    def keep_alive(self, ended: threading.Event) -> None:
+        """Give a sign of life every few seconds."""
+        while not ended.wait(BEAT_SECONDS) and not self._is_lost:
+            with suppress(OSError):
+                if not self._touch():
+                    self._is_lost = True  # never reset: the other thread may have found it lost meanwhile
+
+    def _touch(self) -> bool:
+        """Give a sign of life; returns False if the record is not this process's."""
+        try:
+            with open(self._path, "rb") as file:
+                if Holder.parse(file.read()) != self._holder:
+                    return False
+                os.utime(file.fileno())
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@contextmanager
+def hold_record(
+    path: Path,
+    holder: Holder,
+    *,
+    is_given_up: Callable[[Holder], bool] = lambda other: False,
+    wait_seconds: float = 0.0,
+    notify: Callable[[str], None] = print,
+) -> Iterator[HolderRecord]:
+    """Keep the record of a holder at `path` during the block; wait up to `wait_seconds` for another one.
+
+    A record that a killed process has left is replaced at once if its process is known to have ended, or if Slurm has
+    given it up, otherwise after half a minute without a sign of life.
+
+    Raises:
+        LockHeldError: another process holds it; the message names it.
+        StorageError: the record cannot be written.
+    """
+    record, ended = HolderRecord(path, holder), threading.Event()
+    watch, deadline = _Watch(path, is_given_up, notify), time.monotonic() + wait_seconds
+    with storage_errors(path):
+        while not _create(path, holder):
+            watch.look(is_last=time.monotonic() >= deadline)
+    thread = threading.Thread(target=record.keep_alive, args=[ended], name="holder-record", daemon=True)
+    thread.start()
+    try:
+        yield record
+    finally:
+        ended.set()
+        thread.join()
+        with suppress(OSError):
+            if Holder.parse(_read(path)[0]) == holder:
+                path.unlink()
+
+
+class _Watch:
+    """Watches the record of another process, and removes it if that process does not run any more."""
+
+    def __init__(self, path: Path, is_given_up: Callable[[Holder], bool], notify: Callable[[str], None]) -> None:
+        self._path, self._is_given_up, self._notify = path, is_given_up, notify
+        self._content, self._modified, self._changed_at, self._is_alive = b"", 0, 0.0, False
+        self._last_message = ""
+
+    def look(self, *, is_last: bool) -> None:
+        """Look once, then pause.
+
+        Raises:
+            LockHeldError: the other process runs, and `is_last`.
+        """
+        content, modified = _read(self._path)
+        other = Holder.parse(content)
+        if content != self._content:  # the first look, or another process has taken over
+            has_ended = other is not None and (other.has_ended() or self._is_given_up(other))
+            self._is_alive, self._changed_at = False, -math.inf if has_ended else time.monotonic()
+        elif modified != self._modified:
+            self._is_alive, self._changed_at = True, time.monotonic()
+        self._content, self._modified = content, modified
+        if not content:
+            return
+        if time.monotonic() - self._changed_at >= WATCH_SECONDS:
+            self._say(f"{self._path.parent}: continuing after {other or 'a process'}, which does not run any more")
+            if _read(self._path) == (content, modified):
+                self._path.unlink(missing_ok=True)
+            return
+        if self._is_alive and is_last:
+            raise LockHeldError(self._path.parent, other)
+        why = "" if self._is_alive else f" unless it shows no sign of life for {WATCH_SECONDS:g} s"
+        self._say(f"waiting for {self._path.parent}, in use by {other or 'another process'}{why}")
+        time.sleep(POLL_SECONDS)
+
+    def _say(self, message: str) -> None:
+        if message != self._last_message:
+            self._last_message = message
+            self._notify(message)
+
+
+def _create(path: Path, holder: Holder) -> bool:
+    """Create the record, unless there is one."""
+    try:
+        with open(path, "xb", buffering=0) as file:
+            try:
+                file.write(holder.encode())
+            except OSError:
+                path.unlink()
+                raise
+    except FileExistsError:
+        return False
+    return True
+
+
+def _read(path: Path) -> tuple[bytes, int]:
+    """The content and the time of modification, in nanoseconds; empty without a record.
+
+    Opening the file makes a network file system ask its server, which `stat` does not.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return b"", 0
