@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from project import Project
-from slurm_cluster.cluster import DEFAULT_STATE
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 
@@ -41,9 +40,6 @@ GROUPS = {
     "unit": None,
 }
 PARTS = {"faults": 6}  # of groups whose tests are independent: as many groups
-# Each process of `-n` that needs a Slurm cluster has its own.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["TRAINYARD_CLUSTER"] = f"{os.environ.get('TRAINYARD_CLUSTER', DEFAULT_STATE)}-{worker}"
 
 
 @pytest.fixture

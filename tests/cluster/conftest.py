@@ -21,7 +21,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def second_site() -> Iterator[Cluster]:
     """A site besides the one of `cluster`, which differs from it in everything that `Site` has."""
-    with cluster_or_skip(SECOND) as running:
+    with cluster_or_skip(SECOND, name="second") as running:
         yield running
 
 

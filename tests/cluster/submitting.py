@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT
-from slurm_cluster.cluster import Cluster
+from slurm_cluster.cluster import DEFAULT_STATE, Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from slurm_cluster.site import FIRST, Site
@@ -45,11 +45,15 @@ rule work:
 
 
 @contextmanager
-def cluster_or_skip(site: Site = FIRST) -> Iterator[Cluster]:
-    """A cluster; on machines that cannot run one, skip the test or, under CI, fail."""
+def cluster_or_skip(site: Site = FIRST, *, name: str = "") -> Iterator[Cluster]:
+    """A cluster of this process of pytest; on machines that cannot run one, skip the test or, under CI, fail.
+
+    All but the first site need a name.
+    """
+    state = os.environ.get("TRAINYARD_CLUSTER", DEFAULT_STATE), os.environ.get("PYTEST_XDIST_WORKER"), name
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(Cluster(site=site))
+            running = stack.enter_context(Cluster(Path("-".join(filter(None, state))), site=site))
         except PrerequisiteMissing as missing:
             refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
             refuse(f"{NO_CLUSTER}{missing}")

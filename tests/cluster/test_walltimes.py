@@ -1,8 +1,6 @@
 """The walltime of a sweep is predicted from its first run; if it is too short, retries continue; limits of a QOS."""
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -35,13 +33,9 @@ LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=00:50:00", "
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster besides the one that other tests share, as these tests are long and mostly sleep."""
-    folder = Path(tempfile.mkdtemp(prefix="ty-cluster-"))
-    folder.rmdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINYARD_CLUSTER", str(folder))
-        with cluster_or_skip(LIMITED) as running:
-            yield running
+    """A cluster whose QOS has limits."""
+    with cluster_or_skip(LIMITED, name="limited") as running:
+        yield running
 
 
 def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
