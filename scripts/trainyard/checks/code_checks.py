@@ -1,13 +1,12 @@
-"""Tries a user's code, the trainings and the tree models of a config in other processes before anything is submitted.
+"""Checks of the user's code, the trainings and the tree models of a config, which a process of its own tries.
 
-What has passed is not tried again until the config, the code or the environment changes: the verdict is kept in the
+What has passed is not tried again until the config, the code or the environment changes: the answer is kept in the
 user's cache folder.
 """
 
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from trainyard.checks.code_probe import DRIVERS
 from trainyard.checks.findings import Finding
+from trainyard.checks.helper_programs import ask_helper
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import Scaling
@@ -27,64 +27,70 @@ from trainyard.config.trials import Trial, expand, trainings
 from trainyard.data.known_images import known_images
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
-from trainyard.utils.import_path import SCRIPTS, helper_command
+from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import describe_exit
 
 MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a second
-TIMEOUT_SECONDS: Final = 900
 CHECKS_VERSION: Final = 1  # increment it when a change of the code finds more than before
-MOST_KEPT: Final = 300  # verdicts in the cache
-_TRIED: Final = (
-    "pretrained",
-    "freeze",
-    "lr_scale",
-    "metrics",
-)  # and own losses, and models of others
+MOST_KEPT: Final = 300  # answers in the cache
+_TRIED: Final = ("pretrained", "freeze", "lr_scale", "metrics")  # and own losses, and models of others
 _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_args", "monitor")
 
 
-def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
-    """The findings about the user's code, the trainings and the tree models of a config; from the cache, unless `anew`.
+def check_code(config: Config, results: Path, *, anew: bool = False) -> Iterator[Finding]:
+    """Whether the user's code, the trainings and the tree models of a config work; from the cache, unless `anew`.
 
     With `anew`, all trainings are tried; otherwise at most `MOST` of each study.
 
     Raises:
         UserError: they cannot be tried, since the other process ended.
     """
-    tried = list(_trainings(config, results, most=sys.maxsize if anew else MOST))
-    request = {"imports": list(_imports(config)), "trainings": tried}
-    trees = {"imports": [], "trees": list(_tree_models(config))}
-    return [
-        *_findings("models and your code", "torch", "checks.code_probe", request, anew=anew),
-        *_findings("tree models", "xgboost", "trees.boosting", trees, anew=anew),
+    models: dict[str, list[Any]] = {"imports": list(_imports(config)),
+              "trainings": list(_trainings(config, results, most=sys.maxsize if anew else MOST))}  # fmt: skip
+    trees = [
+        (f"trees.{name}.params.{model}", model, params)
+        for name, study in config.trees.items()
+        for model in study.models
+        if (params := study.params.get(model))
     ]
+    for subject, library, request in (
+        ("models and your code", "torch", models),
+        ("tree models", "xgboost", {"trees": trees}),
+    ):
+        if not any(request.values()):
+            continue
+        if importlib.util.find_spec(library) is None:  # only the jobs have it, as with `--sdm conda`
+            message = f"not tried: {library} is missing where Snakemake runs"
+            yield Finding(subject, "warns", message, "run `make check` in an environment that has it")
+        else:
+            yield from (Finding(*each) for each in _answer(request, anew=anew)["findings"])
 
 
-def _findings(subject: str, library: str, module: str, request: dict[str, Any], *, anew: bool) -> list[Finding]:
-    """The answer of a helper program to a request, or a warning if this environment lacks its library."""
-    if not any(request.values()):
-        return []
-    if importlib.util.find_spec(library) is None:  # only the jobs have it, as with `--sdm conda`
-        remedy = "run `make check` in an environment that has it"
-        return [Finding(subject, "warns", f"not tried: {library} is missing where Snakemake runs", remedy)]
+def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:
+    """The answer to a request, and the state of the files that it depends on; it is kept if nothing fails."""
     kept = _cache_file(request)
-    answer = None if anew else _read_kept(kept)
-    if answer is None:
-        answer = _ask(module, request)
-        if all(verdict != "fails" for _, verdict, _ in answer["findings"]):
-            _keep(kept, answer)
-    return [Finding(*each) for each in answer["findings"]]
+    if not anew and (known := _read_kept(kept)):
+        return known
+    answer: dict[str, Any] | None
+    answer, done = ask_helper("checks.code_probe", request, task="trying your code and the trainings")
+    if answer is None:  # the process ended itself, as by os._exit() in a user's code
+        names = ", ".join(path for _, path, _, _ in request.get("imports", ())) or "what the config trains"
+        last = "\n".join(done.stderr.strip().splitlines()[-20:])
+        raise UserError(f"the process that tries {names} ended ({describe_exit(done.returncode)}):\n{last}")
+    weights = (spec["pretrained"] for _, spec, _ in request.get("trainings", ()) if "pretrained" in spec)
+    files = sorted({*answer["files"], *(str(expand_path(path)) for path in weights)})
+    answer["files"] = {file: _state(file) for file in files}
+    if all(verdict != "fails" for _, verdict, _ in answer["findings"]):
+        with suppress(OSError):  # then it is tried again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, answer)
+            oldest_first = sorted(kept.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+            for old in oldest_first[:-MOST_KEPT]:
+                old.unlink()
+    return answer
 
 
 # ---- what is tried
-
-
-def _tree_models(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Place, library and parameters of all tree models that have some."""
-    for name, study in config.trees.items():
-        for model in study.models:
-            if params := study.params.get(model):
-                yield f"trees.{name}.params.{model}", model, params
 
 
 def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
@@ -147,33 +153,6 @@ def _place(place: str, tried: dict[str, Any], values: dict[str, Any]) -> str:
     return f"{place} with {', '.join(varied)}" if varied else place
 
 
-# ---- the other process
-
-
-def _ask(module: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a helper program, with the state of the files that it depends on."""
-    try:
-        done = subprocess.run(
-            helper_command(module),
-            input=json.dumps(request),
-            text=True,
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"your code and the trainings cannot be tried: they take over {TIMEOUT_SECONDS} s") from None
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:  # the process ended itself, as by os._exit() in a user's code
-        names = ", ".join(path for _, path, _, _ in request["imports"]) or "what the config trains"
-        last = "\n".join(done.stderr.strip().splitlines()[-20:])
-        raise UserError(f"the process that tries {names} ended ({describe_exit(done.returncode)}):\n{last}") from None
-    weights = (spec["pretrained"] for _, spec, _ in request.get("trainings", ()) if "pretrained" in spec)
-    files = sorted({*answer["files"], *(str(expand_path(path)) for path in weights)})
-    return {"findings": answer["findings"], "files": {file: _state(file) for file in files}}
-
-
 # ---- the cache
 
 
@@ -182,7 +161,7 @@ def _cache_file(request: dict[str, Any]) -> Path:
 
     The file cannot be written if the user has no home folder.
     """
-    where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request["imports"] else []
+    where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request.get("imports") else []
     installed = _state(sysconfig.get_path("purelib"))  # changes when packages are installed
     has_gpu = any(map(os.path.exists, DRIVERS))  # errors for the lack of a GPU are no mistakes
     digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed, has_gpu])
@@ -197,15 +176,6 @@ def _read_kept(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return answer if is_same else None
-
-
-def _keep(path: Path, answer: dict[str, Any]) -> None:
-    with suppress(OSError):  # then it is tried again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, answer)
-        kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
-        for old in kept[:-MOST_KEPT]:
-            old.unlink()
 
 
 def _state(file: str) -> list[int] | None:

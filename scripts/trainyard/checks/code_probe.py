@@ -1,15 +1,13 @@
-"""Try a user's code and trainings before anything is submitted: a program of its own, for an import may do anything.
+"""Try the user's code, the trainings and the tree models of a config, in a process of its own: imports may do anything.
 
-It reads a request as JSON from stdin:
+The request has up to three lists:
 
-    {"imports": [[place, path, role, arguments]], "trainings": [[place, spec, images]]}
+    imports: [[place, path, role, arguments]]; trainings: [[place, spec, images]]; trees: [[place, model, parameters]]
 
-`arguments` are what the later call passes, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`. It
-writes one line of JSON to stdout, `{"findings": [[place, verdict, message]], "files": [path]}`, with the verdicts
-"ok", "fails" and "unknown", and the files of the user's code.
+`arguments` are what the later call passes, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`.
+The answer is `{"findings": [[name, verdict, message]], "files": [path]}`, with the files of the user's code.
 """
 
-import json
 import os
 import re
 import sys
@@ -17,39 +15,50 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks.findings import Finding
+from trainyard.checks.helper_programs import answer_request
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import check_call, import_object, is_own_file
 
-Finding = tuple[str, str, str]  # place, verdict, message
 SEARCHED: Final = " (searched: the working directory and PYTHONPATH)"
 DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD
 _OF_GPUS: Final = re.compile(r"\b(lib)?cuda|nvidia|\bhip\b", re.IGNORECASE)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The findings of a request, and the files of the user's code that were imported."""
+def probe_code(request: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The answer to a request."""
     failed = set[str]()
-    findings = list(_imports(request["imports"], failed))
-    if request["trainings"]:
-        from trainyard.checks.model_probe import rehearse_all  # torch takes seconds to import
+    findings = list(_import_all(request.get("imports", ()), failed))
+    if trainings := request.get("trainings"):
+        from trainyard.checks.model_probe import probe_trainings  # torch takes seconds to import
 
-        given = [(place, Train.model_validate(spec), images) for place, spec, images in request["trainings"]]
+        given = [(place, Train.model_validate(spec), KnownImages(**images)) for place, spec, images in trainings]
         can_be_tried = [each for each in given if not failed & {path for path, _ in each[1].import_paths.values()}]
-        findings += rehearse_all((place, spec, KnownImages(**images)) for place, spec, images in can_be_tried)
-    return {"findings": [*map(_excuse, findings)], "files": sorted(_own_files())}
+        findings += probe_trainings(can_be_tried)
+    if trees := request.get("trees"):
+        from trainyard.trees.boosting import find_mistakes
+
+        findings += [Finding(place, "fails", each) for place, *given in trees for each in find_mistakes(*given)]
+    if not any(map(os.path.exists, DRIVERS)):  # a login node has no GPU
+        findings = list(map(_excuse, findings))
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = {path.absolute() for path in map(Path, filter(None, modules))}
+    return {
+        "findings": [[each.name, each.verdict, each.message] for each in findings],
+        "files": sorted(str(path) for path in files if is_own_file(path)),
+    }
 
 
 def _excuse(finding: Finding) -> Finding:
-    """The finding, but unknown if it failed for the lack of a GPU: a login node has none."""
-    place, verdict, message = finding
-    if verdict != "fails" or not _OF_GPUS.search(message) or any(map(os.path.exists, DRIVERS)):
-        return finding
-    return place, "unknown", f"this machine has no GPU: {message}"
+    """The finding, but unknown if it failed for the lack of a GPU."""
+    if finding.verdict == "fails" and _OF_GPUS.search(finding.message):
+        return Finding(finding.name, "unknown", f"this machine has no GPU: {finding.message}")
+    return finding
 
 
-def _imports(requested: list[Any], failed: set[str]) -> Iterator[Finding]:
+def _import_all(requested: Any, failed: set[str]) -> Iterator[Finding]:
     """Import every path, and compare its signature with the arguments; adds the paths that fail to `failed`."""
     for place, path, role, arguments in requested:
         try:
@@ -59,27 +68,10 @@ def _imports(requested: list[Any], failed: set[str]) -> Iterator[Finding]:
         except UserError as error:
             failed.add(path)
             where = SEARCHED if isinstance(error.__cause__, ImportError) else ""
-            yield place, "fails", f"{error}{where}"
+            yield Finding(place, "fails", f"{error}{where}")
         else:
-            yield place, "ok", f"{role} {path!r} is imported"
-
-
-def _own_files() -> Iterator[str]:
-    """The files of all modules that are neither installed nor Trainyard's."""
-    for module in list(sys.modules.values()):
-        if file := getattr(module, "__file__", None):
-            path = Path(file).absolute()
-            if is_own_file(path):
-                yield str(path)
-
-
-def main() -> None:
-    """Answer the request of stdin. What the user's code prints goes to stderr."""
-    sys.dont_write_bytecode = True  # a dry run writes nothing
-    with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)
-        json.dump(answer(json.load(sys.stdin)), output)
+            yield Finding(place, "ok", f"{role} {path!r} is imported")
 
 
 if __name__ == "__main__":
-    main()
+    answer_request(probe_code)

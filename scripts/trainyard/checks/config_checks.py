@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from trainyard.checks import code_checks
+from trainyard.checks.code_checks import check_code
 from trainyard.checks.file_checks import check_script, check_source
 from trainyard.checks.findings import Finding
 from trainyard.checks.program_environments import check_environment
@@ -59,7 +59,7 @@ def check_use(
             absent="warns" if has_scheduler and dry_run else "fails",
             may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
         )
-    yield from code_checks.rehearse_config(config, results, anew=anew)
+    yield from check_code(config, results, anew=anew)
 
 
 def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.train import Train
 from trainyard.config.weights import WeightsError, is_published
 from trainyard.data.known_images import KnownImages, Shape
@@ -28,27 +29,28 @@ _IMAGES: Final = 2  # of the batch
 # Used while a dataset is not staged, for models whose parameters have the same names with any data.
 _SHAPE: Final[Shape] = (64, 64, 3)
 _OUTPUTS: Final = 7
-Finding = tuple[str, str, str]  # place, verdict, message
 
 
-def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterator[Finding]:
+def probe_trainings(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterator[Finding]:
     """The findings of each training, with its place in the config."""
     warnings.simplefilter("ignore")  # weights that are loaded into parameters without memory
     signal.signal(signal.SIGALRM, _give_up)
     end = time.monotonic() + TOTAL_SECONDS
     for place, spec, images in trainings:
         if time.monotonic() > end:
-            yield place, "unknown", f"model {spec.model!r} is not tried: the previous ones took {TOTAL_SECONDS} s"
+            message = f"model {spec.model!r} is not tried: the previous ones took {TOTAL_SECONDS} s"
+            yield Finding(place, "unknown", message)
             continue
         signal.alarm(SECONDS)
         try:
-            yield from ((place, verdict, message) for verdict, message in rehearse_training(spec, images))
+            yield from (Finding(place, *each) for each in probe_training(spec, images))
         except UserError as error:
-            yield place, "fails", str(error)
+            yield Finding(place, "fails", str(error))
         except _TooLongError:
-            yield place, "unknown", f"model {spec.model!r} is tried only in part: it takes more than {SECONDS} s"
+            message = f"model {spec.model!r} is tried only in part: it takes more than {SECONDS} s"
+            yield Finding(place, "unknown", message)
         except OWN_ERRORS as error:  # of a user's code
-            yield place, "fails", error_line(error)
+            yield Finding(place, "fails", error_line(error))
         finally:
             signal.alarm(0)
 
@@ -61,7 +63,7 @@ def _give_up(number: int, frame: object) -> None:
     raise _TooLongError
 
 
-def rehearse_training(spec: Train, images: KnownImages) -> Iterator[tuple[str, str]]:
+def probe_training(spec: Train, images: KnownImages) -> Iterator[tuple[Verdict, str]]:
     """Try a training on what is known of its images; yields verdicts, with what was tried or why it could not be.
 
     The model is built without memory for its parameters, unless it is a user's that needs them. Weights from a file are

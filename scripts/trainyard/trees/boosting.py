@@ -1,15 +1,10 @@
-"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM.
-
-As a program, it compares parameters with those of the libraries, which take seconds to import. From stdin, it reads
-`{"trees": [[place, model, parameters]]}`; it writes `{"findings": [[place, verdict, message]], "files": []}`.
-"""
+"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM."""
 
 import difflib
 import json
 import logging
 import os
 import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -254,19 +249,3 @@ def _saved(model: Any, name: str) -> bytes:
         return bytes(model.get_booster().save_raw("ubj"))
     text: str = model.booster_.model_to_string()
     return text.encode()
-
-
-def main() -> None:
-    """Answer the request of stdin. What the libraries print goes to stderr."""
-    with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)
-        findings = [
-            (place, "fails", mistake)
-            for place, name, params in json.load(sys.stdin)["trees"]
-            for mistake in find_mistakes(name, params)
-        ]
-        json.dump({"findings": findings, "files": []}, output)
-
-
-if __name__ == "__main__":
-    main()

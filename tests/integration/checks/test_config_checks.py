@@ -270,8 +270,8 @@ def test_weights_that_may_fit_images_not_staged_yet_are_no_mistake(mistakes):
 
 def test_trainings_are_not_tried_for_longer_than_users_wait(monkeypatch):
     monkeypatch.setattr(model_probe, "TOTAL_SECONDS", -1)
-    findings = model_probe.rehearse_all([("p", Train(model="resnet18", batch_size=1), KnownImages())])
-    assert [verdict for _, verdict, _ in findings] == ["unknown"]
+    findings = model_probe.probe_trainings([("p", Train(model="resnet18", batch_size=1), KnownImages())])
+    assert [each.verdict for each in findings] == ["unknown"]
 
 
 @pytest.mark.parametrize("drivers", [(), (__file__,)], ids=["login node", "GPU node"])
@@ -279,10 +279,13 @@ def test_code_that_needs_a_gpu_is_no_mistake_on_a_machine_without_one(tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(code_probe, "DRIVERS", drivers)
     Path("on_gpu.py").write_text("raise RuntimeError('Found no NVIDIA driver on your system')")
-    answer = code_probe.answer({"imports": [["p", "on_gpu:build", "model", None]], "trainings": []})
+    answer = code_probe.probe_code({"imports": [["p", "on_gpu:build", "model", None]]})
     ((place, verdict, message),) = answer["findings"]
     assert (place, verdict) == ("p", "fails" if drivers else "unknown")
     assert "NVIDIA" in message
+
+
+ANSWER = {"findings": [], "files": []}
 
 
 def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monkeypatch):
@@ -290,9 +293,7 @@ def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monke
     raw = {"sweeps": {"s": {"function": "mine:run"}}}
     assert mistakes(raw) == []
     started = []
-    monkeypatch.setattr(
-        code_checks, "_ask", lambda module, request: started.append(request) or {"findings": [], "files": {}}
-    )
+    monkeypatch.setattr(code_checks, "ask_helper", lambda _, request, **__: (started.append(request) or ANSWER, None))
     assert mistakes(raw) == []
     assert not started
     Path("mine.py").write_text("def run(config, context): return 1")
@@ -305,13 +306,13 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
     Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
     config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
     with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(exit code 3\):\nwhat it said"):
-        code_checks.rehearse_config(config, tmp_path)
+        list(code_checks.check_code(config, tmp_path))
 
 
 def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch):
     config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
     monkeypatch.setattr(code_checks.importlib.util, "find_spec", lambda name: None)
-    assert [finding.verdict for finding in code_checks.rehearse_config(config, tmp_path)] == ["warns"]
+    assert [finding.verdict for finding in code_checks.check_code(config, tmp_path)] == ["warns"]
 
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
