@@ -1,10 +1,22 @@
-"""A site with other names, other GPUs, another partition and no accounting database."""
+"""A site with other names, other GPUs, another partition and no accounting database.
+
+Slurm's signals reach only the first process of each step.
+"""
+
+import json
+import sys
 
 import pandas as pd
 import pytest
+import yaml
 from fault_runs import Sweep, Training, ended_at_last
 from fault_table import kill_slurmstepd_of_step
+from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.waiting import wait_until
+from submitting import snakemake
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +54,74 @@ def test_a_job_ends_soon_after_its_sweep_if_slurmstepd_of_its_steps_was_killed(s
     assert run.is_complete()
     assert run.results() == run.undisturbed()
     assert run.leftovers() == []
+
+
+TRIAL = {"command": "echo epoch 1 val_accuracy 0.5", "trials": [{}], "slots": {"gpus_per_node": 2}}
+METRICS = {"pattern": r"epoch (?P<epoch>\d+) val_accuracy (?P<val_accuracy>[0-9.]+)"}
+
+
+def test_the_end_of_a_job_is_noticed_and_its_memory_is_recorded(second_site, second_dir):
+    config = {"sweeps": {"s": TRIAL | {"metrics": METRICS}}}
+    snakemake(second_site, second_dir, config, "--", "results/sweeps/s/trials.csv")
+    assert pd.read_csv(second_dir / "results/sweeps/s/trials.csv")["status"].tolist() == ["finished"]
+    record = json.loads((second_dir / "results/sweeps/s/memory.json").read_text())
+    assert (record["requested_mib"], record["processes"], record["ended"]) == (15200, 2, True)
+    assert record["peak_mib"] > 100, "of Python, Ray and Snakemake"
+
+
+# A model that writes a line per step. From step 12 on, each step waits for a file `go`, or until its process has been
+# told to stop.
+GATED = """
+import signal, time
+from pathlib import Path
+from trainyard.training.models import SmallConvNet
+
+def is_told():
+    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_made", False)
+
+class Gated(SmallConvNet):
+    def forward(self, images):
+        steps = Path(__file__).with_name(f"steps-{self.name}")
+        if self.training:
+            with open(steps, "a") as file:
+                file.write("step\\n")
+            while len(steps.read_text().splitlines()) >= 12 and not steps.with_name("go").exists() and not is_told():
+                time.sleep(0.02)
+        return super().forward(images)
+
+def build(*, channels, classes, name):
+    model = Gated(channels=channels, classes=classes, width=4)
+    model.name = name
+    return model
+"""
+
+
+def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_dir):
+    """One trial on each node, eight steps per epoch. Slurm gives five seconds, from SIGTERM to SIGKILL."""
+    (second_dir / "gated.py").write_text(GATED)
+    stage_tiny(second_dir / "results")
+    train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
+    trials = [{"lr": 0.01, "model_args.name": name} for name in ("a", "b")]
+    sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"nodes": 2, "gpus_per_node": 1}}
+    (second_dir / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
+    program = f"{sys.executable} {ROOT}/scripts/"
+    script = f"export PYTHONPATH={second_dir}\n{program}sweep.py --config config.yaml --sweep s"
+    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:1"]
+
+    def steps() -> list[int]:
+        return [len(path.read_text().splitlines()) for path in second_dir.glob("steps-*")]
+
+    def outcomes() -> list[str]:
+        journal = read_journal(second_dir / "results/sweeps/s/journal.jsonl")
+        return [attempt.outcome for attempt in fold_attempts(journal)]
+
+    lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01,g02", *shape, cwd=second_dir)
+    wait_until(lambda: steps() == [12, 12], what="both trials to be in their second epoch")
+    second_site.run(["srun", "--nodes=2", "--nodelist=g01,g02", "--gres=gpu:2", "true"])  # has priority
+    assert second_site.wait_until_out_of_queue(lesser) == "PREEMPTED"
+    assert outcomes() == ["interrupted"] * 2, (second_dir / f"slurm-{lesser}.out").read_text()
+    assert steps() == [12, 12], "they have stopped within a step"
+    (second_dir / "go").touch()
+    second_site.wait_until_out_of_queue(second_site.submit(script, *shape, cwd=second_dir))
+    assert outcomes() == ["interrupted"] * 2 + ["finished"] * 2
+    assert steps() == [24, 24], "no step is repeated"
