@@ -98,7 +98,7 @@ def build(*, channels, classes):
 """
 
 
-# A `nvidia-cuda-mps-control` that behaves as NVIDIA documents it, and tells in the file $FAKE_MPS_LOG what it is told.
+# A `nvidia-cuda-mps-control` that behaves as NVIDIA documents it, and appends its commands to the file $FAKE_MPS_LOG.
 FAKE_MPS = """#!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
 if [ "$1" = -d ]; then

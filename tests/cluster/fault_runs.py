@@ -152,7 +152,7 @@ class Run:
         return self.commands[-1].wait(timeout=900)
 
     def output(self) -> str:
-        """All that the commands, the jobs and the programs have said."""
+        """The output of the commands, the jobs and the programs."""
         logs = [*self.seen.glob("snakemake-*.log"), *self.seen.glob("results/**/*.log")]
         return "\n".join(path.read_text(errors="replace") for path in logs)
 

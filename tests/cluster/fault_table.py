@@ -27,7 +27,7 @@ class Fault:
     name: str
     inject: Step
     bound_seconds: float  # from the fault to the end of the job
-    says: tuple[str, ...] = ()  # patterns, each in the output of a command or job
+    shows: tuple[str, ...] = ()  # patterns, each in the output of a command or job
     job: type[Run] = Sweep
     nodes: int = 1  # of a sweep; a training has two
     resources: tuple[str, ...] = ()  # of the job
@@ -35,7 +35,7 @@ class Fault:
     before: Step = nothing  # once the files are written, before the first command
     opens: bool = True  # whether the rest of the work can go on after the fault
     then: Step | None = None  # after the first command has ended, which then retries nothing
-    decision: str = ""  # the line in which the next command says what a person must decide
+    decision: str = ""  # the line in which the next command shows what a person must decide
     decide: Step = nothing  # what the person does
     in_small: bool = False  # in a folder of a small file system
     in_test: bool = False  # run by `make test`
@@ -49,7 +49,7 @@ class TrialFault:
 
     name: str
     code: str  # what the trial runs in its first attempt
-    says: str  # a pattern in the error of the attempt
+    shows: str  # a pattern in the error of the attempt
     outcomes: tuple[str, ...] = ("failed", "finished")  # of all attempts
     bound_seconds: float = 60  # from the fault to the end of the attempt
     defect: str = ""  # why the row does not hold
@@ -201,9 +201,9 @@ def kill_snakemake_and_start_again(run: Run) -> None:
 def start_a_second(run: Run) -> None:
     """Run the same command again, until it waits for the job of the first one or has submitted one."""
     run.start()
-    log, said = run.seen / "snakemake-1.log", ("is already in the queue", "submitted with SLURM")
+    log, submitted = run.seen / "snakemake-1.log", ("is already in the queue", "submitted with SLURM")
     wait_until(
-        lambda: any(words in log.read_text() for words in said),
+        lambda: any(words in log.read_text() for words in submitted),
         what="the second command to wait or to submit",
         while_running=run.commands[-1],
     )
@@ -390,15 +390,15 @@ KILLED_AT_ITS_RETURN = (
     "ty-ray-*",
 )  # once a host is back, Slurm kills there what was given up, without a signal before
 SWEEP = [
-    Fault("driver killed", kill_driver, 60, says=("SIGKILL",)),
-    Fault("worker of a slot killed", kill_worker, 60, says=("the worker's process ended: it was killed.*see .*log",)),
-    Fault("GPU on which every trial fails", break_gpu, 60, says=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
+    Fault("driver killed", kill_driver, 60, shows=("SIGKILL",)),
+    Fault("worker of a slot killed", kill_worker, 60, shows=("the worker's process ended: it was killed.*see .*log",)),
+    Fault("GPU on which every trial fails", break_gpu, 60, shows=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
     Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
     Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
-    Fault("Ray on the driver's node killed", kill_ray("raylet", on="driver"), 60, says=("starting Ray again",)),
+    Fault("Ray on the driver's node killed", kill_ray("raylet", on="driver"), 60, shows=("starting Ray again",)),
     Fault("suspended for 45 s", suspend(seconds=45), 120),
     Fault("suspended for 45 s on two nodes", suspend(seconds=45), 120, nodes=2),
-    Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), in_test=True),
+    Fault("host lost", lose_host, 120, nodes=2, shows=("the worker's process ended|node",), in_test=True),
     Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("driver's host cut off until the job runs again", cut_off_until_requeued, 300, leaves=KILLED_AT_ITS_RETURN),
@@ -408,15 +408,15 @@ SWEEP = [
     Fault("slurmstepd killed", kill_slurmstepd, 300),
     Fault("slurmstepd of the step killed", kill_slurmstepd_of_step, 120),
     Fault("scancel", cancel, 60),
-    Fault("walltime", nothing, 180, minutes=1, opens=False, says=("before the end of the walltime",)),
-    Fault("preempted and requeued", preempt, 60, resources=REQUEUED, says=("DUE TO PREEMPTION",)),
+    Fault("walltime", nothing, 180, minutes=1, opens=False, shows=("before the end of the walltime",)),
+    Fault("preempted and requeued", preempt, 60, resources=REQUEUED, shows=("DUE TO PREEMPTION",)),
     Fault("preempted and cancelled", preempt_and_cancel, 60, resources=REQUEUED),
-    Fault("disk full", fill_disk, 60, in_small=True, then=free_disk, says=("no space (left )?on",)),
+    Fault("disk full", fill_disk, 60, in_small=True, then=free_disk, shows=("no space (left )?on",)),
     Fault("journal: last line torn", kill_driver, 60, then=damage_journal(torn=True)),
     Fault("journal: garbage in its middle", kill_driver, 60, then=damage_journal(torn=False)),
-    Fault("journal: read-only", protect_journal, 60, then=release_journal, says=("journal.jsonl",)),
-    Fault("second snakemake on the same sweep", start_a_second, 120, says=WAITS),
-    Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, says=WAITS),
+    Fault("journal: read-only", protect_journal, 60, then=release_journal, shows=("journal.jsonl",)),
+    Fault("second snakemake on the same sweep", start_a_second, 120, shows=WAITS),
+    Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, shows=WAITS),
     Fault("clocks a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),
     Fault("results deleted", delete_results, 60),
     Fault("results moved to another path", kill_driver, 60, then=move_project),
@@ -425,15 +425,15 @@ RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
 ENDED = r"rank 1 on n2 ended the training: "
 SKIPPED = ("damaged|skipped",)
 TRAINING = [
-    Fault("rank raises", RAISES, 60, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
-    Fault("rank killed", signal_rank(1, "KILL"), 60, job=Training, says=(rf"{ENDED}.*SIGKILL",), in_test=True),
+    Fault("rank raises", RAISES, 60, job=Training, shows=(f"{ENDED}RuntimeError: planned trouble",)),
+    Fault("rank killed", signal_rank(1, "KILL"), 60, job=Training, shows=(rf"{ENDED}.*SIGKILL",), in_test=True),
     Fault(
         "rank stopped in a collective",
         signal_rank(1, "STOP"),
         60,
         job=Training,
         before=shorten_timeout,
-        says=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
+        shows=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
     ),
     Fault("host lost", lose_rank_1, 120, job=Training),
     Fault("slurmstepd of the step killed", kill_slurmstepd_of_step, 120, job=Training),
@@ -448,8 +448,8 @@ TRAINING = [
     Fault("full /tmp", nothing, 60, job=Training, before=fill_tmp, then=free_tmp),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
     Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),
-    Fault("checkpoint truncated", cancel, 60, job=Training, then=damage_checkpoint("truncate"), says=SKIPPED),
-    Fault("checkpoint with a flipped bit", cancel, 60, job=Training, then=damage_checkpoint("flip"), says=SKIPPED),
+    Fault("checkpoint truncated", cancel, 60, job=Training, then=damage_checkpoint("truncate"), shows=SKIPPED),
+    Fault("checkpoint with a flipped bit", cancel, 60, job=Training, then=damage_checkpoint("flip"), shows=SKIPPED),
     Fault(
         "checkpoint of another spec",
         cancel,
@@ -466,10 +466,10 @@ TRAINING = [
         60,
         job=Training,
         resources=REQUEUED,
-        says=("DUE TO PREEMPTION",),
+        shows=("DUE TO PREEMPTION",),
         in_test=True,
     ),
     Fault("preempted and cancelled", preempt_and_cancel, 60, job=Training, resources=REQUEUED),
     Fault("disk full while saving", fill_disk, 60, job=Training, in_small=True, then=free_disk),
-    Fault("sampler of telemetry dies", nothing, 60, job=Training, before=break_sampler, says=("telemetry stops: ",)),
+    Fault("sampler of telemetry dies", nothing, 60, job=Training, before=break_sampler, shows=("telemetry stops: ",)),
 ]

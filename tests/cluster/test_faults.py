@@ -73,7 +73,7 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         save(measured, run.output())
         assert (measured.lost, measured.repeated) == (0, 0), run.story()
         assert run.results() == expected, run.story()
-        for pattern in fault.says:
+        for pattern in fault.shows:
             assert re.search(pattern, run.output()), run.story()
         assert to_end <= fault.bound_seconds, run.story()
         assert run.leftovers(except_for=fault.leaves) == []
@@ -93,7 +93,7 @@ def test_a_trial_that_fails_in_any_way_is_retried_and_affects_no_other(cluster: 
     for number, fault in enumerate(TRIALS):
         tries = [attempt for attempt in run.attempts() if attempt.trial == numbers[number]]
         assert tuple(attempt.outcome for attempt in tries) == fault.outcomes, run.story()
-        assert re.search(fault.says, tries[0].error), tries[0].error
+        assert re.search(fault.shows, tries[0].error), tries[0].error
         before = {each.trial: each.metrics for each in run.finished() if each.end <= tries[0].start}
         taken = tries[0].end - tries[0].start
         save(

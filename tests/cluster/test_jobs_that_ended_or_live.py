@@ -62,9 +62,9 @@ def test_a_job_that_slurm_will_never_start_is_reported(cluster, shared_dir):
     (shared_dir / "Snakefile").write_text(GATED_JOBS)
     options = ["--set-resources", "work:runtime=1441", "--", "one"]  # the partition allows a day
     with snakemake_in_background(cluster, shared_dir, {}, *options, snakefile=shared_dir / "Snakefile") as running:
-        said = "(work one) as it is: its walltime is above the limit of its partition (PartitionTimeLimit)"
+        reason = "(work one) as it is: its walltime is above the limit of its partition (PartitionTimeLimit)"
         output = (shared_dir / "snakemake.out").read_text
-        wait_until(lambda: said in output(), what="the reason", while_running=running)
+        wait_until(lambda: reason in output(), what="the reason", while_running=running)
         assert output().count("Slurm will not start job") == 1
 
 

@@ -47,7 +47,7 @@ def test_others_hold_half_of_the_cluster(cluster, shared_dir):
     assert len({line.split()[3] for line in log.splitlines()}) > 2
 
 
-def test_a_run_over_its_limit_is_ended_and_says_so(cluster, shared_dir):
+def test_a_run_over_its_limit_is_ended_with_a_reason(cluster, shared_dir):
     run = Run(cluster, PEERS["sbatch"], WORKS["depth"], 1, shared_dir / "late", 0.001)
     assert "not over after 0 s" in run.measure()["reason"]
     assert set(cluster.host_states().values()) == {"idle"}

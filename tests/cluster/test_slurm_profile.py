@@ -140,4 +140,4 @@ def test_the_output_of_a_job_is_in_the_documented_file(finished):
     printed = finished / f"results/logs/slurm/rule_sweep/s/{timeline['job'][0]}.log"
     assert printed.read_text().count("4 of 4 trials pending") == 1, "not once for each Snakemake of the job"
     (trained,) = (finished / "results/logs/slurm/rule_train/s_1x1").glob("*.log")
-    assert "the time is unknown" not in trained.read_text(), "said before it was submitted"
+    assert "the time is unknown" not in trained.read_text(), "known before submission"

@@ -85,7 +85,7 @@ def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
     control.chmod(0o755)
     fake_gpu.environment |= {
         "PATH": f"{control.parent}:{fake_gpu.environment['PATH']}",
-        "FAKE_MPS_LOG": str(fake_gpu.folder / "told"),
+        "FAKE_MPS_LOG": str(fake_gpu.folder / "mps.log"),
     }
     python, *script = fake_gpu.script("sweep", "--sweep", "s")
     done = fake_gpu.run(python, "-c", QUICK, str(fake_gpu.root / "scripts"), *script)
@@ -104,7 +104,7 @@ def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
     (pipes,) = set((fake_gpu.folder / "mps-of-trials").read_text().splitlines())
     assert "/ty-mps-" in pipes
     assert not Path(pipes).exists()
-    assert (fake_gpu.folder / "told").read_text() == "start\nquit\n", "MPS runs as long as the sweep"
+    assert (fake_gpu.folder / "mps.log").read_text() == "start\nquit\n", "MPS runs as long as the sweep"
 
     fake_gpu.write(config(count=17, mib=4000, mps="auto"))
     again = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))

@@ -21,23 +21,23 @@ from trainyard.utils.errors import UserError
 
 
 @pytest.fixture
-def said():
+def logged():
     """What an executor logged and reported."""
     return []
 
 
 @pytest.fixture
-def executor(monkeypatch, tmp_path, said):
-    """An executor that starts no thread; what it logs and reports is in `said`, what the plugin would submit, too."""
+def executor(monkeypatch, tmp_path, logged):
+    """An executor that starts no thread; what it logs and reports is in `logged`, what the plugin would submit, too."""
 
     def start(self, workflow, logger):
         self.workflow, self.logger, self.wait, self.active_jobs = workflow, logger, True, []
         self.next_seconds_between_status_checks = 5
 
     monkeypatch.setattr(Executor, "__init__", start)
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: said.append(("submitted", job)))
-    monkeypatch.setattr(RemoteExecutor, "report_job_success", lambda self, info: said.append(("done", info.job)))
-    monkeypatch.setattr(RemoteExecutor, "report_job_error", lambda self, info, **_: said.append(("failed", info.job)))
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: logged.append(("submitted", job)))
+    monkeypatch.setattr(RemoteExecutor, "report_job_success", lambda self, info: logged.append(("done", info.job)))
+    monkeypatch.setattr(RemoteExecutor, "report_job_error", lambda self, info, **_: logged.append(("failed", info.job)))
     monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
     workflow = SimpleNamespace(
         executor_settings=SimpleNamespace(exclude_failed_nodes=None, init_seconds_before_status_checks=5),
@@ -45,7 +45,7 @@ def executor(monkeypatch, tmp_path, said):
         workdir_init=str(tmp_path),
         persistence=SimpleNamespace(has_metadata=lambda job: False),
     )
-    return SlurmExecutor(workflow, SimpleNamespace(info=said.append, warning=said.append))
+    return SlurmExecutor(workflow, SimpleNamespace(info=logged.append, warning=logged.append))
 
 
 def snakemake_job(log="s.log", **values):
@@ -73,12 +73,12 @@ def check(executor, *jobs):
     return asyncio.run(active())
 
 
-def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(executor, said):
+def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(executor, logged):
     """Whatever is raised before the submission is lost in a thread of the plugin, and Snakemake waits forever."""
     job = GroupJob.__new__(GroupJob)
     job.groupid, job.jobs = "several", []
     executor.run_job(job)
-    assert said == [("submitted", job)]
+    assert logged == [("submitted", job)]
 
 
 @pytest.mark.parametrize("is_final", [True, False])
@@ -97,29 +97,29 @@ def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(executor, tmp
 
 
 @pytest.mark.parametrize(("is_planned", "attempt", "is_error"), [(True, 2, False), (True, 3, True), (False, 1, True)])
-def test_a_planned_continuation_is_no_error(executor, monkeypatch, tmp_path, said, is_planned, attempt, is_error):
-    monkeypatch.setattr(RemoteExecutor, "print_job_error", lambda self, info, **_: said.append("error"))
+def test_a_planned_continuation_is_no_error(executor, monkeypatch, tmp_path, logged, is_planned, attempt, is_error):
+    monkeypatch.setattr(RemoteExecutor, "print_job_error", lambda self, info, **_: logged.append("error"))
     info = slurm_job()
     info.job = snakemake_job(tmp_path / "s.log", restart_times=2, attempt=attempt)
     if is_planned:
         continued_mark(tmp_path / "s.log").touch()
     executor.print_job_error(info)
     line = "Slurm job 7 has ended before its walltime, as planned, with work left: job 4 (sweep depth) continues in"
-    assert [text.startswith("error" if is_error else line) for text in said] == [True]
+    assert [text.startswith("error" if is_error else line) for text in logged] == [True]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_before_each_submission_the_config_is_there_also_if_the_results_were_deleted(
-    executor, monkeypatch, said, fails
+    executor, monkeypatch, logged, fails
 ):
     def write():
-        said.append("written")
+        logged.append("written")
         if fails:
             raise UserError("no space left")
 
     monkeypatch.setattr(SlurmExecutor, "before_submission", staticmethod(write))
     executor.run_job(job := SimpleNamespace(is_group=lambda: True))
-    assert said == ["written", *(["no space left"] if fails else []), ("submitted", job)]
+    assert logged == ["written", *(["no space left"] if fails else []), ("submitted", job)]
 
 
 def test_jobs_read_the_config_of_this_run(executor, tmp_path, monkeypatch):
@@ -241,13 +241,13 @@ def test_a_job_that_is_submitted_while_others_run_for_hours_is_checked_soon(monk
 
 
 @pytest.fixture
-def plugin(monkeypatch, said):
+def plugin(monkeypatch, logged):
     """What the plugin does with the jobs that it is asked about: by default nothing, as if Slurm did not answer."""
     answers = {}
 
     async def answer(self, jobs):
         for info in jobs:
-            said.append(("asked", info.external_jobid))
+            logged.append(("asked", info.external_jobid))
             found = answers.get(info.external_jobid)
             if found == "yield":
                 yield info
@@ -261,7 +261,7 @@ def plugin(monkeypatch, said):
 
 @pytest.mark.parametrize("listed", [[], [user_job(state="COMPLETED")], [user_job(state="COMPLETING")]])
 def test_jobs_that_the_plugin_forgets_while_slurm_does_not_answer_are_followed(
-    executor, plugin, monkeypatch, said, listed
+    executor, plugin, monkeypatch, logged, listed
 ):
     """Snakemake would wait for them forever."""
     job = slurm_job()
@@ -269,7 +269,7 @@ def test_jobs_that_the_plugin_forgets_while_slurm_does_not_answer_are_followed(
     assert check(executor, job) == [job]
     plugin["7"] = "success"
     assert check(executor, job) == []
-    assert said == [("asked", "7"), ("asked", "7"), ("done", job.job)]
+    assert logged == [("asked", "7"), ("asked", "7"), ("done", job.job)]
 
 
 def test_while_slurm_lists_no_jobs_none_is_ended(executor, plugin, monkeypatch):
@@ -286,30 +286,30 @@ def test_while_slurm_lists_no_jobs_none_is_ended(executor, plugin, monkeypatch):
     [("NODE_FAIL", "lost a node"), ("PREEMPTED", "was preempted"), ("CANCELLED", "failed"), ("TIMEOUT", "asked")],
 )
 def test_the_plugin_is_not_asked_about_ends_that_are_no_fault_of_the_job(
-    executor, plugin, monkeypatch, said, state, end
+    executor, plugin, monkeypatch, logged, state, end
 ):
     """It would say that nodes are excluded, which they are not, or wait forever."""
     monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: [user_job(state=state)])
     check(executor, slurm_job())
-    assert end in str(said)
-    assert ("asked" in str(said)) is (end == "asked")
+    assert end in str(logged)
+    assert ("asked" in str(logged)) is (end == "asked")
 
 
-def test_a_job_that_slurm_ends_and_may_requeue_is_waited_for(executor, plugin, monkeypatch, said):
+def test_a_job_that_slurm_ends_and_may_requeue_is_waited_for(executor, plugin, monkeypatch, logged):
     monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: [user_job(state="COMPLETING")])
     monkeypatch.setattr(slurm_executor, "final_state", lambda job: "NODE_FAIL")
     assert check(executor, job := slurm_job()) == [job]
-    assert said == []
+    assert logged == []
 
 
-def test_a_job_that_slurm_will_never_start_is_reported_once(executor, monkeypatch, said):
+def test_a_job_that_slurm_will_never_start_is_reported_once(executor, monkeypatch, logged):
     listed = [user_job(state="PENDING", reason="PartitionTimeLimit"), user_job("8", "PENDING", reason="Priority")]
     monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: listed)
     jobs = [slurm_job("7"), slurm_job("8")]
     for _ in range(3):
         assert check(executor, *jobs) == jobs
-    assert len(said) == 1
-    assert said[0].startswith(
+    assert len(logged) == 1
+    assert logged[0].startswith(
         "Slurm will not start job 7 (sweep depth) as it is: its walltime is above the limit of its partition "
         "(PartitionTimeLimit). "
     )
@@ -319,14 +319,14 @@ LIMITED = Limits(origin="QOS long", total_resources={"gres/gpu": 4})
 
 
 @pytest.mark.parametrize(("gpus", "is_hopeless"), [(4, False), (8, True)])
-def test_a_job_that_waits_for_a_limit_below_its_request_is_reported(executor, monkeypatch, said, gpus, is_hopeless):
+def test_a_job_that_waits_for_a_limit_below_its_request_is_reported(executor, monkeypatch, logged, gpus, is_hopeless):
     request = Request("lab", "long", "gpu", 60, {"cpu": 8, "gres/gpu": gpus})
     monkeypatch.setattr(slurm_executor, "describe_request", lambda job: request)
     monkeypatch.setattr(slurm_executor, "find_limits", lambda *names: JobLimits((LIMITED,)))
     listed = [user_job(state="PENDING", reason="QOSGrpGRES")]
     monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: listed)
     check(executor, slurm_job())
-    assert ("8 gres/gpu in all jobs, but QOS long allows 4 (QOSGrpGRES)" in str(said)) is is_hopeless
+    assert ("8 gres/gpu in all jobs, but QOS long allows 4 (QOSGrpGRES)" in str(logged)) is is_hopeless
 
 
 def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(monkeypatch, request, tmp_path):
@@ -360,7 +360,7 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, monkeypatch, said, is_live):
+def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, monkeypatch, logged, is_live):
     """A restarted Snakemake would submit a second job for the results of a live one, which would fail."""
     adopted, answers = [], {}
 
@@ -373,8 +373,8 @@ def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, monkeyp
     executor.report_job_submission = lambda info: adopted.append(info.external_jobid)
     executor.run_job(job := snakemake_job())
     check(executor)
-    assert (("submitted", job) in said, adopted) == (False, [])
+    assert (("submitted", job) in logged, adopted) == (False, [])
     answers["jobs"] = [user_job(folder=tmp_path)] if is_live else []
     for _ in range(2):
         check(executor)
-    assert (("submitted", job) in said, adopted) == ((False, ["7"]) if is_live else (True, []))
+    assert (("submitted", job) in logged, adopted) == ((False, ["7"]) if is_live else (True, []))
