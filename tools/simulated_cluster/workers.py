@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.messages import CheckpointResumed, TrialRequest, WorkerStarted
 from trainyard.packing.worker_gpu import GpuChecked
-from trainyard.programs.command import CheckpointFile
+from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import ProgramOutput, TrialEnded
 
 if TYPE_CHECKING:

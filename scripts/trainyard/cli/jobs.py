@@ -317,7 +317,7 @@ class TrainJobs(Jobs):
     def _only_rereads(self, wildcards: Wildcards) -> bool:
         """Whether a job only parses the saved output of a script again."""
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable(self._results))
+        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable_end(self._results))
 
     @override
     def digest(self, wildcards: Wildcards) -> str:

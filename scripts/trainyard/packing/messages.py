@@ -10,7 +10,7 @@ from trainyard.config.train import Train
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.sweep_state import Task
-from trainyard.programs.command import CheckpointFile
+from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
 # What a worker imports before its first trial. Modules of a user's own code are imported by the trials.

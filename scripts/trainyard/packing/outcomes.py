@@ -19,8 +19,8 @@ from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Ended, Journal, TrialEvent
 from trainyard.planning.sweep_state import Task
-from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
+from trainyard.programs.runner import failed_by_itself
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import FinalError, storage_error
 

@@ -20,7 +20,7 @@ from trainyard.packing.worker_gpu import CHECK_SECONDS, GpuChecked
 from trainyard.planning.attempts import ReportedEpochs
 from trainyard.planning.journal import Journal, Location, SlotDown, SlotUp
 from trainyard.planning.sweep_state import Task
-from trainyard.programs.command import CheckpointFile
+from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 

@@ -33,13 +33,13 @@ from trainyard.packing.messages import (
     WorkerStarted,
 )
 from trainyard.planning.sweep_state import output_name
-from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
 from trainyard.programs.function import Context, run_function
+from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_program, trial_command, trial_environment
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
-from trainyard.utils.locks import Hold
 from trainyard.utils.process_guard import ProcessGuard, claim_folder
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
@@ -173,50 +173,47 @@ class Worker:
     def _run_command(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder
         folder.mkdir(parents=True, exist_ok=True)
-        with claim_folder(folder, purpose=f"trial {request.trial}", grace_seconds=setup.grace_seconds) as claim:
+        with ExitStack() as held:
+            claim = held.enter_context(
+                claim_folder(folder, purpose=f"trial {request.trial}", grace_seconds=setup.grace_seconds)
+            )
             checkpoint = find_checkpoint(folder, setup.checkpoint, bad=request.bad_checkpoints)
             if request.attempt == 1:
                 checkpoint = None
             if checkpoint:
                 yield CheckpointResumed(checkpoint)
-            resume_from = folder / checkpoint.name if checkpoint else None
-            return (yield from run_command(self._command_trial(spec, request, resume_from, claim), self._guard))
+            placeholders = {
+                "trial": request.trial,
+                "attempt": request.attempt,
+                "trial_dir": str(folder),
+                "cpus": setup.threads,
+                "resume_from": str(folder / checkpoint.name) if checkpoint else "",
+                "dataset": str(self._dataset.folder) if self._dataset else "",
+            }
+            start = Path(setup.cwd) if setup.own_workdirs else None
+            resume = setup.resume if checkpoint else None
+            earlier = range(1, request.attempt) if checkpoint else range(0)
+            run = ProgramRun(
+                command=held.enter_context(trial_command(spec, placeholders, resume=resume, start=start)),
+                cwd=str(folder) if setup.own_workdirs else setup.cwd,
+                environment=trial_environment(
+                    self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
+                ),
+                output=folder / output_name(request.attempt),
+                metrics=MetricsCollector(setup.metrics, folder, resumes=checkpoint is not None),
+                claim=claim,
+                timeout_seconds=setup.timeout_seconds,
+                deadline=request.deadline,
+                grace_seconds=setup.grace_seconds,
+                stop_request=self._stop_request,
+                earlier_outputs=tuple(folder / output_name(number) for number in reversed(earlier)),
+            )
+            return (yield from run_user_program(run, self._guard))
 
     @cached_property
     def _environment(self) -> dict[str, str]:
         """The environment of commands, before their own variables; scripts of conda activate it."""
         return program_environment(self._setup.python)
-
-    def _command_trial(
-        self, spec: UserProgram, request: TrialRequest, resume_from: Path | None, claim: Hold
-    ) -> CommandTrial:
-        setup, folder = self._setup, request.folder
-        placeholders = {
-            "trial": request.trial,
-            "attempt": request.attempt,
-            "trial_dir": str(folder),
-            "cpus": setup.threads,
-            "resume_from": str(resume_from or ""),
-            "dataset": str(self._dataset.folder) if self._dataset else "",
-        }
-        earlier = (folder / output_name(number) for number in reversed(range(1, request.attempt)))
-        return CommandTrial(
-            spec,
-            placeholders,
-            folder,
-            cwd=str(folder) if setup.own_workdirs else setup.cwd,
-            start=Path(setup.cwd) if setup.own_workdirs else None,
-            output=folder / output_name(request.attempt),
-            metrics=setup.metrics,
-            resume=setup.resume if resume_from else None,
-            timeout_seconds=setup.timeout_seconds,
-            deadline=request.deadline,
-            grace_seconds=setup.grace_seconds,
-            claim=claim,
-            stop_request=self._stop_request,
-            earlier_outputs=tuple(earlier if resume_from else ()),
-            environment=self._environment,
-        )
 
     def _run_function(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         assert spec.function is not None

@@ -24,8 +24,8 @@ from trainyard.planning.journal import (
     Work,
     decode,
 )
-from trainyard.programs.command import CheckpointFile
 from trainyard.programs.metrics import merge_row
+from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.garbage_collection import pause_garbage_collection
 from trainyard.utils.jsonl import Reader
 

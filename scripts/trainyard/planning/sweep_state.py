@@ -32,8 +32,8 @@ from trainyard.planning.attempts import (
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Share, Suggested
-from trainyard.programs.command import CheckpointFile, failed_by_itself
 from trainyard.programs.metrics import find_divergence
+from trainyard.programs.runner import CheckpointFile, failed_by_itself
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 

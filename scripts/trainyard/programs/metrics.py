@@ -54,7 +54,7 @@ class MetricsCollector:
         With `hold_first_row`, the first row is held until it is known whether its epoch is reported again. Early
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
-        self._metrics = metrics
+        self.section, self.folder = metrics, folder
         self._parser = PatternParser(metrics.compiled if metrics else [])
         self._row_count, self._hold_first_row = 0, hold_first_row
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
@@ -75,10 +75,10 @@ class MetricsCollector:
     @property
     def missing(self) -> str:
         """Why no metrics were found; "" if some were. Only after the `final` call of `new_rows`."""
-        if self.latest or self._metrics is None:
+        if self.latest or self.section is None:
             return ""
-        where = self._metrics.file or f"its output by {' and '.join(self._metrics.patterns)}"
-        places = (find_mismatch(pattern, self._last_lines) for pattern in self._metrics.patterns)
+        where = self.section.file or f"its output by {' and '.join(self.section.patterns)}"
+        places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
         place = next(filter(None, places), "")
         return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}"
 

@@ -18,6 +18,7 @@ TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
 ERROR_LINES: Final = 100  # in which the error of a failed program is looked for: torchrun adds 50 after it
 QUEUED_LINES: Final = 1000  # that were not read yet: then the program waits, as if the pipe were full
+_KILLED_RANK: Final = re.compile(r"exitcode +: -9 \(pid")  # in the report of torchrun, which accelerate uses, too
 LINE_CHARACTERS: Final = 16_384  # searched in each line: the time of a regular expression may grow with their square
 _LINE_END: Final = re.compile(r"[\r\n]+")
 # Colors, cursor movements, window titles: ECMA-48, sections 5.3 to 5.6.
@@ -72,23 +73,32 @@ class OutputFile:
 
 
 class OutputReader:
-    """Takes a program's output in chunks, keeps it in a file, and puts its lines into a queue, which None ends."""
+    """Takes a program's output in chunks, keeps it in a file, and puts whole lines into a queue, which None ends."""
 
     def __init__(self, path: Path) -> None:
         self.lines = queue.Queue[str | None](QUEUED_LINES)
         self._file, self._splitter = OutputFile(path), LineSplitter()
         self._last: deque[str] = deque(maxlen=ERROR_LINES)
         self._is_read = True
+        self.rest = ""  # the last line, if no line break ends it: its program may have been killed while it wrote it
+        self.has_killed_rank = False  # whether a launcher has reported that SIGKILL ended a rank
 
     def take(self, chunk: bytes) -> None:
         """Take a chunk of the output; b"" is its end. It waits while the queue is full."""
         self._file.write(chunk)
-        for line in self._splitter.feed(chunk, final=not chunk):
-            self._last.append(line)
+        for line in self._splitter.feed(chunk):
+            self._keep(line)
             self._put(line)
         if not chunk:
+            for line in self._splitter.feed(b"", final=True):
+                self.rest = line
+                self._keep(line)
             self._file.close()
             self._put(None)
+
+    def _keep(self, line: str) -> None:
+        self._last.append(line)
+        self.has_killed_rank = self.has_killed_rank or _KILLED_RANK.search(line) is not None
 
     def _put(self, line: str | None) -> None:
         if self._is_read:

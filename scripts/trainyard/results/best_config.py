@@ -12,7 +12,7 @@ from trainyard.config.train import Train
 from trainyard.config.trials import Trial
 from trainyard.config.user_programs import TrainingSection, UserProgram
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
-from trainyard.programs.command import find_checkpoint
+from trainyard.programs.runner import find_checkpoint
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.files import atomic_write

@@ -140,15 +140,19 @@ class GuardedProcess:
         assert self._exit_code is not None
         return self._exit_code
 
+    def request_end(self, grace_seconds: float) -> None:
+        """Send SIGTERM to all its processes, and SIGKILL after the grace period; returns at once."""
+        if not self._ended.is_set():
+            with contextlib.suppress(OSError):  # the guard died: `_follow` handles that
+                self._channel.send(str(grace_seconds).encode())
+
     def end(self, grace_seconds: float) -> int:
-        """Send SIGTERM to all its processes, and SIGKILL after the grace period; returns as `wait` does.
+        """End all its processes as `request_end` does; returns as `wait` does.
 
         Raises:
             UserError: it cannot be killed.
         """
-        if not self._ended.is_set():
-            with contextlib.suppress(OSError):  # the guard died: `_await_end` handles that
-                self._channel.send(str(grace_seconds).encode())
+        self.request_end(grace_seconds)
         try:
             return self.wait(grace_seconds + KILL_SECONDS)
         except subprocess.TimeoutExpired:

@@ -5,7 +5,8 @@ from project import ROOT
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.programs.command import CommandTrial, run_command
+from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.runner import ProgramRun, run_user_program, trial_command, trial_environment
 from trainyard.programs.user_environment import find_interpreter, program_environment
 from trainyard.utils.process_guard import ProcessGuard
 
@@ -18,8 +19,15 @@ def test_a_trial_of_the_example_reports_its_metrics(tmp_path, name):
     spec = expand(sweep).trials[-1].spec
     words = {"trial": "t", "attempt": 1, "trial_dir": str(tmp_path), "cpus": 1, "resume_from": "", "dataset": ""}
     environment = program_environment(find_interpreter(sweep))
-    trial = CommandTrial(spec, words, tmp_path, str(ROOT), tmp_path / "output", sweep.metrics, environment=environment)
-    running, rows = run_command(trial, ProcessGuard()), []
+    with trial_command(spec, words) as line:
+        trial = ProgramRun(
+            command=line,
+            cwd=str(ROOT),
+            environment=trial_environment(environment, trial="t", folder=tmp_path, cpus=1),
+            output=tmp_path / "output",
+            metrics=MetricsCollector(sweep.metrics, tmp_path),
+        )
+    running, rows = run_user_program(trial, ProcessGuard()), []
     while True:
         try:
             rows.append(next(running).row)

@@ -15,7 +15,7 @@ from trainyard.packing import live_view
 from trainyard.packing.live_view import LiveView
 from trainyard.planning.journal import Ended, Epoch, Resumed, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.programs.command import CheckpointFile
+from trainyard.programs.runner import CheckpointFile
 
 LONG = "a_long_value" * 20
 

@@ -11,7 +11,7 @@ from trainyard.packing.saved_outputs import reparse_outputs
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.programs.command import CheckpointFile
+from trainyard.programs.runner import CheckpointFile
 from trainyard.results.ranking import rank_sweep
 
 # The second attempt resumes from epoch 2.

@@ -156,12 +156,7 @@ def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, mo
     (script._out / "1.pt").write_text("state")
     with pytest.raises(UserError, match="the script failed"):
         script.run(tmp_path)
-    assert bool(script._bad_checkpoints()) == is_bad
-
-
-def test_a_script_whose_output_could_not_be_kept_is_judged_by_its_exit_code(tmp_path):
-    absent = tmp_path / "output.log"
-    assert [user_script._was_killed(code, absent) for code in (1, 137, -9)] == [False, True, True]
+    assert bool(script._launches.failed_checkpoints()) == is_bad
 
 
 @pytest.mark.parametrize(("of_user", "expected"), [({}, "91"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "45"}, "45")])
@@ -177,7 +172,7 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     options = {"script": "t.py", "python": str(python), "grace_seconds": 90.5, "scales": ["1x1"]}
     script = UserScript(study := Scaling.model_validate(options), "1x1", tmp_path)
     script.run(tmp_path)
-    assert script._reported.output.read_text() == f"granted {expected} s\n"
+    assert script._launches.output.read_text() == f"granted {expected} s\n"
     assert is_trained(study, "1x1", tmp_path, tmp_path)
     for change in ({"retrain": 1}, {"launcher_options": ["--max-restarts", "1"]}):
         assert not is_trained(Scaling.model_validate(options | change), "1x1", tmp_path, tmp_path)

@@ -9,23 +9,33 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import ports
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
-from trainyard.programs import command
-from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
+from trainyard.programs import runner
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.output import QUEUED_LINES, OutputReader
+from trainyard.programs.runner import (
+    ProgramRun,
+    failed_by_itself,
+    find_checkpoint,
+    run_user_program,
+    trial_command,
+    trial_environment,
+)
 from trainyard.programs.trial_messages import EpochReported
-from trainyard.programs.user_environment import resolve_program_paths
+from trainyard.programs.user_environment import program_environment, resolve_program_paths
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import ProcessGuard
 
@@ -37,25 +47,49 @@ def guard():
     return ProcessGuard()
 
 
-def call(folder, command, *, args=None, resume_from="", **fields):
-    words = {
-        "trial": "t1",
-        "attempt": 1,
-        "trial_dir": str(folder),
-        "cpus": 1,
-        "resume_from": resume_from,
-        "dataset": "",
-    }
-    given = {"metrics": None, **fields}
-    return CommandTrial(
-        UserProgram(command=command, args=args or {}), words, folder, str(folder), folder / "output-1.log", **given
-    )
+@dataclass
+class Call:
+    """The command of a trial, and how it runs; `run` begins it."""
+
+    folder: Path
+    command: str | list[str]
+    args: dict[str, Any] = field(default_factory=dict)
+    resume_from: str = ""
+    resume: str | None = None
+    start: Path | None = None
+    metrics: Metrics | None = None
+    environment: Mapping[str, str] | None = None
+    collector: type[MetricsCollector] = MetricsCollector
+    stop_request: StopRequest = field(default_factory=StopRequest)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, guard):
+        folder = self.folder
+        words = {"trial": "t1", "attempt": 1, "trial_dir": str(folder), "cpus": 1, "resume_from": self.resume_from}
+        program = UserProgram(command=self.command, args=self.args)
+        with trial_command(program, words | {"dataset": ""}, resume=self.resume, start=self.start) as line:
+            given = program_environment() if self.environment is None else self.environment
+            made = ProgramRun(
+                **{"command": line, "cwd": str(folder), "output": folder / "output-1.log"} | self.options,
+                environment=trial_environment(given, trial="t1", folder=folder, cpus=1, start=self.start),
+                metrics=self.collector(self.metrics, folder, resumes=bool(self.resume_from)),
+                stop_request=self.stop_request,
+            )
+            return (yield from run_user_program(made, guard))
+
+
+OPTIONS = ("cwd", "output", "timeout_seconds", "deadline", "grace_seconds", "on_line", "overdue_code")
+
+
+def call(folder, command, **fields):
+    return Call(folder, command, **{name: value for name, value in fields.items() if name not in OPTIONS},
+                options={name: value for name, value in fields.items() if name in OPTIONS})  # fmt: skip
 
 
 def run(made, guard, *, stop_at=None, running=None):
     """The rows that a command reports, and how it ends; it is stopped after the epoch `stop_at`."""
     rows, answer = [], None
-    running = running or run_command(made, guard)
+    running = running or made.run(guard)
     while True:
         try:
             rows.append(running.send(answer).row)
@@ -82,7 +116,7 @@ def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypa
     two = 20200 + 2 * (os.getpid() % 5000)  # not those of other runs of these tests
     monkeypatch.setattr(ports, "PORTS", range(two, two + 2))
     wait = "echo epoch 1: acc {port}; echo epoch 2: acc 0; while [ ! -e go ]; do sleep 0.05; done"
-    waiting = run_command(call(tmp_path, wait, metrics=PATTERN), guard)
+    waiting = call(tmp_path, wait, metrics=PATTERN).run(guard)
     first = next(waiting).row["val_accuracy"]
     for _ in range(3):
         tail = end_of(call(tmp_path, ["echo", "{port}"]), guard).program.tail
@@ -100,7 +134,7 @@ def test_a_command_uses_as_many_threads_as_it_has_cpus(tmp_path, guard, monkeypa
 
 def test_epochs_are_reported_while_a_command_runs(tmp_path, guard):
     line = "echo 'epoch 1: acc 0.5\nepoch 2: acc 0.6'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 3: acc 0.75'"
-    running = run_command(call(tmp_path, line, metrics=PATTERN), guard)
+    running = call(tmp_path, line, metrics=PATTERN).run(guard)
     assert next(running) == EpochReported({"epoch": 1, "val_accuracy": 0.5})
     assert running.send(False).row["epoch"] == 2
     (tmp_path / "go").touch()
@@ -158,9 +192,8 @@ def test_a_program_in_a_folder_of_its_own_is_found_with_its_modules(tmp_path, gu
     (start / "package/__main__.py").write_text(program)
     (start / "run").write_text("#!/bin/sh\ntouch model.pt log.txt\n")
     (start / "run").chmod(0o755)
-    made = replace(call(own, line), start=start)
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    end = end_of(replace(made, environment=os.environ | {"PATH": path}), guard)
+    end = end_of(call(own, line, start=start, environment=os.environ | {"PATH": path}), guard)
     assert end.status == TrialStatus.FINISHED, end.error
     assert {"model.pt", "log.txt"} <= {each.name for each in own.iterdir()}
     assert {each.name for each in start.iterdir()} == {"scripts", "package", "run"}
@@ -285,7 +318,7 @@ def test_the_error_names_a_missing_program(tmp_path, guard):
 
 
 def test_the_error_names_a_missing_working_directory(tmp_path, guard):
-    elsewhere = replace(call(tmp_path, ["true"]), cwd=str(tmp_path / "elsewhere"))
+    elsewhere = call(tmp_path, ["true"], cwd=str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match=r"true cannot be started in .*/elsewhere: there is no such folder on \w+"):
         run(elsewhere, guard)
 
@@ -317,7 +350,7 @@ def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupt
     line = "trap 'exit 0' TERM; echo $PPID $$ > pids; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; "
     line += "while true; do sleep 0.05; done"
     made = call(tmp_path, line, metrics=PATTERN)
-    running = run_command(made, guard)
+    running = made.run(guard)
     next(running)
     made.stop_request.make()
     for process in (tmp_path / "pids").read_text().split():  # some sites signal all processes of a step
@@ -330,9 +363,9 @@ def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupt
 def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard):
     line = "for i in $(seq 300); do echo epoch $i: acc 0.$i; done"  # more than is read at once
     made = call(tmp_path, line, metrics=PATTERN)
-    running = run_command(made, guard)
+    running = made.run(guard)
     next(running)
-    program = running.gi_frame.f_locals["program"]
+    program = running.gi_yieldfrom.gi_frame.f_locals["program"]
     wait_until(lambda: program.ended_at, what="the command to end")
     made.stop_request.make()
     rows, end = run(made, guard, running=running)
@@ -359,7 +392,7 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
         sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit/programs")!r}, {str(ROOT / "tests")!r},
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
-        from test_command import call, run
+        from test_runner import call, run
         from trainyard.utils.process_guard import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
@@ -461,6 +494,8 @@ def test_a_bad_checkpoint_is_not_used_again(tmp_path):
         ("kill -KILL $$", False),
         ("kill -TERM $$", False),
         ("sh -c 'kill -KILL $$'; exit $?", False),
+        ("echo ' exitcode  : -9 (pid: 7)'; exit 1", False),
+        ("echo ' exitcode  : 1 (pid: 7)'; exit 1", True),
         ("sleep 60", False),
     ],
 )
@@ -486,9 +521,9 @@ def test_output_through_a_filter_is_read_to_its_end(tmp_path, guard, line):
 
 def test_a_full_disk_ends_no_program_and_its_cut_output_is_not_parsed_again(small_disk, tmp_path, guard, caplog):
     program = "import sys\nfor n in range(1, 9): print('x' * 99_999); print(f'epoch {n}: acc 0.{n}')\n"
-    trial = call(tmp_path, [sys.executable, "-c", "{program}"], args={"program": program}, metrics=PATTERN)
+    command, output = [sys.executable, "-c", "{program}"], small_disk.folder / "output-1.log"
     small_disk.fill(leave=1 << 18)
-    rows, end = run(replace(trial, output=small_disk.folder / "output-1.log"), guard)
+    rows, end = run(call(tmp_path, command, args={"program": program}, metrics=PATTERN, output=output), guard)
     assert [row["epoch"] for row in rows] == list(range(1, 9))
     assert (end.status, end.metrics["val_accuracy"]) == (TrialStatus.FINISHED, 0.8)
     assert {each.name for each in small_disk.folder.iterdir()} == {"filler", "output-1.log.incomplete"}
@@ -534,7 +569,7 @@ def test_output_that_is_not_read_waits_in_the_pipe_and_not_in_memory(tmp_path):
 
 def test_a_program_that_waits_for_its_output_to_be_read_can_be_ended(tmp_path, guard):
     line = "seq -f 'epoch %.0f: acc 0.5' 100000000"
-    running = run_command(call(tmp_path, line, metrics=PATTERN), guard)
+    running = call(tmp_path, line, metrics=PATTERN).run(guard)
     assert running.send(None).row["epoch"] == 1
     running.close()
     assert not any(each.info["cwd"] == str(tmp_path) for each in psutil.process_iter(["cwd"]))
@@ -554,12 +589,12 @@ def test_a_program_that_ended_in_time_has_not_exceeded_its_timeout_while_its_out
         def add_line(self, line):
             started[0].wait(PATIENCE_SECONDS)
             later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6, time=time.time)
-            monkeypatch.setattr(command, "time", later)
+            monkeypatch.setattr(runner, "time", later)
             super().add_line(line)
 
-    monkeypatch.setattr(command, "MetricsCollector", Slow)
     line = "for n in $(seq 300); do echo epoch $n: acc 0.$n; done"
-    rows, end = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=3600.0), Guard())
+    made = call(tmp_path, line, metrics=PATTERN, timeout_seconds=3600.0, collector=Slow)
+    rows, end = run(made, Guard())
     assert (end.status, end.error, len(rows)) == (TrialStatus.FINISHED, "", 300)
 
 
@@ -597,3 +632,28 @@ def make_request(made, file):
 def test_a_value_that_no_program_can_get_is_an_error_that_says_so(tmp_path, guard, value):
     with pytest.raises(UserError, match="cannot be started: Invalid argument"):
         end_of(call(tmp_path, ["echo", "{tag}"], args={"tag": value}), guard)
+
+
+def test_a_line_that_a_killed_program_could_not_complete_does_not_count(tmp_path, guard):
+    line = "printf 'epoch 1: acc 0.5\nepoch 2: acc 0.2'"  # of 0.25
+    for end, epochs in (("exit 0", [1, 2]), ("kill -KILL $$", [1])):
+        rows, _ = run(call(tmp_path, f"{line}; {end}", metrics=PATTERN), guard)
+        assert [row["epoch"] for row in rows] == epochs
+
+
+def test_an_epoch_that_is_reported_in_the_grace_period_counts(tmp_path, guard):
+    line = "trap 'echo epoch 3: acc 0.3; exit 1' TERM; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; "
+    made = call(tmp_path, line + "while true; do sleep 0.05; done", metrics=PATTERN)
+    running = made.run(guard)
+    assert next(running).row["epoch"] == 1
+    made.stop_request.make()
+    rows, end = run(made, guard, running=running)
+    assert [row["epoch"] for row in rows] == [2, 3]
+    assert (end.status, end.error) == (TrialStatus.INTERRUPTED, "it was interrupted")
+
+
+def test_a_program_that_should_have_ended_has_the_exit_code_of_its_tasks(tmp_path, guard, caplog):
+    """srun whose slurmstepd was killed waits for its tasks until the end of the walltime."""
+    end = end_of(call(tmp_path, "echo kept; exec sleep 3600", overdue_code=iter([None, 3]).__next__), guard)
+    assert (end.status, end.error) == (TrialStatus.FAILED, "exit code 3: kept")
+    assert "terminating srun" in caplog.text

@@ -1,6 +1,6 @@
-"""The rows of metrics that a user's script reports over all its launches: a resumed one continues the previous ones.
+"""The launches of a user's script, and the rows of metrics that it reports: a resumed one continues the previous ones.
 
-<folder>/rows.jsonl       a line for each launch and each row
+<folder>/rows.jsonl       a line for each launch, each row, each checkpoint that cannot be resumed from, and the end
 <folder>/output.log       the output of the last launch
 <folder>/output-<k>.log   the output of launch k, from 1, which a later one has resumed
 """
@@ -17,6 +17,7 @@ from typing import Any
 from trainyard.config.user_programs import Metrics
 from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metrics import Row, merge_row, parse_saved_output, shift_epoch
+from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
 from trainyard.utils.jsonl import Event, EventLog, read_clock, read_decoded
 
@@ -32,8 +33,8 @@ class Report:
     seconds: float  # of the last launch, and of these rows of earlier launches
 
 
-class ReportedRows:
-    """The rows of a script with its output in `folder`, and their times."""
+class Launches:
+    """The launches of a script with its output in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path, self.output = folder, folder / "rows.jsonl", folder / "output.log"
@@ -47,17 +48,38 @@ class ReportedRows:
         Raises:
             StorageError: the file cannot be written.
         """
-        if resumes:
-            self._events = self._read()
-            if self.output.exists():
-                self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
-        else:
+        events = self._read()
+        if resumes and self.output.exists():
+            self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
+        if not resumes:
             for path in (self._path, *self._earlier_outputs()):
                 path.unlink(missing_ok=True)
-            self._events = []
+        self._events = events if resumes else []
         with EventLog.repaired(self._path) as self._log:
+            for event in [] if resumes else events:
+                if event["event"] == "failed":
+                    self._append("failed", checkpoint=event["checkpoint"])
             self._append("launched")
             yield
+
+    def add_failed(self, checkpoint: CheckpointFile) -> None:
+        """Record that the script has failed to resume from a checkpoint."""
+        self._append("failed", checkpoint=checkpoint)
+
+    def failed_checkpoints(self) -> list[CheckpointFile]:
+        """Checkpoints that the script has failed to resume from."""
+        return [CheckpointFile(*event["checkpoint"]) for event in self._read() if event["event"] == "failed"]
+
+    def add_end(self, **facts: Any) -> None:
+        """Record that the script has succeeded, with `facts` that its output does not contain."""
+        self._append("ended", durable=True, **facts)
+
+    def end(self) -> Event | None:
+        """The facts about the last launch, with the `time` of its end; None if it has not succeeded."""
+        if not self._log:
+            self._events = self._read()
+        last = self._events[-1] if self._events else {"event": ""}
+        return last if last["event"] == "ended" and self.output.exists() else None
 
     def add(self, row: Row) -> None:
         """Record a row; a full disk does not end the script."""
@@ -73,10 +95,10 @@ class ReportedRows:
             if (row["epoch"] or 0) > known:
                 self._append("kept", row=row)
 
-    def _append(self, event: str, **fields: Any) -> None:
+    def _append(self, event: str, *, durable: bool = False, **fields: Any) -> None:
         assert self._log is not None
         self._events.append({"event": event, "time": read_clock(), **fields})
-        self._log.write(self._events[-1])
+        self._log.write(self._events[-1], durable=durable)
 
     def _read(self) -> list[Event]:
         return read_decoded(self._path, _checked)
@@ -130,7 +152,7 @@ _TIMES = ("_time", "_seconds")
 def _checked(event: Event) -> Event:
     """The event, unless it lacks a field."""
     row = event.get("row")
-    if event["event"] != "launched" and not (isinstance(row, dict) and isinstance(row.get("epoch"), int)):
+    if event["event"] in ("row", "kept") and not (isinstance(row, dict) and isinstance(row.get("epoch"), int)):
         raise ValueError("a row without an epoch")
     return event
 
@@ -144,7 +166,7 @@ def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, A
         elif event["event"] == "kept" and found:  # of the launch before, which ended before it could be recorded
             began, rows = found[-2:][0]
             merge_row(rows, {**event["row"], "_time": rows[-1]["_time"] if rows else began})
-        elif found:
+        elif event["event"] == "row" and found:
             merge_row(found[-1][1], {**event["row"], "_time": event["time"]}, resumed=len(found) > 1)
     for began, rows in found:
         times = [began, *(row["_time"] for row in rows)]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from trainyard.config.user_programs import Metrics
-from trainyard.scaling import reported_rows
-from trainyard.scaling.reported_rows import Report, ReportedRows
+from trainyard.programs.runner import CheckpointFile
+from trainyard.scaling import launches
+from trainyard.scaling.launches import Launches, Report
 
 METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
 
@@ -14,12 +15,12 @@ METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
 def clock(monkeypatch):
     """A clock that advances by 10 s per event."""
     times = iter(range(0, 1000, 10))
-    monkeypatch.setattr(reported_rows, "read_clock", lambda: float(next(times)))
+    monkeypatch.setattr(launches, "read_clock", lambda: float(next(times)))
 
 
-def launch(folder: Path, *epochs: int, resumes: bool, loss: float = 0.5) -> ReportedRows:
+def launch(folder: Path, *epochs: int, resumes: bool, loss: float = 0.5) -> Launches:
     """Report these epochs in a launch of its own; the object is a new one, as after the launcher was killed."""
-    reported = ReportedRows(folder)
+    reported = Launches(folder)
     with reported.launch(resumes=resumes):
         reported.output.write_text("".join(f"epoch {epoch} loss {loss}\n" for epoch in epochs))
         for epoch in epochs:
@@ -49,7 +50,7 @@ def test_rows_without_an_epoch_are_numbered_by_their_launch_when_they_are_read_a
 
 def test_rows_that_the_file_of_a_resumed_script_still_has_count_once(tmp_path, clock):
     launch(tmp_path, 1, 2, 3, resumes=False)  # launched at 0, reported at 10, 20 and 30
-    reported = ReportedRows(tmp_path)
+    reported = Launches(tmp_path)
     with reported.launch(resumes=True):  # at 40
         reported.add_kept([{"epoch": epoch, "val_loss": 0.5} for epoch in (1, 2, 3, 4)])  # the last one at 50
         reported.add({"epoch": 4, "val_loss": 0.1})
@@ -91,7 +92,7 @@ def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, cloc
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    reported = ReportedRows(tmp_path)
+    reported = Launches(tmp_path)
     with reported.launch(resumes=False):
         monkeypatch.setattr("trainyard.utils.jsonl.append_whole", fail)
         reported.add({"epoch": 1, "val_loss": 0.5})
@@ -100,7 +101,7 @@ def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, cloc
 
 
 def test_what_a_killed_launch_could_not_write_in_full_does_not_count(tmp_path, clock):
-    killed = ReportedRows(tmp_path)
+    killed = Launches(tmp_path)
     with killed.launch(resumes=False):
         killed.output.write_text("epoch 1 loss 0.5\nepoch 2 loss 0.2")  # of 0.25
     reported = launch(tmp_path, resumes=True)
@@ -117,3 +118,26 @@ def test_a_line_that_lacks_a_field_costs_that_line_only(tmp_path, clock):
         {"epoch": 1, "val_loss": 0.5},
         {"epoch": 2, "val_loss": 0.5},
     ]
+
+
+def test_a_checkpoint_that_cannot_be_resumed_from_is_known_to_later_launches(tmp_path, clock):
+    bad = [CheckpointFile("1.pt", 1, 10), CheckpointFile("2.pt", 2, 10)]
+    for each in bad:
+        launched = Launches(tmp_path)
+        with launched.launch(resumes=True):
+            launched.add_failed(each)
+    launch(tmp_path, 1, resumes=False)
+    assert Launches(tmp_path).failed_checkpoints() == bad
+
+
+def test_only_a_launch_that_has_succeeded_has_an_end(tmp_path, clock):
+    assert Launches(tmp_path).end() is None
+    launched = launch(tmp_path, 1, resumes=False)  # at 0 and 10
+    assert launched.end() is None
+    with launched.launch(resumes=True):
+        launched.output.touch()
+        launched.add_end(what="a", job="7")
+    for each in (launched, Launches(tmp_path)):
+        assert each.end() == {"event": "ended", "time": 30.0, "what": "a", "job": "7"}
+    launch(tmp_path, resumes=True)
+    assert Launches(tmp_path).end() is None

@@ -1,0 +1,300 @@
+"""The runner of users' programs: the command of a trial, and the launcher of a study's script.
+
+A program is monitored for metrics, and ended together with all processes that it started.
+"""
+
+import errno
+import logging
+import math
+import os
+import queue
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from trainyard.cluster import host
+from trainyard.cluster.job_script import SRUN_ENDED
+from trainyard.cluster.ports import reserved_port
+from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
+from trainyard.config.placeholders import (
+    PORT,
+    build_argv,
+    find_placeholders,
+    insert_resume_option,
+    make_values,
+)
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
+from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
+from trainyard.programs.output import OutputReader
+from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
+from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
+from trainyard.utils.errors import UserError
+from trainyard.utils.locks import Hold
+from trainyard.utils.process_guard import ProcessGuard
+from trainyard.utils.text import SHELL_SIGNAL, describe_exit
+
+POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
+MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
+EARLY_END: Final = (
+    "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
+)
+OVERDUE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL of an srun whose tasks have ended
+INTERRUPTED: Final = "it was interrupted"
+OUT_OF_TIME: Final = "ended before the end of the walltime"
+# Signals that end a program from outside: at the end of a job, or from the kernel when memory ran out.
+EXTERNAL_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+# With these variables, a program would join the Ray or the Slurm step of this job.
+HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRun:
+    """A program and how it runs."""
+
+    command: Sequence[str]
+    cwd: str
+    environment: Mapping[str, str]
+    output: Path
+    metrics: MetricsCollector
+    claim: Hold | None = None  # to its folder
+    timeout_seconds: float | None = None
+    deadline: float = math.inf  # Unix seconds
+    grace_seconds: float = GRACE_SECONDS  # from the request to stop to SIGKILL
+    stop_request: StopRequest = field(default_factory=StopRequest)  # made to end it
+    earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
+    on_line: Callable[[str], object] = lambda line: None  # called with each line of its output
+    is_srun: bool = False  # which forwards a gentle signal to its tasks, and kills them at SIGTERM
+    overdue_code: Callable[[], int | None] = lambda: None  # its exit code, once it should have ended and has not
+
+
+def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
+    """Run a program; send True after an epoch to stop it early.
+
+    With `metrics`, a program that reports none is `unreadable`. While it ends in its grace period, its output is read
+    on: it may report the epoch that it saves.
+    """
+    began, metrics = time.monotonic(), run.metrics
+    program = _Program(run, guard)
+    status, reason, overdue = TrialStatus.RUNNING, "", None
+    is_running, read_until = True, math.inf
+    try:
+        while is_running and status is not TrialStatus.STOPPED and time.monotonic() < read_until:
+            lines, is_running = program.read_lines(POLL_SECONDS)
+            for line in lines:
+                run.on_line(line)
+                metrics.add_line(line)
+            if is_running and status is TrialStatus.RUNNING:
+                status, reason = _check_limits(run, began, program.ended_at)
+                if status is not TrialStatus.RUNNING:
+                    program.request_end()
+                    read_until = time.monotonic() + run.grace_seconds
+            if (overdue := run.overdue_code()) is not None:
+                log.warning("%s", SRUN_ENDED)
+                break
+            for row in metrics.new_rows():
+                stops = yield EpochReported(row, warning=metrics.take_warning())
+                if stops and is_running and status is TrialStatus.RUNNING:
+                    status = TrialStatus.STOPPED
+                    break
+    finally:
+        exit_code = program.end(at_most=math.inf if overdue is None else OVERDUE_SECONDS)
+    exit_code = exit_code if overdue is None else overdue
+    if rest := program.output.rest:
+        run.on_line(rest)
+    if rest and exit_code == 0:
+        metrics.add_line(rest)
+    if status is not TrialStatus.STOPPED:
+        for row in metrics.new_rows(final=True, torn=exit_code != 0):
+            yield EpochReported(row, warning=metrics.take_warning())
+    if status is TrialStatus.RUNNING:
+        status, reason = _judge_exit(run, program, exit_code)
+    latest = metrics.latest
+    if status is TrialStatus.FINISHED and metrics.missing:
+        latest = latest_saved_metrics(metrics.section, metrics.folder, run.earlier_outputs)
+        status, reason = (status, "") if latest else (TrialStatus.UNREADABLE, metrics.missing)
+    is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
+    tail = program.output.tail()
+    return TrialEnded(
+        status=status,
+        metrics=latest if is_judged else {},
+        error=reason,
+        seconds=time.monotonic() - began,
+        traceback=tail if status is TrialStatus.FAILED else "",
+        warning=metrics.take_warning(),
+        program=ProgramOutput(exit_code, str(run.output), tail, metrics_digest(metrics.section)),
+    )
+
+
+def _check_limits(run: ProgramRun, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:
+    """The status and the reason with which a program must end now, if it must.
+
+    One that has ended, and whose output is still searched, cannot exceed its timeout or be interrupted any more.
+    """
+    timeout, seconds = run.timeout_seconds, (ended_at or time.monotonic()) - began
+    if timeout is not None and seconds > timeout:
+        return TrialStatus.FAILED, timeout_error(timeout)
+    if ended_at is not None:
+        return TrialStatus.RUNNING, ""
+    if run.stop_request.is_made:
+        return TrialStatus.INTERRUPTED, INTERRUPTED
+    if time.time() > run.deadline:
+        return TrialStatus.INTERRUPTED, OUT_OF_TIME
+    return TrialStatus.RUNNING, ""
+
+
+def _judge_exit(run: ProgramRun, program: "_Program", exit_code: int) -> tuple[TrialStatus, str]:
+    """The status of a program that ended by itself, and why it did not finish."""
+    if exit_code == 0 and program.was_told and run.stop_request.is_made:
+        return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
+    if exit_code == 0:
+        return TrialStatus.FINISHED, ""
+    how, error = describe_exit(exit_code), program.output.error()
+    if exit_code == SHELL_SIGNAL + signal.SIGPIPE:
+        error = EARLY_END
+    elif program.output.has_killed_rank:
+        how += ", after SIGKILL ended a rank"
+    return TrialStatus.FAILED, f"{how}: {error or 'no output'}"
+
+
+def failed_by_itself(error: str, *, external: Collection[signal.Signals] = EXTERNAL_SIGNALS) -> bool:
+    """Whether a program with this error ended by itself: then the checkpoint that it resumed from may be damaged.
+
+    False if it exceeded its timeout, if its worker or node died, or if it or one of torchrun's ranks received an
+    `external` signal. A shell reports such a signal as exit code 128 plus its number.
+    """
+    if found := re.match(r"exit code (\d+)(?: \([\w ]+\))?: ", error):
+        return int(found[1]) - SHELL_SIGNAL not in external
+    killed = re.match(r"killed by ([\w ]+): ", error)
+    return killed is not None and killed[1] not in {each.name for each in external}
+
+
+class CheckpointFile(NamedTuple):
+    """A checkpoint as a program wrote it. A file that is overwritten under the same name is another checkpoint."""
+
+    name: str  # relative to the trial's folder
+    modified_ns: int
+    size: int
+
+
+def find_checkpoint(
+    folder: Path, pattern: str | None, *, bad: Collection[CheckpointFile] = ()
+) -> CheckpointFile | None:
+    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None.
+
+    An empty file is no checkpoint: its program was killed before it wrote any of it. A link counts as the file itself.
+    """
+    found: dict[tuple[int, int], CheckpointFile] = {}  # by device and inode
+    for path in sorted(folder.glob(pattern)) if pattern else ():
+        with suppress(OSError):  # a link to a file that was removed
+            status = path.stat()
+            file = CheckpointFile(str(path.relative_to(folder)), status.st_mtime_ns, status.st_size)
+            if file.size or path.is_dir():
+                found.setdefault((status.st_dev, status.st_ino), file)
+    newest = sorted(found.values(), key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
+    return next((each for each in newest if each not in bad), None)
+
+
+def _start_error(program: str, error: OSError, *, cwd: str) -> UserError:
+    """The error message for a program that the system cannot start.
+
+    If a program is in no folder of PATH, the system may report the error of a folder that it could not read.
+    """
+    if not Path(cwd).is_dir():
+        return UserError(f"{program} cannot be started in {cwd}: there is no such folder on {host.node_name()}")
+    is_missing = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
+    return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
+
+
+class _Program:
+    """A guarded process. Its output goes to a file and is read line by line."""
+
+    def __init__(self, run: ProgramRun, guard: ProcessGuard) -> None:
+        self.output = OutputReader(run.output)
+        self._run, self._grace_seconds = run, run.grace_seconds
+        try:
+            self._process = guard.start(
+                run.command,
+                cwd=run.cwd,
+                environment=run.environment,
+                grace_seconds=run.grace_seconds,
+                on_output=self.output.take,
+                claim=run.claim,
+                log=run.output,
+            )
+        except OSError as error:
+            self.output.take(b"")
+            raise _start_error(run.command[0], error, cwd=run.cwd) from None
+
+    def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
+        """Some new lines, after waiting at most `seconds` for the first one, and whether any may follow."""
+        lines, is_running = list[str](), True
+        with suppress(queue.Empty):
+            line = self.output.lines.get(timeout=timeout_seconds)
+            while line is not None:
+                lines.append(line)
+                if len(lines) == MAX_LINES:
+                    return lines, is_running
+                line = self.output.lines.get_nowait()
+            is_running = False
+        return lines, is_running
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the last of its processes had ended, on the monotonic clock; None while one runs."""
+        return self._process.ended_at
+
+    @property
+    def was_told(self) -> bool:
+        """Whether it had been told to end before it did; known once it has ended."""
+        return self._process.was_told
+
+    def request_end(self) -> None:
+        """Have it save its state and end, with the grace period; returns at once."""
+        if not self._run.is_srun:
+            self._process.request_end(self._grace_seconds)
+            return
+        self._grace_seconds = 0.0  # once `end` is called
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, GENTLE_SIGNAL)
+
+    def end(self, *, at_most: float = math.inf) -> int:
+        """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
+        self.output.stop_reading()
+        return self._process.end(min(self._grace_seconds, at_most))
+
+
+@contextmanager
+def trial_command(
+    program: UserProgram, placeholders: Mapping[str, Any], *, resume: str | None = None, start: Path | None = None
+) -> Iterator[list[str]]:
+    """The argument vector of a trial's command. A port that it names is reserved during the block.
+
+    `placeholders` has the values of those that are not arguments; `resume` is the option that makes it resume, if it
+    does; `start` the folder of its program and modules, if it runs in another one.
+    """
+    assert program.command is not None
+    command = insert_resume_option(program.command, resume, program.args)
+    command = resolve_program_paths(command, start) if start else command
+    with reserved_port() if PORT in find_placeholders(command) else nullcontext() as port:
+        yield build_argv(command, make_values(command, program.args, {**placeholders, PORT: port}))
+
+
+def trial_environment(
+    given: Mapping[str, str], *, trial: str, folder: Path, cpus: int, start: Path | None = None
+) -> dict[str, str]:
+    """The environment of a trial's command: its own GPU, CPUs and trial, without the Ray of this job.
+
+    `start` is as in `trial_command`.
+    """
+    inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
+    own = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder)}
+    own |= module_path(start, inherited) if start else {}
+    return inherited | own | thread_variables(cpus) | {"PYTHONUNBUFFERED": "1"}
