@@ -7,7 +7,7 @@ import time
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
-from trainyard.report.event_files import FOLDER, KINDS, write_event_files
+from trainyard.report.tensorboard import FOLDER, KINDS, write_event_files
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import as_typed, own_program
 

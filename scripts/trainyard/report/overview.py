@@ -15,8 +15,8 @@ from trainyard.packing.completeness import summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.planned_jobs import is_trained
 from trainyard.report.pages import format_number, write_template
+from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
-from trainyard.report.tree_scores import describe_best_model
 from trainyard.results import load_sweep
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.table import recommendation

@@ -4,7 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
@@ -20,13 +22,13 @@ from trainyard.report import (
     scaling_plots,
     style,
     timeline_plots,
-    tree_plots,
 )
 from trainyard.report.plot_names import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import counted_unit, curve_column
 from trainyard.results.ranking import is_seed, rank_sweep
 from trainyard.utils.csv_files import read_table
+from trainyard.utils.text import count_of, format_precise_duration
 
 WIDTH: Final = 8.0  # inches
 
@@ -118,4 +120,25 @@ def _draw_scaling(config: Config, name: str, source: Path, target: Path) -> None
 
 def _draw_trees(config: Config, name: str, source: Path, target: Path) -> None:
     trees = read_table(source / "trees.csv")
-    style.save(partial(tree_plots.plot_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+    style.save(partial(plot_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+
+
+def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
+    """Training and validation score of every tree model; its label contains the seconds of the fit."""
+    rows = np.arange(len(trees))
+    for offset, split, color in ((-0.17, "train", style.COLORS[4]), (0.17, "val", style.COLORS[0])):
+        name = {"train": "training", "val": "validation"}[split]
+        bars = axes.barh(rows + offset, trees[split], height=0.32, color=color, label=name)
+        axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
+    axes.set_yticks(
+        rows,
+        [
+            f"{row.model}\n{format_precise_duration(row.seconds)}, {count_of(row.threads, 'thread')}"
+            for row in trees.itertuples()
+        ],
+    )
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel({"accuracy": "accuracy", "rmse": "RMSE (in the target's unit)"}[trees["metric"].iloc[0]])
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)

@@ -1,7 +1,9 @@
 """All tables of one study, and their page for the report."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 
@@ -10,7 +12,6 @@ from trainyard.config.sweep import Slots
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import Parts, ReportTable, write_page
-from trainyard.report.scale_groups import group_scales
 from trainyard.report.sweep_tables import (
     RESERVED,
     metric_column,
@@ -18,14 +19,28 @@ from trainyard.report.sweep_tables import (
     stopping_table,
     summarize_savings,
 )
-from trainyard.report.tree_scores import best_model, describe_best_model
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_table
-from trainyard.utils.text import format_time
+from trainyard.utils.text import format_precise_duration, format_time
 
 log = logging.getLogger("tables")
+
+# Of scaling.csv: groups of columns, each narrow enough for a screen.
+QUALITY: Final = "Quality"
+REPEATS: Final = "Repeats"
+GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup", "efficiency"),
+    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images"),
+    QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
+    "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction"),
+    "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib", "allreduce_mib", "hiding_gbit_per_second"),
+    "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "memory_avg_scaling", "cpu_rss_peak_mib"),
+    "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
+    "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu", "roofline_images_per_second"),
+    REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
+}
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
@@ -94,6 +109,34 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     return {"": advice, **group_scales(table)}
 
 
+def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:
+    """The columns of scaling.csv by group, each with the scale first; the recommended scale is highlighted.
+
+    Own metrics follow the columns of `Quality`. A group without a value is omitted, and `Repeats` if there are none.
+    """
+    best = next((index for index, flag in enumerate(scaling["recommended"]) if flag), None)
+    grouped = {"scale", "recommended", *(column for columns in GROUPS.values() for column in columns)}
+    own = [name for name in scaling if name not in grouped]
+    groups = {name: [*columns, *own] if name == QUALITY else columns for name, columns in GROUPS.items()}
+    frames = {name: scaling[["scale", *columns]] for name, columns in groups.items()}
+    filled = {name for name, frame in frames.items() if frame.drop(columns="scale").notna().any(axis=None)}
+    filled -= {REPEATS} if scaling["repeats"].max() <= 1 else set()
+    return {name: ReportTable(frame, best) for name, frame in frames.items() if name in filled}
+
+
 def _read_trees(config: Config, name: str, results: Path) -> Parts:
     trees = read_table(results / "trees" / name / "trees.csv")
     return {"": describe_best_model(trees), "Models": ReportTable(trees, best=best_model(trees))}
+
+
+def best_model(trees: pd.DataFrame) -> int:
+    """The row of the model with the best validation score in trees.csv."""
+    return int(trees["val"].argmin() if trees["metric"].iloc[0] == "rmse" else trees["val"].argmax())
+
+
+def describe_best_model(trees: pd.DataFrame) -> str:
+    """One line about the best model."""
+    best = trees.iloc[best_model(trees)]
+    extreme = "lowest" if best["metric"] == "rmse" else "highest"
+    value = f"best validation {best['metric']} ({extreme}): {best['val']:.4g}"
+    return f"{value}, by {best['model']} in {format_precise_duration(best['seconds'])}"

@@ -1,4 +1,4 @@
-"""The common style of all plots: suitable for papers, for grayscale printing and for color-blind readers."""
+"""What all plots share: the style sheet, colors, axes, labels, and how a figure is written."""
 
 import io
 import itertools
@@ -12,7 +12,6 @@ from typing import Any, Literal, cast
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
@@ -25,10 +24,10 @@ from trainyard.utils.files import atomic_write
 from trainyard.utils.garbage_collection import pause_garbage_collection
 from trainyard.utils.text import printable
 
-# Okabe and Ito 2008: colors that color-blind readers can tell apart, without yellow, which is too light for a line.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+STYLE = mpl.rc_params_from_file(Path(__file__).with_name("trainyard.mplstyle"), use_default_template=False)
+COLORS = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 SEQUENCE = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256)), "viridis without its ends")
-FAILED = "#D55E00"
+FAILED = COLORS[1]
 IDLE = "#EDEDED"
 UNKNOWN = "#888888"
 STOPPED = "#999999"
@@ -41,25 +40,6 @@ LINE = 0.19  # inches from one line of text to the next
 LETTERS_PER_INCH = 12.5  # of a title
 LARGEST = 1e100  # that an axis shows; matplotlib fails if a power of ten above the largest value is infinite
 MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
-STYLE: Any = {
-    "figure.figsize": (6.4, 3.8),
-    "figure.dpi": 150,
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-    "axes.prop_cycle": cycler(color=list(COLORS)),
-    "svg.fonttype": "none",
-    "svg.hashsalt": "trainyard",  # the same data give the same file
-}
 
 
 def save(

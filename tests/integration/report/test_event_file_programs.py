@@ -10,7 +10,7 @@ from project import ROOT
 
 
 def test_nothing_that_writes_event_files_imports_torch():
-    code = "import sys, trainyard.report.event_files; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
+    code = "import sys, trainyard.report.tensorboard; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
     path = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     assert subprocess.check_output([sys.executable, "-c", code], env=path, text=True).split() == ["False", "False"]
 

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
 from trainyard.report.pages import ReportTable, write_page
-from trainyard.report.scale_groups import GROUPS, group_scales
+from trainyard.report.study_tables import GROUPS, group_scales
 from trainyard.scaling.table import SCALING_COLUMNS
 
 COUNT = 162

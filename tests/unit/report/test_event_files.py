@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
-from trainyard.report.event_files import FILE, write_event_files
+from trainyard.report.tensorboard import FILE, write_event_files
 
 CONFIG = {
     "sweeps": {

@@ -16,7 +16,7 @@ from trainyard.planning.accounting import compare_strategies, jobs_table, strate
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
-from trainyard.report import cost_plots, metric_plots, scaling_plots, style, timeline_plots, tree_plots
+from trainyard.report import cost_plots, metric_plots, scaling_plots, study_plots, style, timeline_plots
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.study_plots import _rank_trials
 from trainyard.report.study_tables import write_tables
@@ -260,7 +260,7 @@ PLOTS = {
         lambda left, right: scaling_plots.plot_telemetry(left, right, samples=SAMPLES, on_gpu=True),
         ["n1 GPU 0", "n1 GPU 1", "1x1", "GPU memory (MiB)", "GPU utilization", "minutes"],
     ),
-    "trees": (lambda axes: tree_plots.plot_scores(axes, TREES), ["RMSE", "xgboost"]),
+    "trees": (lambda axes: study_plots.plot_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
 
 
