@@ -29,7 +29,6 @@ SMALL = {
         "cifar10": {"name": "KMNIST", "root": "kmnist"},
         "tinyimagenet": {"root": "tiny.zip"},
     },
-    "data": {"staging_cpus": 2},
     "sweeps": {
         "depth-sweep": {
             "train": {"epochs": 1, "model_args": {"width": 4}},
@@ -79,6 +78,8 @@ def finished(cluster):
         ROOT / "Snakefile",
         "--profile",
         ROOT / "profiles/local",
+        "--set-threads",
+        "stage=2",
     ]
     configs = ["--configfile", *READY_MADE, "small.yaml", "--config", "sweeps=depth-sweep,own-trials", "scaling=all"]
     script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling", "trees"]))

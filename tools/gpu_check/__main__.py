@@ -72,7 +72,6 @@ CORRECT: Final[dict[str, Check]] = {
 }
 SPEED: Final[dict[str, Check]] = {"small": speed.measure_small_resnets, "resnet50": speed.measure_resnet50}
 WHATIF: Final[dict[str, Check]] = {
-    "layouts": whatif.measure_layouts,
     "profile": whatif.profile_step,
     "fused": whatif.measure_fused_models,
     "shared": whatif.measure_shared_gpu,

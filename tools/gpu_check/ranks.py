@@ -26,7 +26,6 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "activation checkpointing": {"activation_checkpointing": True},
     "sync_batchnorm": {"sync_batchnorm": True},
-    "channels first": {"channels_last": False},
 }
 
 

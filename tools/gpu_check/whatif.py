@@ -18,17 +18,8 @@ from trainyard.training.sampler import training_batches
 
 from gpu_check.machine import seconds_of
 from gpu_check.report import Report
-from gpu_check.rig import Rig, changed, free_memory, start
-from gpu_check.speed import TOY_MODEL, Measurement, measure
-
-
-def measure_layouts(rig: Rig) -> None:
-    """ResNet-50 with channels first."""
-    data = rig.images(side=64, count=rig.size(100_000, 64), val_count=512, classes=200)
-    model: dict[str, Any] = rig.size({"model": "resnet50"}, TOY_MODEL)
-    spec = Train(**model, precision="bf16", lr=0.05, batch_size=rig.size(1024, 16))
-    measure(rig, Measurement("ResNet-50, channels first", changed(spec, channels_last=False), data), table="whatif")
-
+from gpu_check.rig import Rig, free_memory, start
+from gpu_check.speed import TOY_MODEL
 
 PROFILED_STEPS = 5
 

@@ -117,6 +117,9 @@ class Jobs(ABC):
         }
 
 
+STAGING_CPUS: Final = 8  # for files to decode; `--set-threads stage=N` replaces it
+
+
 class StagingJobs(Jobs):
     """Parameters and resources of the rule `stage`."""
 
@@ -125,7 +128,7 @@ class StagingJobs(Jobs):
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
         many = isinstance(self._config.datasets[wildcards.name], (ImageFolder, Python))  # files to decode
-        return Job(cpus=self._config.data.staging_cpus if many else 1)
+        return Job(cpus=STAGING_CPUS if many else 1)
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
@@ -276,13 +279,12 @@ class SweepJobs(Jobs):
         return jobs + 1 if jobs > 1 else None
 
     def check(self) -> None:
-        """Raise a UserError if `retrain` of a sweep names something else than its trials, or no job can run any."""
-        for name, sweep in self._config.sweeps.items():
+        """Raise a UserError if no job of a sweep can run any of its trials."""
+        for name in self._config.sweeps:
             limit = self.limit_minutes(name)
-            if isinstance(sweep.retrain, dict) or math.isfinite(limit):
+            if math.isfinite(limit):
                 # A plan of its own: those of a partition file may not be known yet.
                 plan = plan_sweep(self._config, name, self._results, limit_minutes=limit)
-                plan.state.space.check_retrain(name)
                 if plan.forecast.pending and self._profile.fixed_minutes(self.rule) is None:
                     plan.request.check_limit()
 

@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import Scaling
@@ -31,8 +31,6 @@ class Trees(Section):
         description="Further parameters per model, under the library's names, e.g. `{lightgbm: {num_leaves: 15}}`. "
         "`n_estimators`, `n_jobs` and `random_state`, which Trainyard sets, may be given under any of their names.",
     )
-    seed: int = Field(0, description="Random seed of the models.")
-    retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 
     @field_validator("params")
     @classmethod
@@ -71,7 +69,6 @@ class Data(Section):
         "job's memory.",
     )
     downloads: str = Field("~/.cache/trainyard", description="Folder for downloads.")
-    staging_cpus: PositiveInt = Field(8, description="CPUs to request for staging image files.")
     on_device: bool | Literal["auto"] = Field(
         "auto",
         description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory, or of "

@@ -324,7 +324,6 @@ MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests C
 MAX_GPUS: Final = 100_000
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
-Retrain = int | dict[str, int]
 
 
 class Workload(TrainingSection):
@@ -425,7 +424,7 @@ class Sweep(ProgramOptions, Workload):
         description="Relative cost of a trial: an arithmetic expression on keys, e.g. `epochs * model_args.blocks`. "
         "Trials start in descending order of cost, and all durations are predicted once the first trial has finished.",
     )
-    retrain: Retrain = Field(0, description="Increase to train again: a number for all trials, or `{trial: number}`.")
+    retrain: NonNegativeInt = Field(0, description="Increase to train all trials again.")
 
     @field_validator("metric", mode="before")
     @classmethod

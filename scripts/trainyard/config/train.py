@@ -246,9 +246,6 @@ class Train(Section):
         description="Precision of the forward pass (autocast); `fp16` uses loss scaling. `auto`: `bf16` on NVIDIA "
         "Ampere and later, `fp16` on Volta and Turing, `fp32` elsewhere.",
     )
-    channels_last: bool | Literal["auto"] = Field(
-        "auto", description="Memory format `channels_last`; `auto`: on a GPU with 16-bit precision, where it is faster."
-    )
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more computation."
     )

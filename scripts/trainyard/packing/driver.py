@@ -120,7 +120,6 @@ def _check(plan: Plan, results: Path) -> None:
     """Check for errors before Ray is started."""
     if plan.state.sweep.dataset and plan.state.sweep.is_training:
         Staged(results / "data" / plan.state.sweep.dataset).check_images()
-    plan.state.space.check_retrain(plan.state.name)
     find_interpreter(plan.state.sweep)
 
 

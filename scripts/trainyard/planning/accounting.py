@@ -274,7 +274,7 @@ class _MeasuredJob:
             later = (each for every in self.state.attempts.values() for each in every if each.start >= self.run.start)
             attempts = sorted(later, key=lambda each: each.start)[:1]
         current = [each for each in attempts if each.trial in self.state.trials]
-        return any(each.generation >= self.state.space.generation(each.trial) for each in current)
+        return any(each.generation >= self.state.sweep.retrain for each in current)
 
 
 def _measured_jobs(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:

@@ -34,7 +34,6 @@ from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Share, Suggested
 from trainyard.programs.metrics import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
-from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 
 NOT_STAGED: Final = "not staged"  # in place of a dataset's digest
@@ -81,9 +80,8 @@ class TrialSpace:
         if self.sweep.search is None:
             return ""
         search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
-        # Retraining single trials keeps what was drawn.
-        retrain = self.sweep.retrain if isinstance(self.sweep.retrain, int) else self.sweep.retrain.get("all", 0)
-        return digest_of([search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, retrain], length=10)
+        content = [search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, self.sweep.retrain]
+        return digest_of(content, length=10)
 
     @property
     def _compared_by(self) -> dict[str, Any]:
@@ -101,23 +99,6 @@ class TrialSpace:
         self.suggestions.append(suggestion)
         self.trials[suggestion.name] = trial
         return suggestion
-
-    def generation(self, trial: str) -> int:
-        """The `retrain` number that a trial's result must have at least."""
-        retrain = self.sweep.retrain
-        return retrain if isinstance(retrain, int) else max(retrain.get(trial, 0), retrain.get("all", 0))
-
-    def check_retrain(self, name: str) -> None:
-        """Check that `retrain` names trials of this sweep `name`, as far as they are known before staging.
-
-        Raises:
-            UserError: it names another trial.
-        """
-        names = self.sweep.retrain if isinstance(self.sweep.retrain, dict) else {}
-        unknown = [trial for trial in names if trial != "all" and trial not in self.trials]
-        if unknown and self.dataset_digest != NOT_STAGED:
-            remedy = "take the names from the column `trial` of trials.csv"
-            raise UserError(f"sweeps.{name}.retrain: not a trial of this sweep: {', '.join(unknown)}; {remedy}")
 
     @cached_property
     def digest(self) -> str:
@@ -219,11 +200,11 @@ class SweepState:
 
     def result(self, trial: str) -> Attempt | None:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
-        return find_result(self._counting(trial), self.space.generation(trial), early=True)
+        return find_result(self._counting(trial), self.sweep.retrain, early=True)
 
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""
-        end = find_result(self._counting(trial), self.space.generation(trial), early=True, diverged=True)
+        end = find_result(self._counting(trial), self.sweep.retrain, early=True, diverged=True)
         return end or self.unreadable(trial)
 
     def _counting(self, trial: str) -> list[Attempt]:
@@ -252,13 +233,13 @@ class SweepState:
     def stopped_before(self) -> list[Attempt]:
         """The last attempts at unfinished trials that another rule of early stopping has stopped."""
         last = filter(None, map(self.last_attempt, self.unfinished))
-        wanted = (each for each in last if each.generation >= self.space.generation(each.trial))
+        wanted = (each for each in last if each.generation >= self.sweep.retrain)
         return [each for each in wanted if self._is_stopped_by_another(each)]
 
     def unreadable(self, trial: str) -> Attempt | None:
         """The last attempt at a trial if its output holds no metrics and is still kept, or if it is lost."""
         last = self.last_attempt(trial)
-        if last is None or last.generation < self.space.generation(trial) or self._is_stopped_by_another(last):
+        if last is None or last.generation < self.sweep.retrain or self._is_stopped_by_another(last):
             return None
         if self._is_lost(last):
             return replace(last, outcome=TrialStatus.UNREADABLE, error=_LOST, metrics={}, epochs=[], epoch_times={})
@@ -295,7 +276,7 @@ class SweepState:
         """A pending trial as a task of the queue."""
         trial, tries = self.trials[name], self.attempts_at(name)
         failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
-        metrics, generation = self.sweep.metrics, self.space.generation(name)
+        metrics, generation = self.sweep.metrics, self.sweep.retrain
         numbered = [each for each in tries if each.generation == generation] if metrics and metrics.numbers_rows else []
         return Task(
             name,
@@ -394,7 +375,7 @@ class SweepState:
             each
             for name in self.trials
             for each in self.attempts_at(name)
-            if each.generation >= self.space.generation(name)
+            if each.generation >= self.sweep.retrain
             and each.number != numbers.get(name)
             and each.metrics_digest != self._metrics_digest
             and self.output_of(each).exists()
@@ -421,11 +402,9 @@ class SweepState:
         """The rule that stops trials early, with the epochs of all attempts that `retrain` has not overruled."""
         if self.stop is None:
             return None
-        attempts = [(each, self.space.generation(name)) for name in self.trials for each in self.attempts_at(name)]
-        known = (each for each, wanted in attempts if each.generation >= wanted)
-        return EarlyStoppingRule(
-            self.stop, *self.sweep.compared_by, [each for each in known if not self._is_misread(each)]
-        )
+        attempts = [each for name in self.trials for each in self.attempts_at(name)]
+        known = [each for each in attempts if each.generation >= self.sweep.retrain and not self._is_misread(each)]
+        return EarlyStoppingRule(self.stop, *self.sweep.compared_by, known)
 
     @property
     def is_share_open(self) -> bool:
@@ -464,7 +443,7 @@ class SweepState:
         """
         if self.sweep.can_resume or self.evidence(trial):
             return 0.0
-        tries = (each for each in self.attempts_at(trial) if each.generation >= self.space.generation(trial))
+        tries = (each for each in self.attempts_at(trial) if each.generation >= self.sweep.retrain)
         cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED and each.gpus_per_trial == self.share)
         return max((each.end - each.start for each in cut), default=0.0)
 

@@ -113,7 +113,7 @@ def _sweep_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
 
 def _attempt_to_show(state: SweepState, trial: str) -> Attempt | None:
     """The attempt that ended a trial, or else the last one that has reported an epoch, or else the last one."""
-    counting = [each for each in state.attempts_at(trial) if each.generation >= state.space.generation(trial)]
+    counting = [each for each in state.attempts_at(trial) if each.generation >= state.sweep.retrain]
     candidates = [each for each in counting if each.epochs] or counting
     return state.end(trial) or next(reversed(candidates), None)
 

@@ -355,8 +355,7 @@ def _choose_numerics(spec: Train, device: torch.device) -> tuple[str, bool]:
     chosen = numerics.resolve_precision(spec.precision, device)
     numerics.set_float32(chosen)
     numerics.choose_kernels(spec, device)
-    half_on_gpu = device.type == "cuda" and numerics.is_half(chosen)
-    return chosen, half_on_gpu if spec.channels_last == "auto" else spec.channels_last
+    return chosen, device.type == "cuda" and numerics.is_half(chosen)  # where channels last is faster
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:

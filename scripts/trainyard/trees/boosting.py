@@ -92,7 +92,7 @@ def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) 
 def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder: Path, threads: int) -> dict[str, Any]:
     if mistakes := find_mistakes(name, params):
         raise UserError("; ".join(mistakes))
-    defaults = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": study.seed}
+    defaults = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": 0}
     settings = defaults | {_main_name(name, key): value for key, value in params.items()}
     target: Array = data.train_target
     decode: Callable[[Any], Array] = np.asarray

@@ -143,7 +143,6 @@ def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, erro
     [
         ("t", {}, "`sweeps` has no 't'; known: lr"),
         ("lr", {}, "data/tiny/meta.json does not exist: run Snakemake's target `data`"),
-        ("lr", {"retrain": {"0123456789": 1}}, "sweeps.lr.retrain: not a trial of this sweep: 0123456789"),
     ],
 )
 def test_a_sweep_that_cannot_start_says_why(project, name, options, message):

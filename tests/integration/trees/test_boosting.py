@@ -83,10 +83,10 @@ def test_saved_models_open_in_their_own_libraries_and_predict_the_same(digits, t
         assert np.mean(predicted[name] == labels) == row["val"]
 
 
-def test_a_model_is_fitted_once_and_again_on_request(digits, tmp_path):
+def test_a_model_is_fitted_once_and_again_with_other_settings(digits, tmp_path):
     first = boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=1)
     assert boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=2) == first
-    assert boosting.fit(STUDY.model_copy(update={"retrain": 1}), "xgboost", digits, tmp_path, threads=2)["threads"] == 2
+    assert boosting.fit(STUDY.model_copy(update={"rounds": 4}), "xgboost", digits, tmp_path, threads=2)["threads"] == 2
 
 
 def test_the_rounds_of_the_table_are_those_of_the_model(digits, tmp_path):

@@ -105,7 +105,7 @@ FILES = {  # name and content, and what the error says
     "latin-1": ("c.yaml", "{café: 1}".encode("latin-1"), "'utf-8' codec can't decode"),
     "a null character": ("c.yaml", 'data: {local: "a\\0b"}', r"data.local: 'a\\x00b' contains a null character"),
     "half a character": ("c.json", '{"data": {"local": "\\ud800"}}', "is not valid Unicode"),
-    "a number of 5000 digits": ("c.yaml", "data: {staging_cpus: 0x" + "f" * 5000 + "}", "is too large for an integer"),
+    "a number of 5000 digits": ("c.yaml", "trees: {t: {rounds: 0x" + "f" * 5000 + "}}", "is too large for an integer"),
     "a type of Python": ("c.yaml", "data: !!python/object/apply:os.mkdir [executed]", "could not determine a"),
     "bytes": ("c.yaml", "data: {local: !!binary gIGC}", "data.local: is a bytes; use text, numbers"),
     "a template that fails": ("c.yaml", "__use_yte__: true\na: ?1 / 0", "template cannot be rendered: .*division by"),

@@ -90,7 +90,7 @@ MISTAKES = [
     ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": "1e-5", "high": 1}}}, "values.lr.low: text instead"),
     ("sweeps.depth.slots", {"mps": "always"}, "sweeps.depth.slots.mps: 'always' is not known; known: off, auto"),
     ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text instead of a number"),
-    ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text instead of a number"),
+    ("sweeps.depth.retrain", "1", "sweeps.depth.retrain: text instead of a number"),
     ("sweeps.depth.train.seed", -1, "sweeps.depth.train.seed: input should be greater than or equal to 0 (is -1)"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
     ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
@@ -565,9 +565,8 @@ def test_the_same_error_is_reported_once():
 
 
 def test_keys_are_text_even_if_they_look_like_numbers(tmp_path):
-    """Identities of trials are hexadecimal, so some look like numbers."""
-    retrain = read_as(tmp_path, "sweeps: {a: {retrain: {1234567890: 1, 12345e6789: 2, 0123456712: 3}}}")
-    assert list(retrain["sweeps"]["a"]["retrain"]) == ["1234567890", "12345e6789", "0123456712"]
+    read = read_as(tmp_path, "sweeps: {a: {args: {1234567890: 1, 12345e6789: 2, 0123456712: 3}}}")
+    assert list(read["sweeps"]["a"]["args"]) == ["1234567890", "12345e6789", "0123456712"]
 
 
 def test_config_files_are_merged_and_the_command_line_overrides_them(tmp_path):

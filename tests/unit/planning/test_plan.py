@@ -18,7 +18,6 @@ from trainyard.planning.journal import Journal, SessionStarted
 from trainyard.planning.list_scheduling import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.planned_jobs import compare_planned_strategies, summarize_cost, summarize_plan
-from trainyard.utils.errors import UserError
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)
@@ -121,7 +120,7 @@ def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
     """The best order on eight slots; longest first if trials may be stopped early, or if the slots are still open."""
     depth = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 8}}
     finish(tmp_path, *plan(tmp_path, **depth).state.trials, seconds_per_block=0.2125, **depth)
-    again = plan(tmp_path, retrain={"all": 1}, **depth | changes)
+    again = plan(tmp_path, retrain=1, **depth | changes)
     seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(8)]
     assert again.request.predicted_seconds == makespan(seconds, 8)
     assert (again.forecast.order(8) == again.forecast.pending) == bool(changes)
@@ -153,13 +152,11 @@ def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
 def test_retrain_makes_results_pending_again_once(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names)
-    assert plan(tmp_path, retrain={names[1]: 1}).forecast.pending == [names[1]]
     again = plan(tmp_path, retrain=1)
     assert len(again.forecast.pending) == 4
     assert again.forecast.pending[0] == names[3], "earlier durations are evidence all the same"
     finish(tmp_path, *names, generation=1)
     assert plan(tmp_path, retrain=1).forecast.pending == []
-    assert plan(tmp_path, retrain={"all": 1}).forecast.pending == []
 
 
 def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
@@ -173,8 +170,6 @@ def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
     judge = plan(tmp_path, retrain=1, stop=stop).state.early_stopping_rule()
     assert judge.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}) == ""
     assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: rank 2 of the 2")
-    one = plan(tmp_path, retrain={names[0]: 1}, stop=stop).state.early_stopping_rule()
-    assert one.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}).startswith("asha: rank 4 of the 4")
 
 
 def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):
@@ -244,20 +239,6 @@ SEARCH = {"trials": 3, "values": {"model_args.blocks": {"low": 4, "high": 80, "i
 def test_a_cost_expression_may_have_keys_that_a_search_varies(tmp_path):
     made = plan(tmp_path, grid={}, search=SEARCH, cost="epochs * model_args.blocks")
     assert made.forecast.pending == ["draw-1", "draw-2", "draw-3"]
-
-
-def test_a_single_trial_of_a_search_can_be_retrained(tmp_path):
-    key = plan(tmp_path, grid={}, search=SEARCH).state.space.search_key
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
-        for blocks in (4, 8, 12):
-            values = {"model_args.blocks": blocks}
-            journal.append("suggested", search=key, values=values, params=values, attrs={})
-    names = list(plan(tmp_path, grid={}, search=SEARCH).state.trials)
-    finish(tmp_path, *names, grid={}, search=SEARCH)
-    assert plan(tmp_path, grid={}, search=SEARCH).forecast.pending == []
-    again = plan(tmp_path, grid={}, search=SEARCH, retrain={names[1]: 1})
-    assert again.forecast.pending == [names[1]]
-    assert list(again.state.trials) == names
 
 
 def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
@@ -532,17 +513,6 @@ def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finis
         journal.append("finished", trial=odd, attempt=2, seconds=5 * 3600.0, metrics={})
     again = own_plan(tmp_path, limit_minutes=24 * 60, retrain=1)
     assert again.forecast.seconds[odd] < 6 * 3600, "it was not longer after all"
-
-
-def test_retrain_names_trials_of_the_sweep_once_these_are_known(tmp_path):
-    unknown = {"deadbeef00": 1}
-    plan(tmp_path, retrain=unknown).state.space.check_retrain(
-        "depth"
-    )  # the dataset is not staged: nobody knows what trials are called
-    known = next(iter(own_plan(tmp_path, limit_minutes=60).state.trials))
-    own_plan(tmp_path, limit_minutes=60, retrain={known: 1, "all": 1}).state.space.check_retrain("depth")
-    with pytest.raises(UserError, match=r"sweeps.depth.retrain: not a trial of this sweep: deadbeef00; take the names"):
-        own_plan(tmp_path, limit_minutes=60, retrain=unknown).state.space.check_retrain("depth")
 
 
 def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):

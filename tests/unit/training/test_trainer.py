@@ -136,10 +136,6 @@ def test_recomputed_activations_give_the_same_numbers(data):
     assert_equal_states(plain_state, spared_state)
 
 
-def test_channels_last_is_the_same_training(data):
-    assert_close(train(changed(SPEC, channels_last=True), data)[0], train(SPEC, data)[0])
-
-
 GREEDY = """
 import torch
 from trainyard.training.models import SmallConvNet
