@@ -149,7 +149,6 @@ def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
         assert trial[metric].tolist() == rank[metric].tolist()
 
 
-@pytest.mark.slow
 def test_the_best_trial_is_trained_again_from_best_yaml(done):
     """In the same folder it is finished; in another one, it trains again, on a CPU bit-identically."""
     trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
@@ -262,7 +261,6 @@ def test_of_five_added_trials_these_five_run(project, done):
     assert "Nothing to be done" in project.snakemake("-n", "sweeps")
 
 
-@pytest.mark.slow
 def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(project):
     (project.folder / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n"
