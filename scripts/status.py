@@ -14,7 +14,7 @@ from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
 from trainyard.utils.errors import UserError
-from trainyard.utils.terminal_table import open_console
+from trainyard.utils.terminal import open_console
 
 
 def main(arguments: argparse.Namespace) -> None:

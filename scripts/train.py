@@ -11,7 +11,7 @@ import argparse
 
 from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
-from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.job_step import is_rank
 from trainyard.config.load import read_config
 from trainyard.config.scaling import split_scale
 from trainyard.scaling.launchers import launch

@@ -15,7 +15,7 @@ from project import ROOT, TINY, WAITING, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster.ports import PORTS
+from trainyard.cluster.host import PORTS
 from trainyard.scaling.rendezvous import SECONDS
 
 pytestmark = pytest.mark.slow

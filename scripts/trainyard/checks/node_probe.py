@@ -18,8 +18,8 @@ from typing import Any
 
 from trainyard.checks.node_report import LOCK, NONCE, JobReport, NodeReport
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation
-from trainyard.cluster.srun import srun_options
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command

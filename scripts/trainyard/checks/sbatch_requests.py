@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.checks.helper_programs import ask_helper
-from trainyard.cluster.slurm_limits import parse_resources
-from trainyard.cluster.slurm_queries import parse_time_limit
+from trainyard.cluster.slurm_queries import parse_resources, parse_time_limit
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainyard.cluster import job_step, slurm_allocation, slurm_queries
-from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error

@@ -60,8 +60,14 @@ from trainyard.cli.job_limits import find_limits
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
 from trainyard.cluster.slurm_limits import find_excesses
-from trainyard.cluster.slurm_queries import TEMPORARY
-from trainyard.cluster.user_jobs import COMPLETING, UserJob, describe_request, final_state, list_user_jobs
+from trainyard.cluster.slurm_queries import (
+    COMPLETING,
+    TEMPORARY,
+    UserJob,
+    describe_request,
+    final_state,
+    list_user_jobs,
+)
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault

@@ -18,7 +18,7 @@ from trainyard.planning.attempts import Attempt, Fold, Session
 from trainyard.planning.list_scheduling import makespan
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.planned_jobs import is_trained
-from trainyard.utils.terminal_table import Column, TerminalTable
+from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import format_duration
 
 SWEEP_COLUMNS = (

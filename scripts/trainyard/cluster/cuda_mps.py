@@ -17,7 +17,7 @@ from typing import Final
 
 from trainyard.cluster import host, job_step
 from trainyard.cluster.held_folders import private_folder
-from trainyard.utils.environment import environment_variables
+from trainyard.utils.process_settings import environment_variables
 from trainyard.utils.text import describe_exit
 
 CONTROL: Final = "nvidia-cuda-mps-control"

@@ -1,7 +1,8 @@
-"""Signals of a Slurm job, and a step of its own for a program that must hear them.
+"""What this process is in a job: a rank, a task of a step; and the steps that it starts.
 
 With proctrack/cgroup, Slurm sends SIGTERM to the first process of each step only. In a job of the workflow, that is the
-batch script, at whose death Slurm kills everything that it started, or Snakemake, which does not tell its rule.
+batch script, at whose death Slurm kills everything that it started, or Snakemake, which does not tell its rule. A
+program that must hear the signals of its job gets a step of its own.
 """
 
 import logging
@@ -9,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host, job_script, slurm_allocation, slurm_queries
-from trainyard.cluster.srun import srun_options
 from trainyard.cluster.stop_request import STOP_SIGNALS
 from trainyard.utils.errors import UserError
 
@@ -91,3 +91,25 @@ def shielded_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def srun_options(nodes: Sequence[str], *, tasks_per_node: int = 1, cpus_per_task: int) -> list[str]:
+    """Options for a step on these nodes of the job, whose tasks may run on all CPUs of the step."""
+    tasks = len(nodes) * tasks_per_node
+    counts = ["--nodes", str(len(nodes)), "--ntasks", str(tasks), "--ntasks-per-node", str(tasks_per_node)]
+    return [
+        "--overlap",  # the program that starts srun may run in a step that holds the resources of its node
+        "--mem=0",  # all memory of the job; otherwise a step within a step that holds the memory cannot start
+        "--export=ALL",  # the job may have been submitted without its environment
+        *counts,
+        "--nodelist",
+        ",".join(nodes),
+        "--cpus-per-task",  # srun does not inherit it from sbatch, and a task has one CPU without it
+        str(cpus_per_task),
+        "--cpu-bind=none",  # otherwise a site may bind all processes of a task to one CPU
+    ]
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process. A job may inherit RANK alone from another launcher, as from Kubeflow."""
+    return {"RANK", "TORCHELASTIC_RUN_ID"} <= os.environ.keys()

@@ -7,13 +7,19 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 import psutil
 
-from trainyard.cluster.slurm_queries import TEMPORARY, parse_fields, parse_gpus, parse_time_limit, run_slurm_command
+from trainyard.cluster.slurm_queries import (
+    TEMPORARY,
+    parse_fields,
+    parse_gpus,
+    parse_time_limit,
+    parse_timestamp,
+    run_slurm_command,
+)
 from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
@@ -124,13 +130,6 @@ def _count_ids(ids: str) -> int:
     """How many IDs there are in a list such as `0-63,128`."""
     ends = (each.partition("-") for each in ids.split(","))
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
-
-
-def parse_timestamp(text: str) -> float:
-    """A time as Slurm prints it, `2026-11-20T21:30:00` in local time, in Unix seconds; infinite if Slurm has none."""
-    if text in ("Unknown", "None", "N/A"):
-        return math.inf
-    return datetime.fromisoformat(text).timestamp()
 
 
 def available_cpus() -> int:

@@ -10,6 +10,7 @@ from trainyard.cluster.slurm_queries import (
     controller_settings,
     list_associations,
     list_partition_settings,
+    parse_resources,
     parse_time_limit,
     query_sacctmgr,
 )
@@ -149,13 +150,3 @@ def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: st
         job_resources=resources("job_resources"),
         total_resources=resources("total_resources"),
     )
-
-
-def parse_resources(text: str) -> dict[str, float]:
-    """Amounts by name from `cpu=8,gres/gpu:a100=2,mem=500G`; memory is in MB."""
-    units = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
-    items = (item.partition("=") for item in text.split(",") if item)
-    return {
-        name: float(amount.rstrip("KMGTP")) * (units.get(amount[-1], 1) if name == "mem" else 1)
-        for name, _, amount in items
-    }

@@ -22,7 +22,7 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
-from trainyard.utils.garbage_collection import pause_garbage_collection
+from trainyard.utils.process_settings import pause_garbage_collection
 from trainyard.utils.text import suggest
 
 # Increment it when a change of the code changes the result of a configuration: then every trial is trained again.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.files import file_digest
 from trainyard.utils.locks import hold
-from trainyard.utils.progress_bar import show_progress
+from trainyard.utils.terminal import show_progress
 
 CHUNK_BYTES: Final = 2**20
 RETRIES: Final = 4  # per mirror; pooch waits 1 s before the first one, 2 s before the second, and so on

@@ -35,7 +35,7 @@ from trainyard.data.sources import BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils import jsonl
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.progress_bar import show_progress
+from trainyard.utils.terminal import show_progress
 
 SHARD_BYTES: Final = 2**24  # of pixels, at most
 SHARD_IMAGES: Final = 4096  # at most

@@ -19,7 +19,7 @@ from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, T
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState, is_placeholder
 from trainyard.utils.jsonl import read_clock
-from trainyard.utils.terminal_table import Column, TerminalTable
+from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
 
 OTHER_LINES: Final = 4  # above and below the rows of the table of slots: progress, bar, header, and the cursor's

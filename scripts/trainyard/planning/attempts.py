@@ -26,8 +26,8 @@ from trainyard.planning.journal import (
 )
 from trainyard.programs.metrics import merge_row
 from trainyard.programs.runner import CheckpointFile
-from trainyard.utils.garbage_collection import pause_garbage_collection
 from trainyard.utils.jsonl import Reader
+from trainyard.utils.process_settings import pause_garbage_collection
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trainyard.cluster import host
+from trainyard.cluster.host import reserved_port
 from trainyard.cluster.job_script import SRUN_ENDED
-from trainyard.cluster.ports import reserved_port
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
 from trainyard.config.placeholders import (
     PORT,

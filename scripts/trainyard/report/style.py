@@ -21,7 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from trainyard.utils.files import atomic_write
-from trainyard.utils.garbage_collection import pause_garbage_collection
+from trainyard.utils.process_settings import pause_garbage_collection
 from trainyard.utils.text import printable
 
 STYLE = mpl.rc_params_from_file(Path(__file__).with_name("trainyard.mplstyle"), use_default_template=False)

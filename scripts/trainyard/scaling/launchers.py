@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from trainyard.cluster import host
 from trainyard.cluster.job_script import SRUN_ENDED, end_srun, wait_as_shell
+from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
-from trainyard.cluster.srun import srun_options
 from trainyard.cluster.stop_request import forward_stop_request
 from trainyard.config.scaling import split_scale
 from trainyard.scaling import rank_failures, rendezvous

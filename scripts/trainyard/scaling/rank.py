@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
-from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
 from trainyard.config.result_digests import training_spec

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainyard.cluster import host
+from trainyard.cluster.host import PORTS
 from trainyard.cluster.job_script import SRUN_SECONDS
-from trainyard.cluster.ports import PORTS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.cluster import host
-from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.job_step import is_rank
 from trainyard.utils.errors import UserError
 
 # The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import torch
 
-from trainyard.cluster.ranks import is_rank
+from trainyard.cluster.job_step import is_rank
 
 _Item = TypeVar("_Item")
 Moment = float | torch.cuda.Event  # on the clock of `time.perf_counter`, or when the GPU gets there

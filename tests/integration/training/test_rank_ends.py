@@ -6,7 +6,7 @@ import sys
 
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
-from trainyard.cluster.ports import reserved_port
+from trainyard.cluster.host import reserved_port
 
 # Rank 0 joins and then takes part in nothing.
 HANGING = """

@@ -16,7 +16,7 @@ from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.slurm_executor import SlurmExecutor
 from trainyard.cluster.slurm_limits import Limits
-from trainyard.cluster.user_jobs import Request, UserJob
+from trainyard.cluster.slurm_queries import Request, UserJob
 from trainyard.utils.errors import UserError
 
 

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.utils.errors import UserError
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
@@ -46,8 +46,8 @@ def test_an_allocation_is_parsed():
         gpus_per_node=2,
         gpu_model="a100",
         cpus_per_node=3,
-        start_time=slurm_allocation.parse_timestamp("2026-11-21T00:00:10"),
-        end_time=slurm_allocation.parse_timestamp("2026-11-21T00:30:10"),
+        start_time=slurm_queries.parse_timestamp("2026-11-21T00:00:10"),
+        end_time=slurm_queries.parse_timestamp("2026-11-21T00:30:10"),
         walltime_seconds=1800,
         memory_mib_per_node=3000,
     )
@@ -76,14 +76,14 @@ def test_times_are_local(monkeypatch, zone):
     time.tzset()
     expected = time.mktime((2026, 11, 21, 0, 4, 10, 0, 0, -1))
     try:
-        assert slurm_allocation.parse_timestamp("2026-11-21T00:04:10") == expected
+        assert slurm_queries.parse_timestamp("2026-11-21T00:04:10") == expected
     finally:
         monkeypatch.undo()
         time.tzset()
 
 
 def test_an_unknown_time_is_infinite():
-    assert slurm_allocation.parse_timestamp("Unknown") == math.inf
+    assert slurm_queries.parse_timestamp("Unknown") == math.inf
 
 
 def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
@@ -158,7 +158,7 @@ def test_of_the_tasks_of_an_array_only_the_own_one_counts(answers):
     answers[0][:] = [f"{TWO_NODES}\n{other}\n"]
     found = slurm_allocation._query_allocation.__wrapped__("1")
     assert (found.job, found.nodes) == ("1", ("n1", "n2"))
-    assert found.end_time == slurm_allocation.parse_timestamp("2026-11-21T00:30:10")
+    assert found.end_time == slurm_queries.parse_timestamp("2026-11-21T00:30:10")
 
 
 def test_an_answer_about_other_jobs_is_an_error(answers):

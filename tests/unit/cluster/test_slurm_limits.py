@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from trainyard.cluster import slurm_limits
+from trainyard.cluster import slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits, combine_limits
 from trainyard.cluster.slurm_queries import Association
 
@@ -99,7 +99,7 @@ def test_without_limits_on_the_site_or_the_account_nothing_is_limited(accounting
     ],
 )
 def test_amounts_are_parsed(text, amounts):
-    assert slurm_limits.parse_resources(text) == amounts
+    assert slurm_queries.parse_resources(text) == amounts
 
 
 @pytest.mark.parametrize(("allowed", "origin"), [("long", "QOS long"), ("long,part", "QOS normal"), ("", "QOS normal")])

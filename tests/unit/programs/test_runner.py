@@ -19,7 +19,7 @@ import psutil
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.cluster import ports
+from trainyard.cluster import host
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
@@ -114,7 +114,7 @@ def test_values_with_special_characters_reach_the_program_unchanged(tmp_path, gu
 
 def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypatch):
     two = 20200 + 2 * (os.getpid() % 5000)  # not those of other runs of these tests
-    monkeypatch.setattr(ports, "PORTS", range(two, two + 2))
+    monkeypatch.setattr(host, "PORTS", range(two, two + 2))
     wait = "echo epoch 1: acc {port}; echo epoch 2: acc 0; while [ ! -e go ]; do sleep 0.05; done"
     waiting = call(tmp_path, wait, metrics=PATTERN).run(guard)
     first = next(waiting).row["val_accuracy"]

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from trainyard.cluster import held_folders, host, job_step, slurm_allocation
+from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
-from trainyard.cluster.srun import srun_options
 from trainyard.cluster.stop_request import ignore_signal
-from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.import_path import helper_command
+from trainyard.utils.process_settings import environment_variables
 
 if TYPE_CHECKING:
     from trainyard.cluster.ray.worker_parent import WorkerParent

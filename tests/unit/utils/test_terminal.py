@@ -1,12 +1,50 @@
-"""Tables on terminals of any width: a line per row, the important columns, and nothing cut in a file."""
+"""Progress and tables on a terminal, and where there is none."""
 
 import io
+import logging
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from trainyard.utils import terminal_table
-from trainyard.utils.terminal_table import Column, TerminalTable
+from trainyard.utils import terminal
+from trainyard.utils.terminal import Column, TerminalTable
+
+
+@pytest.fixture
+def now(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_without_a_terminal_a_line_is_logged_every_ten_seconds(caplog, now, capsys):
+    with (
+        caplog.at_level(logging.INFO),
+        terminal.show_progress("photos", 10_000, unit="images", completed=4_000) as advance,
+    ):
+        for _ in range(30):
+            now[0] += 1
+            advance(100)
+    assert [record.message for record in caplog.records] == [
+        "photos: 5,100 of 10,000 images, 100 images/s, about 49 s left",
+        "photos: 6,200 of 10,000 images, 100 images/s, about 38 s left",
+    ]
+    assert capsys.readouterr().out == "", "no bar"
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_line(caplog, now, monkeypatch):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(terminal, "Console", lambda: console)
+    caplog.set_level(logging.INFO)
+    with terminal.show_progress("photos", 10_000, unit="images") as advance:
+        for _ in range(30):
+            now[0] += 1
+            advance(100)
+    assert "photos" in screen.getvalue()
+    assert "100 images/s, about 1 min 10 s left" in screen.getvalue()
+    assert not caplog.records
+
 
 COLUMNS = (Column("slot"), Column("node", rank=2, is_cut=True), Column("values", is_cut=True), Column("left", rank=1))
 ROWS = [["0", "gpu-node-0001", "blocks=4, learning_rate=0.001", "3 min 20 s"], ["11", "n2", "名前=値\n\x1b[2J", "4 s"]]
@@ -45,5 +83,5 @@ def test_rows_that_have_no_room_are_counted():
 
 def test_output_to_a_file_is_never_cut(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    terminal_table.open_console().print(TerminalTable(COLUMNS, [["0", "n" * 300, "v" * 300, "1 s"]]))
+    terminal.open_console().print(TerminalTable(COLUMNS, [["0", "n" * 300, "v" * 300, "1 s"]]))
     assert f"0     {'n' * 300}  {'v' * 300}  1 s\n" in capsys.readouterr().out
