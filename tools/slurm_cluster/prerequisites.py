@@ -73,9 +73,7 @@ def install_packages(packages: list[str], *, needed_by: str = CLUSTER) -> None:
     _apt_get("install", "--yes", "--no-install-recommends", *packages, packages=packages, needed_by=needed_by)
 
 
-def _apt_get(
-    *arguments: str, packages: list[str], needed_by: str = CLUSTER, timeout_seconds: float = PATIENCE_SECONDS
-) -> None:
+def _apt_get(*arguments: str, packages: list[str], needed_by: str) -> None:
     """Run apt-get, repeatedly while another process holds its locks: apt-get does not wait for all of them."""
     environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     problem = ""
@@ -90,7 +88,7 @@ def _apt_get(
         return not locked
 
     with suppress(TimeoutError):  # apt-get names the holder of the lock
-        wait_until(has_lock, timeout_seconds=timeout_seconds, poll_seconds=1, what="another apt-get to end")
+        wait_until(has_lock, timeout_seconds=PATIENCE_SECONDS, poll_seconds=1, what="another apt-get to end")
     if problem:
         lines = problem.splitlines()
         reason = next((line for line in lines if "Could not get lock" in line), lines[-1])

@@ -2,11 +2,11 @@
 
 import fcntl
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from slurm_cluster import prerequisites
-from slurm_cluster.prerequisites import SYSTEM_PATH, PrerequisiteMissing
+from slurm_cluster.prerequisites import SYSTEM_PATH, PrerequisiteMissing, install_packages
 from slurm_cluster.waiting import wait_until
 
 # A real apt-get whose package lists are in a folder of the test, without any sources.
@@ -25,22 +25,19 @@ def lock(tmp_path, monkeypatch):
         yield file
 
 
-def test_apt_get_waits_for_another_apt_get(lock, capfd):
+def test_apt_get_waits_for_another_apt_get_and_is_not_repeated_if_it_fails(lock, capfd):
     fcntl.lockf(lock, fcntl.LOCK_EX)
-    updating = threading.Thread(target=prerequisites._apt_get, args=["update"], kwargs={"packages": ["munge"]})
-    updating.start()
-    wait_until(lambda: "waiting for another apt-get to end" in capfd.readouterr().out, what="the message")
-    assert updating.is_alive()
-    fcntl.lockf(lock, fcntl.LOCK_UN)
-    updating.join()
+    with ThreadPoolExecutor(1) as pool:
+        installing = pool.submit(install_packages, ["no-such-package"])
+        wait_until(lambda: "waiting for another apt-get to end" in capfd.readouterr().out, what="the message")
+        assert not installing.done()
+        fcntl.lockf(lock, fcntl.LOCK_UN)
+        with pytest.raises(PrerequisiteMissing, match=r"'apt-get install' failed: E: Unable to"):
+            installing.result()
 
 
-def test_a_timeout_names_the_holder_of_the_lock(lock):
+def test_a_timeout_names_the_holder_of_the_lock(lock, monkeypatch):
+    monkeypatch.setattr(prerequisites, "PATIENCE_SECONDS", 0)
     fcntl.lockf(lock, fcntl.LOCK_EX)
     with pytest.raises(PrerequisiteMissing, match=r"needs munge; 'apt-get update' failed: .*Could not get lock"):
-        prerequisites._apt_get("update", packages=["munge"], timeout_seconds=0)
-
-
-def test_an_apt_get_that_fails_is_not_repeated(lock):
-    with pytest.raises(PrerequisiteMissing, match=r"'apt-get install' failed: E: Unable to"):
-        prerequisites._apt_get("install", "no-such-package", packages=["munge"])
+        install_packages(["munge"])
