@@ -18,28 +18,20 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from trainyard.checks import node_job
-from trainyard.checks.finding_lines import finding_line, log_console
-from trainyard.checks.findings import Finding, catch_errors
-from trainyard.checks.site import Site
-from trainyard.checks.site_checks import check_site
+from trainyard.checks import node_checks
+from trainyard.checks.findings import Finding, catch_errors, log_console, print_findings
+from trainyard.checks.site_checks import Site, check_site
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
 
+NAME_WIDTH = 22
 NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the checks, and show each finding as soon as it is known."""
     console = log_console()
-    failed, last_remedy = 0, ""
-    for finding in _findings(arguments, console):
-        failed += finding.verdict == "fails"
-        console.print(finding_line(finding, last_remedy=last_remedy))
-        last_remedy = finding.remedy
-    ending = f"{failed} of these {'fails' if failed == 1 else 'fail'}." if failed else "Nothing fails."
-    console.print(f"\n[bold]{ending}[/]")
-    return int(failed > 0)
+    return print_findings(_findings(arguments, console), console, name_width=NAME_WIDTH)
 
 
 def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Finding]:
@@ -54,7 +46,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(
-            node_job.probe_nodes,
+            node_checks.probe_nodes,
             site.requests,
             arguments.results,
             wait_minutes=arguments.wait_minutes,

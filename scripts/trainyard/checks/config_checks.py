@@ -4,14 +4,13 @@ What the config alone decides is checked when it is read (`config/load.py`). Her
 data and on a user's code. The state of a cluster is checked by `make doctor`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from trainyard.checks.code_checks import check_code
-from trainyard.checks.file_checks import check_script, check_source
 from trainyard.checks.findings import Finding
-from trainyard.checks.program_environments import check_environment
+from trainyard.checks.program_checks import check_environment, check_script, check_source
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
 from trainyard.config.scaling import Scaling, split_scale
@@ -21,7 +20,6 @@ from trainyard.config.trials import expand, trainings
 from trainyard.config.user_programs import Metrics
 from trainyard.data.known_images import KnownImages, known_images
 from trainyard.programs.metrics import PatternParser, numeric_row
-from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of, suggest
 
 
@@ -60,21 +58,6 @@ def check_use(
             may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
         )
     yield from check_code(config, results, anew=anew)
-
-
-def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:
-    """Pass on warnings, and decisions that a user may change; raise a UserError that lists all failures."""
-    found = list(findings)
-    for each in found:
-        if each.verdict == "warns" or (each.verdict == "ok" and each.remedy):
-            notify(_line(each))
-    if wrong := [_line(each) for each in found if each.verdict == "fails"]:
-        count = count_of(len(wrong), "mistake")
-        raise UserError("\n  ".join([f"{count}, found before anything was submitted:", *dict.fromkeys(wrong)]))
-
-
-def _line(finding: Finding) -> str:
-    return f"{finding.name}: {finding.message}{f': {finding.remedy}' if finding.remedy else ''}"
 
 
 def _trials(place: str, sweep: Sweep) -> Finding:

@@ -1,12 +1,127 @@
-"""Findings from the reports of the doctor's job."""
+"""Checks of nodes: a short Slurm job, like the largest job of the config, and the findings from its reports."""
 
+import contextlib
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trainyard.checks.findings import Finding
-from trainyard.checks.node_report import JobReport, NodeReport
+from trainyard.checks.node_probe import LOCK, LOG, NONCE, JobReport, NodeReport, read_job, read_nodes
+from trainyard.checks.sbatch_requests import SbatchRequest
+from trainyard.cluster import slurm_queries
+from trainyard.utils.errors import StorageError, UserError
+from trainyard.utils.files import write_json
+from trainyard.utils.import_path import helper_command
+from trainyard.utils.locks import hold
 
 MIN_TMP_GIB = 1  # for Ray's files
+WALLTIME_MINUTES = 8  # it usually takes one
+POLL_SECONDS = 3  # between queries of the job, which load the controller
+VISIBILITY_SECONDS = 60  # until a file that a node wrote is visible here on a network file system
+
+
+def probe_nodes(
+    requests: Sequence[SbatchRequest], results: Path, *, wait_minutes: float, notify: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Submit the job, wait for its end and yield what it found; a job that does not end in time is cancelled."""
+    folder = results.absolute() / f".doctor-{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    try:
+        nonce = secrets.token_hex(8)
+        write_json(folder / NONCE, nonce)
+        with _locked(folder / LOCK) as lock_error:
+            job, line = _submit(requests, folder)
+            notify(f"submitted job {job}: {line}")
+            with _cancelled_at_exit(job):
+                ended = _wait_for_end(job, folder, wait_minutes * 60, notify)
+            yield from _read_reports(folder, f"job {job}", nonce, lock_error, wait_minutes if not ended else 0)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_reports(folder: Path, job: str, nonce: str, lock_error: str, waited_minutes: float) -> Iterator[Finding]:
+    _wait_until_visible(folder)
+    if report := read_job(folder):
+        yield from check_nodes(report, list(read_nodes(folder)), nonce=nonce, lock_error=lock_error)
+    elif waited_minutes:
+        remedy = "see `squeue --me --start`, and allow more time with --wait-minutes"
+        yield Finding("node", "unknown", f"{job} had not ended after {waited_minutes:g} minutes", remedy)
+    else:
+        output = (folder / LOG).read_text().strip()[-500:] if (folder / LOG).exists() else "(nothing)"
+        remedy = "put this folder and this Python on a file system that the nodes share"
+        yield Finding("node", "fails", f"{job} wrote no report into {folder}; its output: {output}", remedy)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[str]:
+    """Hold a lock like the lock of a journal; yields the reason if that is impossible, or ""."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(path))
+        except StorageError as error:
+            yield str(error)
+        else:
+            yield ""
+
+
+def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
+    """Submit a job like the largest request, but short and on at most two nodes; returns its ID and sbatch's line."""
+    like = max(requests, key=lambda each: (bool(each.gpus), each.options.nodes))
+    options = like.options
+    named = {"account": options.account, "partition": options.partition, "qos": options.qos,
+             "constraint": options.constraint, "mem": f"{like.mem_mb:g}" if like.mem_mb else "",
+             "gres": f"gpu:{like.gpus}" if like.gpus else ""}  # fmt: skip
+    nodes = min(2, max(each.options.nodes for each in requests))
+    line = ["sbatch", "--parsable", f"--time={WALLTIME_MINUTES}", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    line += [f"--cpus-per-task={like.cpus}"]
+    line += [f"--{name}={value}" for name, value in named.items() if value]
+    line += ["--job-name=trainyard-doctor", f"--chdir={folder}", f"--output={LOG}"]
+    wrapped = shlex.join([*helper_command("checks.node_probe"), "job", str(folder)])
+    done = subprocess.run([*line, "--wrap", wrapped], text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise UserError(f"`{shlex.join(line)}` failed: {done.stderr.strip()}")
+    return done.stdout.strip().split(";")[0], shlex.join(line)
+
+
+@contextlib.contextmanager
+def _cancelled_at_exit(job: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        subprocess.run(["scancel", "--quiet", job], check=False)
+
+
+def _wait_for_end(job: str, folder: Path, seconds: float, notify: Callable[[str], None]) -> bool:
+    """Wait until the job has left the queue, and report each change of its state; False if it has not in time."""
+    end, last = time.monotonic() + seconds, ""
+    while time.monotonic() < end:
+        with contextlib.suppress(UserError):  # Slurm does not respond; it may next time
+            state = slurm_queries.job_state(job)
+            if state not in ("", last):
+                notify(f"job {job} is {state.removesuffix(': None')}")
+            if not state and (last or read_job(folder)):
+                return True
+            last = state or last
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _wait_until_visible(folder: Path) -> None:
+    """Wait until the last version of the report is visible here, if the job has written something."""
+    end = time.monotonic() + VISIBILITY_SECONDS
+    while (folder / LOG).exists() and time.monotonic() < end:
+        report = read_job(folder)
+        if report and (report.has_ended or report.slurm_error):
+            return
+        time.sleep(0.5)
+
+
+# ---- the findings
 
 
 @dataclass(frozen=True)

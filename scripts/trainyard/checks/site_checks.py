@@ -1,27 +1,76 @@
 """Checks of a site before anything is submitted: each one passes, warns, fails with a remedy, or is unknown."""
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
 
 from trainyard.checks.config_checks import check_use
-from trainyard.checks.findings import Finding, catch_errors
-from trainyard.checks.limits import check_limits, check_preemption
-from trainyard.checks.memory import check_memory
-from trainyard.checks.sbatch_requests import Refusal, SbatchRequest
-from trainyard.checks.site import Site
+from trainyard.checks.findings import Finding, Verdict, catch_errors
+from trainyard.checks.sbatch_requests import Refusal, SbatchRequest, request_jobs
 from trainyard.checks.storage import check_home, check_results
-from trainyard.cluster import slurm_queries
-from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition
+from trainyard.cluster import host, slurm_limits, slurm_queries
+from trainyard.cluster.slurm_limits import Limits, combine_limits, find_excesses, limits_by_name
+from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition, PartitionSettings
+from trainyard.config.config import Config
+from trainyard.planning.memory_request import data_mib
 from trainyard.utils.errors import UserError
 
 WRONG = ("warns", "fails")
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 
 
-def check_site(site: Site) -> Iterator[Finding]:
-    """Yield the findings of all checks that need no job, each as soon as it is known."""
-    for name, check in CHECKS:
-        yield from catch_errors(name, lambda check=check: check(site))  # type: ignore[misc]
+@dataclass
+class Site:
+    """A cluster, a config and a Snakemake profile."""
+
+    config: Config
+    config_file: Path
+    profile: Path
+    results: Path
+    user: str = field(default_factory=host.user_name)
+
+    @cached_property
+    def jobs(self) -> tuple[list[SbatchRequest], list[Refusal]]:
+        """The jobs of the config that would be submitted, and those that would not."""
+        return request_jobs(self.config_file, self.profile)
+
+    @property
+    def requests(self) -> list[SbatchRequest]:
+        """The jobs that would be submitted."""
+        return self.jobs[0]
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The cluster's partitions."""
+        return slurm_queries.list_partitions()
+
+    @cached_property
+    def partition_settings(self) -> dict[str, PartitionSettings]:
+        """The settings of the partitions, by name."""
+        return {each.name: each for each in slurm_queries.list_partition_settings()}
+
+    @cached_property
+    def controller(self) -> dict[str, str]:
+        """The settings of Slurm's controller."""
+        return slurm_queries.controller_settings()
+
+    def partition_of(self, request: SbatchRequest) -> str:
+        """The name of the partition that a job would run in; the first one, if it requests several."""
+        default = next((each.name for each in self.partitions if each.default), "")
+        return (request.options.partition or default).split(",")[0]
+
+    def limits_of(self, request: SbatchRequest) -> list[Limits]:
+        """The limits of the accounting for a job, in Slurm's order of precedence."""
+        options = request.options
+        return _list_limits(self.user, options.account or "", options.qos or "", self.partition_of(request))
+
+
+@cache
+def _list_limits(user: str, account: str, qos: str, partition: str) -> list[Limits]:
+    return slurm_limits.list_limits(user, account=account, qos=qos, partition=partition)
 
 
 def check_files_and_code(site: Site) -> Iterator[Finding]:
@@ -59,14 +108,12 @@ def check_accounting(site: Site) -> Iterator[Finding]:
 
 def check_jobs(site: Site) -> Iterator[Finding]:
     """Every job of the config reaches sbatch, and Slurm accepts it."""
-    yield from (describe_refusal(site, each) for each in site.jobs[1])
-    yield from (check_request(each, site.partitions) for each in site.requests)
-
-
-def describe_refusal(site: Site, refusal: Refusal) -> Finding:
-    """Jobs that Snakemake or its plugin refuses, in their own words."""
+    requests, refusals = site.jobs
     remedy = f"correct the error in {site.profile} or {site.config_file}"
-    return Finding("jobs", "fails", f"Snakemake does not submit {', '.join(refusal.jobs)}: {refusal.message}", remedy)
+    for each in refusals:
+        message = f"Snakemake does not submit {', '.join(each.jobs)}: {each.message}"
+        yield Finding("jobs", "fails", message, remedy)
+    yield from (check_request(each, site.partitions) for each in requests)
 
 
 def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:
@@ -93,13 +140,9 @@ def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Fi
         constraint = f", constraint {request.options.constraint}" if request.options.constraint else ""
         message = f"{request}{constraint}: {request.response}"
         return Finding(request.job, "fails", message, f"request what is available: {available}")
-    return Finding(request.job, "ok", f"{request}, partition {kinds[0].name}; {_estimated_start(request.response)}")
-
-
-def _estimated_start(response: str) -> str:
-    """Slurm's estimate in `sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on nodes n1 in ...`."""
-    _, _, estimate = response.partition("to start at ")
-    return f"could start {estimate.split()[0].replace('T', ' ')}" if estimate else "Slurm accepts it"
+    _, _, estimate = request.response.partition("to start at ")  # a time, `2026-11-21T03:12:36`, and the nodes
+    start = f"could start {estimate.split()[0].replace('T', ' ')}" if estimate else "Slurm accepts it"
+    return Finding(request.job, "ok", f"{request}, partition {kinds[0].name}; {start}")
 
 
 def check_account(site: Site) -> Iterator[Finding]:
@@ -129,6 +172,101 @@ def compare_accounts(requests: Sequence[SbatchRequest], associations: Sequence[A
     return Finding("account", "ok", message + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 
+def check_limits(site: Site) -> Iterator[Finding]:
+    """No job is above the limits of its quality of service and account: Slurm would accept it, but never start it."""
+    if not site.requests:
+        return
+    try:
+        levels = [site.limits_of(each) for each in site.requests]
+    except UserError as error:
+        yield Finding("limits", "unknown", str(error), "ask the site's administrators for the limits of your account")
+    else:
+        yield compare_limits(site.requests, levels)
+
+
+def compare_limits(requests: Sequence[SbatchRequest], levels: Sequence[Sequence[Limits]]) -> Finding:
+    """Compare each job with its limits, and the number of jobs with the strictest one."""
+    pairs = list(zip(requests, levels, strict=True))
+    above: dict[str, list[str]] = {}
+    for job, limits in pairs:
+        for text in find_excesses(job.options.time or 0, job.resources, limits):
+            above.setdefault(text, []).append(job.job)
+    if above:
+        remedy = "request less, or set another `qos` or `slurm_account` in the profile: Slurm would never start them"
+        return Finding(
+            "limits", "fails", "; ".join(f"{', '.join(jobs)}: {text}" for text, jobs in above.items()), remedy
+        )
+    combined = [combine_limits(each) for each in levels]
+    queued, running = (min(getattr(each, name) for each in combined) for name in ("submitted_jobs", "running_jobs"))
+    counts = {"in the queue": queued, "running": running}
+    texts = [f"at most {value:g} jobs {what}" for what, value in counts.items() if math.isfinite(value)]
+    texts += dict.fromkeys(
+        f"at most {value:g} {name}" for each in combined for name, value in limits_by_name(each).items()
+    )
+    if len(requests) > queued:
+        texts.append(f"so that some of the {len(requests)} jobs are submitted later")
+    return Finding("limits", "ok", ", ".join(texts) or "the site enforces none for these jobs")
+
+
+# What happens to the jobs of a partition when others preempt them: a verdict, and what Trainyard does.
+PREEMPTION: dict[str, tuple[Verdict, str]] = {
+    "OFF": ("ok", "jobs are not preempted"),
+    "REQUEUE": ("ok", "preempted jobs are requeued, and continue from their durable state"),
+    "CANCEL": ("ok", "preempted jobs are cancelled; Snakemake submits them again, and they continue"),
+    "SUSPEND": ("warns", "preempted jobs are suspended while their walltime goes on"),
+    "GANG": ("warns", "jobs take turns on the same nodes while their walltime goes on"),
+}
+
+
+def check_preemption(site: Site) -> Iterator[Finding]:
+    """What happens when other jobs preempt these."""
+    kind = site.controller.get("PreemptType", "")
+    for name in sorted({site.partition_of(each) for each in site.requests} & set(site.partition_settings)):
+        if "qos" in kind:
+            remedy = "`sacctmgr show qos format=name,preempt,preemptmode` lists which and how"
+            yield Finding("preemption", "unknown", "jobs of one QOS may preempt jobs of another", remedy)
+            return
+        partition = site.partition_settings[name]
+        mode = partition.preempt_mode if "partition_prio" in kind else "OFF"
+        verdict, effect = next((PREEMPTION[each] for each in mode.split(",") if each in PREEMPTION), PREEMPTION["OFF"])
+        grace = f" (grace period: {partition.grace_seconds:g} s)" if mode in ("REQUEUE", "CANCEL") else ""
+        remedy = "use another partition: trials would time out, and trainings lose their connections"
+        yield Finding("preemption", verdict, f"partition {name}: {effect}{grace}", remedy)
+
+
+def check_memory(site: Site) -> Iterator[Finding]:
+    """Every job requests enough for its dataset, and at most its GPUs' share of a node."""
+    fitting = []
+    for request in site.requests:
+        kinds = [each for each in site.partitions if each.name == site.partition_of(request)]
+        finding = judge_memory(request, kinds, data_mb=data_mib(site.results, request.dataset))
+        if finding:
+            yield finding
+        else:
+            fitting.append(request)
+    if fitting:
+        least, most = (choose(each.mem_mb for each in fitting) for choose in (min, max))
+        amounts = f"{least:g} to {most:g}" if least < most else f"{least:g}"
+        share = "at most the share of the jobs' GPUs, and " * any(each.gpu_count for each in fitting)
+        yield Finding("memory", "ok", f"{amounts} MB per node: {share}enough for their data")
+
+
+def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb: float) -> Finding | None:
+    """A warning about the memory of a job on nodes of these kinds; None if there is none."""
+    memory = request.mem_mb
+    if 0 < memory < data_mb:
+        message = f"{request.job}: {memory:g} MB per node, but its dataset has {data_mb:,.0f} MB"
+        remedy = "request more with `--set-resources <rule>:mem_mb=...`: data that do not fit are read again and again"
+        return Finding("memory", "warns", message, remedy)
+    model = request.gpus.rpartition(":")[0]
+    shares = [share for each in kinds if (share := each.memory_share_mb(request.gpu_count, model))]
+    if shares and memory > max(shares):
+        message = f"{request.job}: {memory:g} MB per node, above the share of its {request.gpu_count} GPUs: "
+        remedy = "request less, unless the job needs it: other jobs cannot use the GPUs that are left without memory"
+        return Finding("memory", "warns", f"{message}{max(shares):g} MB", remedy)
+    return None
+
+
 CHECKS: tuple[tuple[str, Callable[[Site], Iterable[Finding]]], ...] = (
     ("Slurm", check_slurm),
     ("accounting", check_accounting),
@@ -141,3 +279,9 @@ CHECKS: tuple[tuple[str, Callable[[Site], Iterable[Finding]]], ...] = (
     ("results", lambda site: check_results(site.results)),
     ("home", lambda _: check_home()),
 )
+
+
+def check_site(site: Site) -> Iterator[Finding]:
+    """Yield the findings of all checks that need no job, each as soon as it is known."""
+    for name, check in CHECKS:
+        yield from catch_errors(name, lambda check=check: check(site))  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from trainyard.checks.program_environments import describe_environment
+from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from trainyard.checks.config_checks import check_use, refuse_mistakes
-from trainyard.checks.program_environments import check_interpreters
+from trainyard.checks.config_checks import check_use
+from trainyard.checks.findings import refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.jobs import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards
 from trainyard.cli.paths import check_paths
@@ -101,7 +101,6 @@ class Workflow:
         self._profile.check()
         used = (Path.cwd(), Path(sys.prefix), *config_files)
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
-        check_interpreters(self.config)
 
     def program(self, name: str) -> Callable[..., str]:
         """The command line of a program in `scripts/` up to its own options, as a parameter of a rule.

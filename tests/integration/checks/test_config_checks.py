@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from trainyard.checks import code_checks, code_probe, model_probe
-from trainyard.checks.config_checks import check_use, refuse_mistakes
-from trainyard.checks.file_checks import check_script
+from trainyard.checks.config_checks import check_use
+from trainyard.checks.findings import refuse_mistakes
+from trainyard.checks.program_checks import check_script
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from trainyard.checks import node_probe
-from trainyard.checks.node_report import LOCK, NONCE, NodeReport, read_job, read_nodes
+from trainyard.checks.node_probe import LOCK, NONCE, NodeReport, read_job, read_nodes
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.locks import hold

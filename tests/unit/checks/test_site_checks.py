@@ -4,7 +4,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from trainyard.checks import findings, limits, memory, sbatch_requests, site_checks, storage
+from trainyard.checks import findings, sbatch_requests, site_checks, storage
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 
@@ -105,13 +105,13 @@ LIMITS = [
 
 @pytest.mark.parametrize(("options", "levels", "verdict", "message"), LIMITS)
 def test_a_job_is_compared_with_the_limits_that_apply(options, levels, verdict, message):
-    found = limits.compare_limits([request(*options)], [levels])
+    found = site_checks.compare_limits([request(*options)], [levels])
     assert found.verdict == verdict
     assert message in found.message
 
 
 def test_with_more_jobs_than_the_queue_takes_some_are_submitted_later():
-    found = limits.compare_limits([request("-t", "1")] * 3, [[LONG]] * 3)
+    found = site_checks.compare_limits([request("-t", "1")] * 3, [[LONG]] * 3)
     assert found.verdict == "ok"
     assert found.message.endswith("so that some of the 3 jobs are submitted later")
 
@@ -129,7 +129,7 @@ def test_with_more_jobs_than_the_queue_takes_some_are_submitted_later():
     ],
 )
 def test_memory_is_compared_with_the_dataset_and_the_share_of_a_node(options, data_mb, message):
-    found = memory.judge_memory(request(*options), [GPU], data_mb=data_mb)
+    found = site_checks.judge_memory(request(*options), [GPU], data_mb=data_mb)
     assert (message in found.message) if message else found is None
 
 
@@ -175,7 +175,7 @@ class PreemptingSite:
     ],
 )
 def test_preemption_is_described(site, verdict, message):
-    (found,) = limits.check_preemption(PreemptingSite(*site))
+    (found,) = site_checks.check_preemption(PreemptingSite(*site))
     assert found.verdict == verdict
     assert message in found.message
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
-from trainyard.checks.file_checks import check_source
+from trainyard.checks.program_checks import check_source
 from trainyard.config.datasets import Digits, Synthetic, Table
 from trainyard.data.known_images import KnownImages, known_images
 from trainyard.data.sources import stratified_split

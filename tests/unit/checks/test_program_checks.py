@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from snakemake.settings.types import DeploymentMethod
-from trainyard.checks.program_environments import describe_environment
+from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.programs.user_environment import RECORD
@@ -29,14 +29,14 @@ def venv(tmp_path, monkeypatch):
 def test_all_environments_without_an_interpreter_are_reported_at_once(tmp_path):
     raw = {
         "sweeps": {
-            "a": {"command": "x", "python": "/nowhere"},
-            "b": {"command": "x", "env": "/nowhere"},
-            "c": {"command": "x", "python": "trainyard"},
+            "a": {"command": "true", "python": "/nowhere"},
+            "b": {"command": "true", "env": "/nowhere"},
+            "c": {"command": "true", "python": "trainyard"},
         },
         "scaling": {"d": {"script": "x", "scales": ["1x1"], "python": "nowhere"}},
     }
     with pytest.raises(UserError) as error:
-        Workflow(raw, results=tmp_path)
+        Workflow(raw, results=tmp_path).check(dry_run=False)
     lines = str(error.value).splitlines()[1:]
     assert [line.split(": ")[0] for line in lines] == ["  sweeps.a.python", "  sweeps.b.env", "  scaling.d.python"]
     assert all("has no Python interpreter" in line for line in lines)

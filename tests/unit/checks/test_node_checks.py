@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from trainyard.checks import node_job
+from trainyard.checks import node_checks
 from trainyard.checks.node_checks import check_nodes
-from trainyard.checks.node_report import JobReport, NodeReport
+from trainyard.checks.node_probe import JobReport, NodeReport
 from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import UserError
 
@@ -94,7 +94,7 @@ def test_the_wait_for_the_job_goes_on_while_slurm_does_not_respond(tmp_path, mon
 
     waits, states = [], []
     monkeypatch.setattr(slurm_queries, "run_slurm_command", run)
-    monkeypatch.setattr(node_job.time, "sleep", waits.append)
-    assert node_job._wait_for_end("7", tmp_path, 60, states.append)
+    monkeypatch.setattr(node_checks.time, "sleep", waits.append)
+    assert node_checks._wait_for_end("7", tmp_path, 60, states.append)
     assert states == ["job 7 is PENDING: Resources", "job 7 is RUNNING"]
-    assert waits == [node_job.POLL_SECONDS] * 3
+    assert waits == [node_checks.POLL_SECONDS] * 3

@@ -1,0 +1,204 @@
+"""Checks of the files and programs that a config names: sources of datasets, scripts, programs and environments."""
+
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from trainyard.checks.findings import Finding, Verdict
+from trainyard.config.datasets import Dataset, ImageFolder, Table, Torchvision
+from trainyard.config.placeholders import SHELL, Command
+from trainyard.config.scaling import Scaling
+from trainyard.config.sweep import Sweep
+from trainyard.data.known_images import KnownImages
+from trainyard.programs.user_environment import SCRIPT, find_interpreter, program_environment, script_interpreter
+from trainyard.scaling.launchers import LAUNCHER_MODULES
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import expand_path
+from trainyard.utils.text import suggest
+
+_SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
+_INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
+_CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # followed by a module or code, not by a script
+_OF_PYTHON: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_PLAIN: Final = re.compile(r"[\w./+@%-]+")  # without placeholders, variables and operators
+_REMEDY: Final = "activate your environment, or name it by `python:` or `env:`"
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+# ---- datasets
+
+
+def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_scheduler: bool) -> Finding:
+    """Whether the source of a dataset is there, and a table has its target."""
+    if known.is_staged:
+        return Finding(place, "ok", ", ".join(filter(None, ["staged", str(known)])))
+    match dataset:
+        case Table():
+            return _check_table(place, dataset, has_scheduler=has_scheduler)
+        case ImageFolder(root=str(root)) | Torchvision(root=str(root)) if not expand_path(root).exists():
+            return _missing_file(f"{place}.root", root, "no such file or folder", has_scheduler=has_scheduler)
+    if known.shape and known.outputs and known.training_images:
+        return Finding(place, "ok", f"not staged yet: {known}")
+    message = f"{f'{known}; ' if str(known) else ''}the rest is known once its images are staged"
+    return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
+
+
+def _missing_file(place: str, file: str, problem: str, *, has_scheduler: bool, is_sure: bool = True) -> Finding:
+    """A file that is not on this machine.
+
+    It is a warning if only the nodes of a cluster may have it: not even the folder below `/` is here.
+    """
+    path, here = expand_path(file), "a relative path begins in the folder where Snakemake runs: here"
+    is_elsewhere = has_scheduler and path.is_absolute() and not Path(*path.parts[:2]).exists()
+    remedy = "" if path.is_absolute() else f"{here} {Path.cwd()}"
+    return Finding(place, "fails" if is_sure and not is_elsewhere else "warns", f"{file}: {problem}", remedy)
+
+
+def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
+    path = expand_path(dataset.path)
+    try:
+        if path.suffix == ".parquet":
+            from trainyard.data.table import parquet_columns  # takes a tenth of a second to import
+
+            columns: Sequence[str] = parquet_columns(path)
+        else:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                columns = next((row for row in csv.reader(file) if row), [])
+    except FileNotFoundError:
+        return _missing_file(f"{place}.path", str(path), "no such file", has_scheduler=has_scheduler)
+    except (OSError, ValueError, csv.Error) as error:
+        reason = " ".join(str(error).split())
+        return Finding(f"{place}.path", "fails", f"{path}: is not a readable {path.suffix[1:]} file ({reason})")
+    if dataset.target not in columns:
+        message = f"{path} has no column {dataset.target!r}"
+        return Finding(f"{place}.target", "fails", message, suggest(dataset.target, columns))
+    return Finding(place, "ok", f"{path}: {len(columns)} columns, of which {dataset.target!r} is the target")
+
+
+# ---- scripts
+
+
+def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry_run: bool) -> Iterator[Finding]:
+    """Whether the script that a study starts exists, if its command names it.
+
+    It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
+    """
+    key, command = ("command", study.command) if isinstance(study, Sweep) else ("script", study.script)
+    found = _find_script(_words(command))
+    if found is None:
+        return
+    place, (path, is_started) = f"{place}.{key}", found
+    if Path(path).expanduser().exists():
+        yield Finding(place, "ok", f"{path} is there")
+    else:
+        is_sure = is_started and not (has_scheduler and dry_run)
+        yield _missing_file(place, path, "no such file", has_scheduler=has_scheduler, is_sure=is_sure)
+
+
+def _words(command: Command | None) -> list[str]:
+    """The words of a command; none if only a shell can split it."""
+    if not isinstance(command, str):
+        return command or []
+    line = command.replace("\\\n", " ").strip()  # without continued lines
+    try:
+        return [] if _SHELL.search(line) else shlex.split(line)
+    except ValueError:
+        return []
+
+
+def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
+    """The first word that looks like a script, and whether the command itself starts it; None if that is not clear."""
+    number = next((number for number, word in enumerate(words) if word.endswith(SCRIPT)), None)
+    if number is None:
+        return None
+    path, before = words[number], [word for word in words[:number] if word != "-u"]
+    if "{" in path or path.startswith("-") or any(map(_CODE_OPTION.fullmatch, before)):
+        return None
+    if not before:
+        return None if os.sep not in path and shutil.which(path) else (path, True)  # one on PATH is there
+    return path, len(before) == 1 and _INTERPRETER.fullmatch(Path(before[0]).name) is not None
+
+
+# ---- programs and environments
+
+
+def check_environment(
+    place: str, study: Sweep | Scaling, *, absent: Verdict, may_be_elsewhere: bool
+) -> Iterator[Finding]:
+    """Whether a program's environment has an interpreter, the program, and for a distributed script its launcher.
+
+    What is missing gets the verdict `absent`; a program is a warning if it may be on other nodes or in a container.
+    """
+    if (study.command if isinstance(study, Sweep) else study.script) is None:
+        return
+    if isinstance(study, Sweep):
+        yield from _check_program(f"{place}.command", study, absent="warns" if may_be_elsewhere else "fails")
+    key = "env" if study.env else "python"
+    try:
+        found = find_interpreter(study) if isinstance(study, Sweep) else script_interpreter(study)
+        module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, Scaling) else None
+        package = (module or "").partition(".")[0]
+        line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
+        environment = program_environment(find_interpreter(study))
+        if package and subprocess.run(line, env=environment, capture_output=True, check=False).returncode:
+            yield Finding(f"{place}.launcher", absent, f"{found} does not have {package}", _REMEDY)
+        elif found is not None:
+            yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
+    except UserError as error:
+        yield Finding(f"{place}.{key}", absent, str(error))
+
+
+def _check_program(place: str, sweep: Sweep, *, absent: Verdict) -> Iterator[Finding]:
+    """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
+    try:
+        environment = program_environment(find_interpreter(sweep))
+    except UserError:  # another finding says so
+        return
+    command, path = sweep.command or "", environment.get("PATH")
+    if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
+        message = f"there is no {SHELL} on your PATH, which runs a command that is text"
+        yield Finding(place, "fails", message, "a list of words needs none")
+    elif _PLAIN.fullmatch(name := _first_word(command)) and not shutil.which(name, path=path):
+        line = [SHELL, "-c", 'type -- "$1"', SHELL, name]  # bash knows its own commands and the user's functions
+        if isinstance(command, str) and not subprocess.run(line, env=environment, capture_output=True).returncode:
+            return
+        if os.sep in name and Path(name).exists():
+            yield Finding(place, absent, f"{name}: is not executable", "`chmod +x` makes it so")
+        elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script` looks for scripts
+            yield Finding(place, absent, f"{name}: no such program on the PATH of the command", _REMEDY)
+
+
+def describe_environment(study: Sweep | Scaling) -> str:
+    """Which Python a command or script runs with, for messages, as in `; python: /home/me/env/bin/python`; or ""."""
+    try:
+        if isinstance(study, Scaling):
+            name, path = "python", None if study.script is None else script_interpreter(study)
+        else:
+            name, path = _first_word(study.command or []), None
+            if _OF_PYTHON.fullmatch(name):
+                found = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
+                if found is None:
+                    return f"; there is no {name} on your PATH: activate your environment, or name it by python or env"
+                path = Path(found)
+    except UserError as error:
+        return f"; {error}"
+    if path is None:
+        return ""
+    is_own = path.parent == Path(sys.executable).parent
+    return f"; {name}: Trainyard's own" if is_own else f"; {name}: {path}"
+
+
+def _first_word(command: Command) -> str:
+    """The program of a simple command, after assignments of variables; "" if it is not known."""
+    words = command if isinstance(command, list) else []
+    with suppress(ValueError):  # quotes that only a shell understands
+        words = words or [word for word in shlex.split(str(command)) if not _ASSIGNMENT.fullmatch(word)]
+    return words[0] if words else ""
