@@ -10,6 +10,7 @@ import yaml
 from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
+from trainyard.cluster.ray.quick_start import SWITCH
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
@@ -86,9 +87,10 @@ def nothing_left(cluster, shared_dir):
     assert own_files(cluster, shared_dir) == []
 
 
-def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, shared_dir):
+@pytest.mark.parametrize("fast", [True, pytest.param(False, id="without-quick-start")])
+def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, shared_dir, fast):
     (shared_dir / "gated").touch()
-    job = start(cluster, shared_dir, trials=20, seconds=0)
+    job = start(cluster, shared_dir, *([] if fast else [f"--export=ALL,{SWITCH}=0"]), trials=20, seconds=0)
     wait_for_running(shared_dir, 4)
     (shared_dir / "gated").unlink()
     ended = cluster.wait_for_job(job)

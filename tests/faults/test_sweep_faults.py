@@ -12,6 +12,7 @@ import psutil
 import pytest
 from project import PLACE_IN_ORDER, TINY, Project, alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from trainyard.cluster.ray.quick_start import SWITCH
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
@@ -202,8 +203,10 @@ def test_a_sweep_in_which_everything_fails_is_an_error(plain):
     assert "planned trouble" in done.stdout
 
 
-def test_a_killed_driver_loses_only_running_trials(plain):
-    """Also if it is killed while it writes to the journal."""
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow, id="without-quick-start")])
+def test_a_killed_driver_loses_only_running_trials(plain, fast):
+    """Also if it is killed while it writes to the journal, and if Ray starts without patches."""
+    plain.environment |= {} if fast else {SWITCH: "0"}
     plain.write(lasting(*[0] * 6, args={"gated_after": 2}))
     driver = plain.start(*sweep_command(plain))
     wait_until(
