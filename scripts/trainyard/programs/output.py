@@ -5,7 +5,7 @@ import logging
 import queue
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -17,6 +17,7 @@ INCOMPLETE_SUFFIX: Final = ".incomplete"  # of a file that lacks a part of the o
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
 ERROR_LINES: Final = 100  # in which the error of a failed program is looked for: torchrun adds 50 after it
+MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
 QUEUED_LINES: Final = 1000  # that were not read yet: then the program waits, as if the pipe were full
 _KILLED_RANK: Final = re.compile(r"exitcode +: -9 \(pid")  # in the report of torchrun, which accelerate uses, too
 LINE_CHARACTERS: Final = 16_384  # searched in each line: the time of a regular expression may grow with their square
@@ -75,7 +76,8 @@ class OutputFile:
 class OutputReader:
     """Takes a program's output in chunks, keeps it in a file, and puts whole lines into a queue, which None ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_line: Callable[[str], object] = lambda line: None) -> None:
+        self._on_line = on_line  # called with each line, also with those that are not read
         self.lines = queue.Queue[str | None](QUEUED_LINES)
         self._file, self._splitter = OutputFile(path), LineSplitter()
         self._last: deque[str] = deque(maxlen=ERROR_LINES)
@@ -97,12 +99,26 @@ class OutputReader:
             self._put(None)
 
     def _keep(self, line: str) -> None:
+        self._on_line(line)
         self._last.append(line)
         self.has_killed_rank = self.has_killed_rank or _KILLED_RANK.search(line) is not None
 
     def _put(self, line: str | None) -> None:
         if self._is_read:
             self.lines.put(line)
+
+    def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
+        """Some new lines, after waiting at most `seconds` for the first one, and whether any may follow."""
+        lines, may_follow = list[str](), True
+        with suppress(queue.Empty):
+            line = self.lines.get(timeout=timeout_seconds)
+            while line is not None:
+                lines.append(line)
+                if len(lines) == MAX_LINES:
+                    return lines, may_follow
+                line = self.lines.get_nowait()
+            may_follow = False
+        return lines, may_follow
 
     def stop_reading(self) -> None:
         """Empty the queue and leave it empty: from now on, output is kept in the file only."""

@@ -7,7 +7,6 @@ import errno
 import logging
 import math
 import os
-import queue
 import re
 import shutil
 import signal
@@ -37,11 +36,10 @@ from trainyard.programs.trial_messages import EpochReported, ProgramOutput, Tria
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.locks import Hold
-from trainyard.utils.process_guard import ProcessGuard
+from trainyard.utils.process_guard import GuardedProcess, ProcessGuard
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
-MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
 EARLY_END: Final = (
     "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
 )
@@ -70,8 +68,8 @@ class ProgramRun:
     grace_seconds: float = GRACE_SECONDS  # from the request to stop to SIGKILL
     stop_request: StopRequest = field(default_factory=StopRequest)  # made to end it
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
-    on_line: Callable[[str], object] = lambda line: None  # called with each line of its output
-    is_srun: bool = False  # which forwards a gentle signal to its tasks, and kills them at SIGTERM
+    on_line: Callable[[str], object] = lambda line: None  # called in a thread, with each line of its output
+    is_srun: bool = False
     overdue_code: Callable[[], int | None] = lambda: None  # its exit code, once it should have ended and has not
 
 
@@ -82,22 +80,23 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
     on: it may report the epoch that it saves.
     """
     began, metrics = time.monotonic(), run.metrics
-    program = _Program(run, guard)
+    output = OutputReader(run.output, on_line=run.on_line)
+    process = _start(run, guard, output)
     status, reason, overdue = TrialStatus.RUNNING, "", None
-    is_running, read_until = True, math.inf
+    is_running, read_until, grace_seconds = True, math.inf, run.grace_seconds
     try:
         while is_running and status is not TrialStatus.STOPPED and time.monotonic() < read_until:
-            lines, is_running = program.read_lines(POLL_SECONDS)
+            lines, is_running = output.read_lines(POLL_SECONDS)
             for line in lines:
-                run.on_line(line)
                 metrics.add_line(line)
             if is_running and status is TrialStatus.RUNNING:
-                status, reason = _check_limits(run, began, program.ended_at)
+                status, reason = _check_limits(run, began, process.ended_at)
                 if status is not TrialStatus.RUNNING:
-                    program.request_end()
                     read_until = time.monotonic() + run.grace_seconds
+                    _request_end(run, process)
             if (overdue := run.overdue_code()) is not None:
                 log.warning("%s", SRUN_ENDED)
+                grace_seconds = min(grace_seconds, OVERDUE_SECONDS)
                 break
             for row in metrics.new_rows():
                 stops = yield EpochReported(row, warning=metrics.take_warning())
@@ -105,23 +104,22 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
                     status = TrialStatus.STOPPED
                     break
     finally:
-        exit_code = program.end(at_most=math.inf if overdue is None else OVERDUE_SECONDS)
+        output.stop_reading()
+        exit_code = process.end(min(grace_seconds, max(0.0, read_until - time.monotonic())))
     exit_code = exit_code if overdue is None else overdue
-    if rest := program.output.rest:
-        run.on_line(rest)
-    if rest and exit_code == 0:
-        metrics.add_line(rest)
+    if exit_code == 0 and output.rest:
+        metrics.add_line(output.rest)
     if status is not TrialStatus.STOPPED:
         for row in metrics.new_rows(final=True, torn=exit_code != 0):
             yield EpochReported(row, warning=metrics.take_warning())
     if status is TrialStatus.RUNNING:
-        status, reason = _judge_exit(run, program, exit_code)
+        status, reason = _judge_exit(run, process, output, exit_code)
     latest = metrics.latest
     if status is TrialStatus.FINISHED and metrics.missing:
         latest = latest_saved_metrics(metrics.section, metrics.folder, run.earlier_outputs)
         status, reason = (status, "") if latest else (TrialStatus.UNREADABLE, metrics.missing)
     is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
-    tail = program.output.tail()
+    tail = output.tail()
     return TrialEnded(
         status=status,
         metrics=latest if is_judged else {},
@@ -131,6 +129,14 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         warning=metrics.take_warning(),
         program=ProgramOutput(exit_code, str(run.output), tail, metrics_digest(metrics.section)),
     )
+
+
+def _request_end(run: ProgramRun, process: GuardedProcess) -> None:
+    """Have it save its state and end; returns at once. At SIGTERM, srun would kill its tasks."""
+    if run.is_srun:
+        process.send_signal(GENTLE_SIGNAL)
+    else:
+        process.request_end(run.grace_seconds)
 
 
 def _check_limits(run: ProgramRun, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:
@@ -150,16 +156,18 @@ def _check_limits(run: ProgramRun, began: float, ended_at: float | None) -> tupl
     return TrialStatus.RUNNING, ""
 
 
-def _judge_exit(run: ProgramRun, program: "_Program", exit_code: int) -> tuple[TrialStatus, str]:
-    """The status of a program that ended by itself, and why it did not finish."""
-    if exit_code == 0 and program.was_told and run.stop_request.is_made:
+def _judge_exit(
+    run: ProgramRun, process: GuardedProcess, output: OutputReader, exit_code: int
+) -> tuple[TrialStatus, str]:
+    """The status of a program that ended by itself, and why it did not finish, in one line."""
+    if exit_code == 0 and process.was_told and run.stop_request.is_made:
         return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
     if exit_code == 0:
         return TrialStatus.FINISHED, ""
-    how, error = describe_exit(exit_code), program.output.error()
+    how, error = describe_exit(exit_code), output.error()
     if exit_code == SHELL_SIGNAL + signal.SIGPIPE:
         error = EARLY_END
-    elif program.output.has_killed_rank:
+    elif output.has_killed_rank:
         how += ", after SIGKILL ended a rank"
     return TrialStatus.FAILED, f"{how}: {error or 'no output'}"
 
@@ -202,73 +210,27 @@ def find_checkpoint(
     return next((each for each in newest if each not in bad), None)
 
 
-def _start_error(program: str, error: OSError, *, cwd: str) -> UserError:
-    """The error message for a program that the system cannot start.
-
-    If a program is in no folder of PATH, the system may report the error of a folder that it could not read.
-    """
-    if not Path(cwd).is_dir():
-        return UserError(f"{program} cannot be started in {cwd}: there is no such folder on {host.node_name()}")
-    is_missing = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
-    return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
-
-
-class _Program:
-    """A guarded process. Its output goes to a file and is read line by line."""
-
-    def __init__(self, run: ProgramRun, guard: ProcessGuard) -> None:
-        self.output = OutputReader(run.output)
-        self._run, self._grace_seconds = run, run.grace_seconds
-        try:
-            self._process = guard.start(
-                run.command,
-                cwd=run.cwd,
-                environment=run.environment,
-                grace_seconds=run.grace_seconds,
-                on_output=self.output.take,
-                claim=run.claim,
-                log=run.output,
-            )
-        except OSError as error:
-            self.output.take(b"")
-            raise _start_error(run.command[0], error, cwd=run.cwd) from None
-
-    def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
-        """Some new lines, after waiting at most `seconds` for the first one, and whether any may follow."""
-        lines, is_running = list[str](), True
-        with suppress(queue.Empty):
-            line = self.output.lines.get(timeout=timeout_seconds)
-            while line is not None:
-                lines.append(line)
-                if len(lines) == MAX_LINES:
-                    return lines, is_running
-                line = self.output.lines.get_nowait()
-            is_running = False
-        return lines, is_running
-
-    @property
-    def ended_at(self) -> float | None:
-        """When the last of its processes had ended, on the monotonic clock; None while one runs."""
-        return self._process.ended_at
-
-    @property
-    def was_told(self) -> bool:
-        """Whether it had been told to end before it did; known once it has ended."""
-        return self._process.was_told
-
-    def request_end(self) -> None:
-        """Have it save its state and end, with the grace period; returns at once."""
-        if not self._run.is_srun:
-            self._process.request_end(self._grace_seconds)
-            return
-        self._grace_seconds = 0.0  # once `end` is called
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, GENTLE_SIGNAL)
-
-    def end(self, *, at_most: float = math.inf) -> int:
-        """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
-        self.output.stop_reading()
-        return self._process.end(min(self._grace_seconds, at_most))
+def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> GuardedProcess:
+    try:
+        return guard.start(
+            run.command,
+            cwd=run.cwd,
+            environment=run.environment,
+            grace_seconds=run.grace_seconds,
+            on_output=output.take,
+            claim=run.claim,
+            log=run.output,
+        )
+    except OSError as error:
+        output.take(b"")
+        program = run.command[0]
+        if not Path(run.cwd).is_dir():
+            where = f"{run.cwd}: there is no such folder on {host.node_name()}"
+            raise UserError(f"{program} cannot be started in {where}") from None
+        # If it is in no folder of PATH, the system may report the error of a folder that it could not read.
+        is_missing = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
+        reason = os.strerror(errno.ENOENT) if is_missing else error.strerror
+        raise UserError(f"{program} cannot be started: {reason}") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,12 @@ class Launches:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path, self.output = folder, folder / "rows.jsonl", folder / "output.log"
-        self._events: list[Event] = []
         self._log: EventLog | None = None
+
+    @cached_property
+    def _events(self) -> list[Event]:
+        """All events, also those that a full disk has not kept."""
+        return read_decoded(self._path, _checked)
 
     @contextmanager
     def launch(self, *, resumes: bool) -> Iterator[None]:
@@ -48,17 +53,16 @@ class Launches:
         Raises:
             StorageError: the file cannot be written.
         """
-        events = self._read()
+        failed = [] if resumes else self.failed_checkpoints()
         if resumes and self.output.exists():
             self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
         if not resumes:
             for path in (self._path, *self._earlier_outputs()):
                 path.unlink(missing_ok=True)
-        self._events = events if resumes else []
+            self._events = []
         with EventLog.repaired(self._path) as self._log:
-            for event in [] if resumes else events:
-                if event["event"] == "failed":
-                    self._append("failed", checkpoint=event["checkpoint"])
+            for checkpoint in failed:
+                self.add_failed(checkpoint)
             self._append("launched")
             yield
 
@@ -68,7 +72,7 @@ class Launches:
 
     def failed_checkpoints(self) -> list[CheckpointFile]:
         """Checkpoints that the script has failed to resume from."""
-        return [CheckpointFile(*event["checkpoint"]) for event in self._read() if event["event"] == "failed"]
+        return [CheckpointFile(*event["checkpoint"]) for event in self._events if event["event"] == "failed"]
 
     def add_end(self, **facts: Any) -> None:
         """Record that the script has succeeded, with `facts` that its output does not contain."""
@@ -76,8 +80,6 @@ class Launches:
 
     def end(self) -> Event | None:
         """The facts about the last launch, with the `time` of its end; None if it has not succeeded."""
-        if not self._log:
-            self._events = self._read()
         last = self._events[-1] if self._events else {"event": ""}
         return last if last["event"] == "ended" and self.output.exists() else None
 
@@ -100,9 +102,6 @@ class Launches:
         self._events.append({"event": event, "time": read_clock(), **fields})
         self._log.write(self._events[-1], durable=durable)
 
-    def _read(self) -> list[Event]:
-        return read_decoded(self._path, _checked)
-
     def report(self, *, ended: float) -> Report:
         """What has been reported until the last launch `ended` (Unix seconds)."""
         launches = list(_launches(self._events))
@@ -117,7 +116,7 @@ class Launches:
         """When each launch reported its epochs."""
         return [
             ReportedEpochs(began, rows[0]["epoch"] - 1 if rows else 0, [(row["_time"], row["epoch"]) for row in rows])
-            for began, rows in _launches(self._read())
+            for began, rows in _launches(self._events)
         ]
 
     def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str, bool]:

@@ -105,9 +105,10 @@ class UserScript:
         from trainyard.training.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
         study, launches, allocation = self._study, self._launches, self._allocation
-        claiming = claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds)
-        meeting_in = tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute())
-        with claiming as claim, meeting_in as meeting:
+        with (
+            claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
+            tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
+        ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
             line = self._command(results, self._out / kept.name if kept else None, meeting)
             if kept is None:  # of other runs, which may have been on other nodes
@@ -171,6 +172,9 @@ class UserScript:
         named = find_interpreter(study)
         watch_options += ["--activate", str(named)] if named else []
         watch_options += ["--workdir", str(self._out)] if study.workdir == "trial" else []
+        hostfile = (self._folder / "hostfile").absolute()  # in the format of DeepSpeed
+        with atomic_write(hostfile) as file:
+            file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return script_command(
             self._run,
             words,
@@ -178,17 +182,10 @@ class UserScript:
             launcher_options=options,
             python=str(script_interpreter(study)),
             watch_options=watch_options,
-            hostfile=self._hostfile(nodes),
+            hostfile=hostfile,
             cpus_per_gpu=study.cpus_per_gpu,
             job_nodes=self._allocation.nodes if self._allocation else (),
         )
-
-    def _hostfile(self, nodes: list[str]) -> Path:
-        """The nodes of the job, in the format of DeepSpeed."""
-        path = (self._folder / "hostfile").absolute()
-        with atomic_write(path) as file:
-            file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
-        return path
 
     def _monitor(
         self, line: list[str], metrics: MetricsCollector, claim: Hold, meeting: Path, *, before: int

@@ -140,6 +140,11 @@ class GuardedProcess:
         assert self._exit_code is not None
         return self._exit_code
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself, and not to its descendants."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
     def request_end(self, grace_seconds: float) -> None:
         """Send SIGTERM to all its processes, and SIGKILL after the grace period; returns at once."""
         if not self._ended.is_set():

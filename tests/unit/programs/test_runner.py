@@ -365,8 +365,8 @@ def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard):
     made = call(tmp_path, line, metrics=PATTERN)
     running = made.run(guard)
     next(running)
-    program = running.gi_yieldfrom.gi_frame.f_locals["program"]
-    wait_until(lambda: program.ended_at, what="the command to end")
+    process = running.gi_yieldfrom.gi_frame.f_locals["process"]
+    wait_until(lambda: process.ended_at, what="the command to end")
     made.stop_request.make()
     rows, end = run(made, guard, running=running)
     assert rows[-1]["epoch"] == 300
