@@ -77,7 +77,7 @@ def _run(state: SweepState, seconds: dict[str, float], *, longest_first: bool) -
         predict=forecast.predict,
         may_end_early=longest_first,
     )
-    queue.add(Task(name, trials[name].spec, trials[name].values, 0, 0) for name in forecast.order(slots))
+    queue.add(Task(name, trials[name].spec, trials[name].values, 0) for name in forecast.order(slots))
     running: list[tuple[float, str]] = []  # end and trial
     now, place = 0.0, Place("", "", 0)
     while True:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import RayActorError
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.messages import CheckpointResumed, TrialRequest, WorkerStarted
+from trainyard.packing.messages import TrialRequest, WorkerStarted
 from trainyard.packing.worker_gpu import GpuChecked
+from trainyard.planning.journal import Resumed
 from trainyard.programs.runner import CheckpointFile
-from trainyard.programs.trial_messages import ProgramOutput, TrialEnded
+from trainyard.programs.trial_messages import TrialEnded
 
 if TYPE_CHECKING:
     from simulated_cluster.cluster import Cluster
@@ -116,7 +117,8 @@ class Worker:
         if not usable or request.attempt == 1:
             return self._resume(None)
         (checkpoint, self._attempt.before), answer = usable[0], self._asked()
-        self._answer_after(0.0, lambda: CheckpointResumed(checkpoint))
+        resumed = Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict())
+        self._answer_after(0.0, lambda: resumed)
         return answer
 
     def _resume(self, _: bool | None) -> Answer:
@@ -164,9 +166,10 @@ class Worker:
     def _ended(self, status: TrialStatus, error: str = "") -> TrialEnded:
         assert self._attempt is not None
         seconds, folder = self._clock.now - self._attempt.began, self._attempt.request.folder
-        output = ProgramOutput(1 if error else 0, str(folder / f"output-{self._attempt.request.attempt}.log"), "", "")
+        output = str(folder / f"output-{self._attempt.request.attempt}.log")
         self._end_attempt()
-        return TrialEnded(status=status, error=error, seconds=seconds, program=output)
+        return TrialEnded(status=status, error=error, seconds=seconds, exit_code=1 if error else 0, output=output,
+                          tail="", metrics_digest="")  # fmt: skip
 
     def _end_attempt(self) -> None:
         """Account for the time of the attempt that ends now, and keep the last checkpoints that it has written."""

@@ -33,6 +33,7 @@ from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
@@ -261,11 +262,11 @@ def _measure_and_run(
         run(slots.model_copy(update={"gpus_per_trial": share.gpus_per_trial if share else 1.0}), None, list(waiting))
 
 
-def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) -> None:
+def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent, attempt: Attempt) -> None:
     """Forward an event of a trial to the live view and the search."""
-    view.update(event)
+    view.update(event, attempt)
     if search:
-        search.update(event)
+        search.update(event, attempt)
 
 
 def _failure_policy(plan: Plan) -> FailurePolicy:

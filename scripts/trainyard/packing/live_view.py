@@ -14,8 +14,8 @@ from rich.text import Text
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
-from trainyard.planning.attempts import Attempt, fold_attempts, update_attempts
-from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState, is_placeholder
 from trainyard.utils.jsonl import read_clock
@@ -62,16 +62,15 @@ class LiveView:
                 with suppress(OSError):
                     live.stop()
 
-    def update(self, event: TrialEvent) -> None:
-        """Update the view with an event of a trial. The end of an attempt is also logged."""
-        if isinstance(event, (Epoch, Resumed)):
-            update_attempts({(event.trial, event.attempt): self._running[event.trial]}, event)
+    def update(self, event: TrialEvent, attempt: Attempt) -> None:
+        """Update the view with an event of an attempt at a trial. The end of an attempt is also logged."""
         match event:
             case Started():
+                self._running[event.trial] = attempt
                 self._start(event)
             case Resumed(trial=trial, checkpoint=checkpoint):
                 log.info("%s", f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
-            case Halved(trial=trial):
+            case MicroBatchHalved(trial=trial):
                 size = f"{event.micro_batch} images x {event.accumulation}"
                 values = _values_text(self._plan.state, trial)
                 log.info("%s", f"{trial} {values}: out of memory; continues with micro-batches of {size}")
@@ -79,7 +78,6 @@ class LiveView:
                 self._end(event)
 
     def _start(self, event: Started) -> None:
-        (self._running[event.trial],) = fold_attempts([event])
         if event.trial in self._started:  # a retry
             return
         self._started.add(event.trial)

@@ -9,6 +9,7 @@ from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
 from trainyard.packing.worker_gpu import GpuUse
+from trainyard.planning.journal import MicroBatchHalved, Resumed
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
@@ -80,31 +81,12 @@ class WorkerStarted:
         return str(self.startup.get("copy", ""))
 
 
-@dataclass(frozen=True)
-class CheckpointResumed:
-    """A command resumes from a checkpoint."""
-
-    checkpoint: CheckpointFile
-
-
-@dataclass(frozen=True)
-class MicroBatchHalved:
-    """A training ran out of GPU memory and continues with smaller micro-batches."""
-
-    micro_batch: int  # images
-    accumulation: int  # micro-batches per step
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingEnded(TrialEnded):
     """How a training by Trainyard's own loop ended."""
 
-    precision: str = ""
+    precision: str | None = None
     gpu_use: GpuUse | None = None  # if it was measured
 
-    def details(self) -> dict[str, Any]:
-        """Further fields of the journal's event."""
-        return {"precision": self.precision} if self.precision else {}
 
-
-TrialMessage = EpochReported | CheckpointResumed | MicroBatchHalved | TrialEnded
+TrialMessage = EpochReported | Resumed | MicroBatchHalved | TrialEnded

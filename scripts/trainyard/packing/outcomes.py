@@ -16,11 +16,11 @@ from trainyard.packing.messages import TrainingEnded, WorkerSetup
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker_gpu import GpuUse
+from trainyard.planning.attempts import Attempt, Attempts, update_attempts
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import Ended, Journal, TrialEvent
+from trainyard.planning.journal import END_FIELDS, Ended, Journal, TrialEvent
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
-from trainyard.programs.runner import failed_by_itself
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import FinalError, storage_error
 
@@ -28,35 +28,37 @@ log = logging.getLogger(__name__)
 
 
 class AttemptRecorder:
-    """Writes the events of attempts to the journal, then passes them to `on_event`."""
+    """Writes the events of attempts to the journal, and passes each to `on_event` with its attempt as it is then."""
 
-    def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent], None]) -> None:
+    def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent, Attempt], None]) -> None:
         self._journal, self._logs, self._on_event = journal, folder / "logs", on_event
-        self._ended = set[tuple[str, int]]()  # attempts, by trial and number
+        self._running: Attempts = {}
 
-    def record(
-        self, on: Slot, kind: type[TrialEvent], *, then: Callable[[], object] | None = None, **fields: Any
-    ) -> TrialEvent:
-        """Record an event of the trial that runs on a slot, and return it. `then` is as in `Journal.record`."""
-        assert on.task is not None
-        event = self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields), then=then)
+    def record(self, event: TrialEvent, *, then: Callable[[], object] | None = None) -> Attempt:
+        """Record an event, and return its attempt. `then` is as in `Journal.record`."""
+        event = self._journal.record(event, then=then)
+        attempt = update_attempts(self._running, event)
         if isinstance(event, Ended):
-            self._ended.add((event.trial, event.attempt))
-        self._on_event(event)
-        return event
+            del self._running[event.trial, event.attempt]
+        self._on_event(event, attempt)
+        return attempt
 
     def record_end(
-        self, slot: Slot, status: TrialStatus, *, then: Callable[[], object] | None = None, **fields: Any
+        self, slot: Slot, end: TrialEnded, *, then: Callable[[], object] | None = None, **further: Any
     ) -> None:
-        """Record how the trial of a slot ended. The slot becomes idle.
+        """Record how the trial of a slot ended, with `further` fields of the event. The slot becomes idle.
 
         The first end counts: a signal may arrive after it was recorded, and then the slot still seems to run the trial.
         """
-        assert slot.task is not None
+        attempt = slot.attempt
+        assert attempt is not None
+        seconds = None if end.seconds is None else round(end.seconds, 4)
+        fields = vars(end) | {"seconds": seconds, "error": end.error or None} | further
         if self._journal.is_incomplete:
-            fields["heard"] = None  # the output is read again: the journal may lack rows
-        if (slot.task.trial, slot.attempt) not in self._ended:
-            self.record(slot, Ended, then=then, status=status, **fields)
+            fields["metrics_digest"] = None  # the output is read again: the journal may lack rows
+        fields = {name: fields.get(name) for name in END_FIELDS[end.status]}
+        if attempt.outcome is TrialStatus.RUNNING:
+            self.record(Ended(trial=attempt.trial, attempt=attempt.number, status=end.status, **fields), then=then)
         slot.task = None
         slot.expect(Phase.IDLE, None)
 
@@ -65,8 +67,8 @@ class AttemptRecorder:
 
         Other attempts have none, because file systems limit the number of files.
         """
-        assert slot.task is not None
-        path = self._logs / f"{slot.task.trial}-{slot.attempt}.log"
+        assert slot.attempt is not None
+        path = self._logs / f"{slot.attempt.trial}-{slot.attempt.number}.log"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.rstrip() + "\n", encoding="utf-8", errors="backslashreplace")
@@ -111,7 +113,7 @@ class OutcomeHandler:
             case TrialStatus.INTERRUPTED:
                 self.interrupted += 1
                 self.interrupted_themselves += end.interrupts_itself
-                self._recorder.record_end(slot, end.status, error=end.error, **end.details())
+                self._recorder.record_end(slot, end)
                 if not end.interrupts_itself:
                     slot.worker = None
                 return end.interrupts_itself
@@ -129,37 +131,33 @@ class OutcomeHandler:
 
         The trial is retried on another slot, unless it has diverged before: many programs fail then.
         """
-        program = end.program
-        path = program.output if program else self._recorder.write_log(slot, end.traceback or end.error)
-        fields = {"seconds": _rounded(end.seconds), **end.details(), "log": str(path)}
+        log = end.output or str(self._recorder.write_log(slot, end.traceback or end.error))
         reason = find_divergence(end.metrics, self._monitored)
         if reason and not MACHINE_ERROR.search(end.error):
-            self._record_diverged(slot, reason, **fields, failure=end.error)
+            self._record_diverged(slot, replace(end, error=reason), failure=end.error, log=log)
         else:
-            self._record_failed(slot, end, fields)
+            self._record_failed(slot, end, log)
         self._pool.replace_worker(slot)
         self._check_common_failure()
         self._pool.wake_idle()
 
-    def _record_failed(self, slot: Slot, end: TrialEnded, fields: Mapping[str, Any]) -> None:
+    def _record_failed(self, slot: Slot, end: TrialEnded, log: str) -> None:
         """Record a failed attempt, and add its trial to the queue if it is retried."""
         assert slot.task is not None
+        assert slot.attempt is not None
         task, took = slot.task, time.monotonic() - slot.began
-        exit_code = end.program.exit_code if end.program else None
         is_retried = self._failures.record_failure(
-            TrialFailure(task.trial, slot.place, end.error, took, exit_code, task.values)
+            TrialFailure(task.trial, slot.place, end.error, took, end.exit_code, task.values)
         )
-        self._recorder.record_end(slot, end.status, error=end.error, **fields, retried=is_retried)
+        self._recorder.record_end(slot, end, log=log, retried=is_retried)
         if is_retried:
-            bad = (slot.resumed,) if slot.resumed and failed_by_itself(end.error) else ()
-            bad = (*task.bad_checkpoints, *bad)
-            self._queue.add([replace(task, bad_checkpoints=bad, earlier_epochs=(*task.earlier_epochs, slot.epochs))])
+            self._queue.add([replace(task, earlier=(*task.earlier, slot.attempt))])
 
-    def _record_diverged(self, slot: Slot, reason: str, **fields: Any) -> None:
+    def _record_diverged(self, slot: Slot, end: TrialEnded, **further: Any) -> None:
         """Record an attempt that diverged, also for early stopping, and remove its checkpoints."""
         assert slot.task is not None
         task = slot.task
-        self._recorder.record_end(slot, TrialStatus.DIVERGED, error=reason, then=self._removal(task), **fields)
+        self._recorder.record_end(slot, replace(end, status=TrialStatus.DIVERGED), then=self._removal(task), **further)
         if self._rule:
             self._rule.diverged(task.trial)
 
@@ -181,16 +179,14 @@ class OutcomeHandler:
     def _handle_unreadable(self, slot: Slot, end: TrialEnded) -> None:
         """A program succeeded, but reported no metrics. It has not failed, and its output is kept."""
         assert slot.task is not None
-        assert end.program is not None
-        trial, output, seconds = slot.task.trial, end.program.output, _rounded(end.seconds) or 0.0
-        warning = f"{end.error}; see {output}. {UNREADABLE_REMEDY}"
+        trial = slot.task.trial
+        warning = f"{end.error}; see {end.output}. {UNREADABLE_REMEDY}"
         is_needed = self._required and not self._queue.is_closed  # search and early stopping would have no values
         if not is_needed:
             self.warn_once("unreadable", slot, warning)
         self._failures.record_success(trial, slot.place)
-        self._queue.note_finished(trial, seconds)
-        fields: dict[str, Any] = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
-        self._recorder.record_end(slot, end.status, **fields)
+        self._queue.note_finished(trial, end.seconds or 0.0)
+        self._recorder.record_end(slot, end, log=end.output)
         if is_needed:
             raise FinalError(f"search and early stopping need the metrics of trial {trial}: {warning}")
         self._update_order()
@@ -198,26 +194,21 @@ class OutcomeHandler:
     def _handle_result(self, slot: Slot, end: TrialEnded) -> None:
         """A trial finished, was stopped early, or diverged."""
         assert slot.task is not None
-        task, seconds = slot.task, _rounded(end.seconds) or 0.0
-        fields: dict[str, Any] = {"seconds": seconds, **end.details()}
-        is_stopped = end.status is TrialStatus.STOPPED
+        task, is_stopped = slot.task, end.status is TrialStatus.STOPPED
+        further: dict[str, Any] = {"rule": self._rule.content} if is_stopped and self._rule else {}
         is_diverged = end.status is TrialStatus.DIVERGED
-        if is_stopped and self._rule:
-            fields["rule"] = self._rule.content
         if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
-            fields |= {"early": slot.stop_reason if is_stopped else None, "log": end.program and end.program.output}
-            self._record_diverged(slot, reason, **fields)
-        elif is_stopped:
-            self._failures.record_success(task.trial, slot.place)
-            fields |= {"metrics": end.metrics, "why": slot.stop_reason}
-            self._recorder.record_end(slot, end.status, then=self._removal(task), **fields)
+            further |= {"early": slot.stop_reason if is_stopped else None, "log": end.output}
+            self._record_diverged(slot, replace(end, error=reason), **further)
         else:
             self._failures.record_success(task.trial, slot.place)
-            self._queue.note_finished(task.trial, full_seconds(task.spec, seconds, end.metrics))
-            if isinstance(end, TrainingEnded) and end.gpu_use:
-                self.gpu_uses.append(end.gpu_use)
-            self._recorder.record_end(slot, end.status, then=self._removal(task), metrics=end.metrics, **fields)
-            self._check_required_metrics(task, end.metrics)
+            if not is_stopped:
+                self._queue.note_finished(task.trial, full_seconds(task.spec, end.seconds or 0.0, end.metrics))
+                if isinstance(end, TrainingEnded) and end.gpu_use:
+                    self.gpu_uses.append(end.gpu_use)
+            self._recorder.record_end(slot, end, then=self._removal(task), why=slot.stop_reason, **further)
+            if not is_stopped:
+                self._check_required_metrics(task, end.metrics)
         self._update_order()
 
     def _update_order(self) -> None:
@@ -241,7 +232,3 @@ class OutcomeHandler:
         if warning and subject not in self._warned:
             self._warned.add(subject)
             log.warning("trial %s: %s", slot.task.trial, warning)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)

@@ -4,7 +4,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
 from threading import Event
 from typing import Any, Final
 
@@ -17,19 +16,20 @@ from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
+from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.shutdown import end_trials, record_interrupted
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool, death_reason
 from trainyard.packing.trial_queue import Predict, TimeLimits, TrialQueue
 from trainyard.packing.worker_gpu import GpuUse
-from trainyard.planning.attempts import ReportedEpochs, epochs_before
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
+from trainyard.planning.journal import Epoch, Journal, MicroBatchHalved, Resumed, Started, TrialEvent
 from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.metrics import shift_epoch
-from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
+from trainyard.programs.runner import CheckpointFile
+from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.text import SHELL_SIGNAL, count_of
 
@@ -45,8 +45,8 @@ class Packer:
     """Runs trials on slots until none is left, and records everything in the journal.
 
     With `measures_gpu`, it measures the GPU memory and utilization of trials (`gpu_uses`). `rule` decides which trials
-    to stop early. `on_event` gets each event of a trial. For the metrics, see `OutcomeHandler`; for `ray_has_ended`,
-    `RunningRay`.
+    to stop early. `on_event` gets each event of a trial, with its attempt. For the metrics, see `OutcomeHandler`; for
+    `ray_has_ended`, `RunningRay`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Packer:
         source: TaskSource | None = None,
         predict: Predict | None = None,
         may_end_early: bool = False,
-        on_event: Callable[[TrialEvent], None] = lambda event: None,
+        on_event: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None,
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         self._journal, self._limits, self._ray_has_ended = journal, limits, ray_has_ended
@@ -195,7 +195,7 @@ class Packer:
             self._outcomes.handle_failure(slot, TrialEnded(status=TrialStatus.FAILED, error=death_reason(error)))
             return
         match message:
-            case TrialEnded(status=TrialStatus.FAILED, program=ProgramOutput(exit_code=code)) if code in SIGNAL_CODES:
+            case TrialEnded(status=TrialStatus.FAILED, exit_code=code) if code in SIGNAL_CODES:
                 self._await_signal(slot)
         self._handle_message(slot, message)
 
@@ -209,6 +209,8 @@ class Packer:
     def _handle_message(self, slot: Slot, message: TrialMessage) -> None:
         """Record a message of a running trial. Let the trial continue or stop, or start the next one."""
         assert slot.task is not None
+        assert slot.attempt is not None
+        of_attempt: Any = {"trial": slot.attempt.trial, "attempt": slot.attempt.number}
         match message:
             case TrialEnded():
                 if self._outcomes.handle(slot, message):
@@ -217,18 +219,15 @@ class Packer:
             case EpochReported(row=row, warning=warning, first_step_time=first):
                 self._outcomes.warn_once("metrics", slot, warning)
                 first_step_time = first if first and row["epoch"] == 1 else None
-                row = shift_epoch(row, slot.epochs.before)
-                epoch = self._recorder.record(slot, Epoch, metrics=row, first_step_time=first_step_time)
-                slot.epochs.times.append((epoch.time, int(row["epoch"] or 0)))
+                row = shift_epoch(row, slot.epochs_before)
+                self._recorder.record(Epoch(**of_attempt, metrics=row, first_step_time=first_step_time))
                 slot.stop_reason = self._rule.verdict(slot.task.trial, row) if self._rule else ""
-            case CheckpointResumed(checkpoint=checkpoint):
-                slot.resumed = checkpoint
+            case Resumed(checkpoint=checkpoint):
                 if self._setup.metrics and self._setup.metrics.numbers_rows:
-                    before = epochs_before(slot.task.earlier_epochs, checkpoint)
-                    slot.epochs = replace(slot.epochs, before=before)
-                self._recorder.record(slot, Resumed, checkpoint=checkpoint._asdict())
+                    slot.epochs_before = slot.task.epochs_before(CheckpointFile(**checkpoint))
+                self._recorder.record(message)
             case MicroBatchHalved():
-                self._recorder.record(slot, Halved, **asdict(message))
+                self._recorder.record(message)
         slot.expect(Phase.RUNNING, slot.worker.resume.remote(bool(slot.stop_reason)), due=slot.due)
 
     def _start_trial(self, slot: Slot) -> None:
@@ -239,14 +238,23 @@ class Packer:
         task = self._queue.take(slot.place, self._pool.places)
         if task is None:
             return
-        slot.task, slot.attempt = task, self._queue.start_attempt(task)
-        slot.stop_reason, slot.resumed = "", None
-        started = self._recorder.record(slot, Started, **self._start_fields(slot, task))
-        slot.epochs = ReportedEpochs(started.time)
+        seconds = task.expected_seconds
+        slot.attempt = self._recorder.record(
+            Started(
+                trial=task.trial,
+                attempt=self._queue.start_attempt(task),
+                generation=task.generation,
+                values=task.values,
+                gpus_per_trial=self._gpu_share,
+                **slot.location._asdict(),
+                expected_seconds=None if seconds is None else round(seconds, 4),
+            )
+        )
+        slot.task, slot.stop_reason, slot.epochs_before = task, "", 0
         request = TrialRequest(
             spec=task.spec,
             trial=task.trial,
-            attempt=slot.attempt,
+            attempt=slot.attempt.number,
             folder=self._setup.trial_folder(task),
             checkpoints=self._setup.checkpoint_folder(task),
             deadline=self._limits.deadline - self._limits.stop_seconds,
@@ -255,13 +263,6 @@ class Packer:
         )
         slot.began = time.monotonic()
         slot.expect(Phase.RUNNING, slot.worker.begin.remote(request), due=slot.began + self._limits.kill_seconds(task))
-
-    def _start_fields(self, slot: Slot, task: Task) -> dict[str, Any]:
-        fields: dict[str, Any] = {"generation": task.generation, "values": task.values}
-        fields |= {"gpus_per_trial": self._gpu_share, **slot.location._asdict()}
-        if task.expected_seconds is not None:
-            fields["expected_seconds"] = round(task.expected_seconds, 4)
-        return fields
 
 
 def can_see_gpu() -> bool:

@@ -66,7 +66,7 @@ def _record(
         error=error,
         rows=parsed.rows,
         metrics=parsed.metrics,
-        heard=metrics_digest(state.sweep.metrics),
+        metrics_digest=metrics_digest(state.sweep.metrics),
     )
     update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 

@@ -15,6 +15,7 @@ from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot_pool import Phase, Slot
 from trainyard.packing.trial_queue import STOP_SECONDS, TimeLimits
+from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.process_guard import wait_for_folder
 from trainyard.utils.text import count_of
 
@@ -53,7 +54,7 @@ def end_trials(
         except RayError:  # the worker has died; then the guard ends its command
             if setup.grace_seconds:
                 wait_for_folder(setup.trial_folder(slot.task), timeout_seconds=left)
-            recorder.record_end(slot, TrialStatus.INTERRUPTED)
+            recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
         else:
             handle_message(slot, message)
 
@@ -66,7 +67,7 @@ def record_interrupted(
         if limits.seconds_left() == 0 and setup.can_resume and _loses_progress(slot, setup):
             assert slot.task is not None
             log.warning(LOSS_WARNING, slot.task.trial)
-        recorder.record_end(slot, TrialStatus.INTERRUPTED)
+        recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
     return len(running)
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Final
@@ -17,10 +17,9 @@ from trainyard.packing.messages import WorkerSetup, WorkerStarted
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker import Worker
 from trainyard.packing.worker_gpu import CHECK_SECONDS, GpuChecked
-from trainyard.planning.attempts import ReportedEpochs
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Journal, Location, SlotDown, SlotUp
 from trainyard.planning.sweep_state import Task
-from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 
@@ -48,10 +47,9 @@ class Slot:
     answer: Any = None  # the Ray reference of the worker's next message; None if it is idle
     due: float = math.inf  # time at which that message is overdue, on the monotonic clock
     task: Task | None = None
-    attempt: int = 0
+    attempt: Attempt | None = None  # at the task, as far as it is recorded
     began: float = 0.0  # start of the attempt, on the monotonic clock
-    resumed: CheckpointFile | None = None  # the checkpoint that the attempt resumed from
-    epochs: ReportedEpochs = field(default_factory=lambda: ReportedEpochs(0.0))  # of the attempt
+    epochs_before: int = 0  # up to the checkpoint from which the attempt resumed, if its program numbers no epochs
     stop_reason: str = ""  # why early stopping ends the trial
     failed_starts: int = 0
     is_late: bool = False  # the worker did not start in time; no trial waits for it

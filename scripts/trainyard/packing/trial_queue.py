@@ -100,7 +100,7 @@ class TrialQueue:
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
         self._attempts[task.trial] += 1
-        return task.earlier_attempts + self._attempts[task.trial]
+        return len(task.earlier) + 1
 
     def take(self, place: Place, others: Sequence[Place]) -> Task | None:
         """The next task for a slot, if there is one for it; `others` are the places of all slots."""

@@ -24,14 +24,13 @@ from trainyard.config.weights import WeightsError
 from trainyard.packing import worker_gpu
 from trainyard.packing.messages import (
     TRAINING_MODULES,
-    CheckpointResumed,
-    MicroBatchHalved,
     TrainingEnded,
     TrialMessage,
     TrialRequest,
     WorkerSetup,
     WorkerStarted,
 )
+from trainyard.planning.journal import MicroBatchHalved, Resumed
 from trainyard.planning.sweep_state import output_name
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.metrics import MetricsCollector
@@ -181,7 +180,7 @@ class Worker:
             if request.attempt == 1:
                 checkpoint = None
             if checkpoint:
-                yield CheckpointResumed(checkpoint)
+                yield Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict())
             placeholders = {
                 "trial": request.trial,
                 "attempt": request.attempt,
@@ -275,7 +274,14 @@ class Worker:
         from trainyard.training.trainer import Trainer
 
         def note(batch: "BatchSizes") -> None:
-            halvings.append(MicroBatchHalved(batch.micro, batch.accumulation))
+            halvings.append(
+                MicroBatchHalved(
+                    trial=request.trial,
+                    attempt=request.attempt,
+                    micro_batch=batch.micro,
+                    accumulation=batch.accumulation,
+                )
+            )
 
         assert self._dataset is not None
         _check_weights(spec, request.trial, self._dataset.digest)

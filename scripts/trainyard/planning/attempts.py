@@ -11,8 +11,8 @@ from trainyard.planning.journal import (
     Ended,
     Epoch,
     Event,
-    Halved,
     Location,
+    MicroBatchHalved,
     Reread,
     Resumed,
     SessionStarted,
@@ -70,8 +70,8 @@ def fold_attempts(events: Iterable[Event]) -> list[Attempt]:
     return list(found.values())
 
 
-def update_attempts(found: Attempts, event: TrialEvent) -> None:
-    """Apply one more event to the attempts."""
+def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
+    """Apply one more event to the attempts; returns its attempt."""
     key = (event.trial, event.attempt)
     if isinstance(event, Started):
         found[key] = Attempt(
@@ -83,12 +83,13 @@ def update_attempts(found: Attempts, event: TrialEvent) -> None:
             expected_seconds=event.expected_seconds,
             gpus_per_trial=event.gpus_per_trial,
         )
-        return
+        return found[key]
     if key not in found:  # its start is damaged
         before = found.get((event.trial, event.attempt - 1))
         start = event.time - (event.seconds or 0.0 if isinstance(event, Ended) else 0.0)
         found[key] = Attempt(*key, start, start, generation=before.generation if before else 0)
     _apply(found[key], event)
+    return found[key]
 
 
 def _apply(attempt: Attempt, event: TrialEvent) -> None:
@@ -102,16 +103,16 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
                 attempt.early = attempt.error
             attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
             attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
-            attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
+            attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.metrics_digest
             last = max(attempt.epoch_times, default=-1)
-            unheard = [row["epoch"] for row in event.rows if row["epoch"] > last]
+            found_now = [row["epoch"] for row in event.rows if row["epoch"] > last]
             if attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them
-                attempt.epoch_times |= dict.fromkeys(unheard, attempt.end)
+                attempt.epoch_times |= dict.fromkeys(found_now, attempt.end)
         case Epoch(metrics=row):
             attempt.end = time
             merge_row(attempt.epochs, row, resumed=attempt.resumed is not None)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), time)
-        case Halved():
+        case MicroBatchHalved():
             attempt.end, attempt.is_halved = time, True
         case Resumed(checkpoint=checkpoint):
             attempt.end, attempt.resumed = time, CheckpointFile(**checkpoint)
@@ -127,7 +128,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
     attempt.metrics = event.metrics or {}
-    attempt.metrics_digest, attempt.rule = event.heard, event.rule
+    attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
     attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
     if event.status == TrialStatus.DIVERGED:
         # Old journals record only the exit code of a program that was stopped early.

@@ -93,7 +93,7 @@ class Epoch(TrialEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Halved(TrialEvent):
+class MicroBatchHalved(TrialEvent):
     """The micro-batch did not fit into the GPU's memory and was halved."""
 
     micro_batch: int
@@ -116,21 +116,21 @@ class Ended(TrialEvent):
     exit_code: int | None = None
     output: str | None = None  # file of the program's output
     tail: str | None = None
-    heard: str | None = None  # digest of the `metrics` rules that read the output
+    metrics_digest: str | None = None  # `heard` in the journal: digest of the `metrics` rules that read the output
     log: str | None = None  # file with details
     failure: str | None = None  # how the attempt failed after it had diverged
     retried: bool | None = None
     ended: float | None = None  # Unix seconds, if a later driver records the end
 
 
-_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "heard")
+_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "metrics_digest")
 END_FIELDS: Final[
     dict[TrialStatus, tuple[str, ...]]
 ] = {  # in the journal's order; None is omitted, except for `seconds`
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
     TrialStatus.STOPPED: ("metrics", "seconds", "why", "rule", *_PROGRAM),
     TrialStatus.DIVERGED: ("error", "seconds", "early", "rule", *_PROGRAM, "failure", "log"),
-    TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "heard"),
+    TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "metrics_digest"),
     TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
     TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),
 }
@@ -144,7 +144,7 @@ class Reread(TrialEvent):
     error: str
     rows: list[Row]
     metrics: Row
-    heard: str
+    metrics_digest: str  # `heard` in the journal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "started": Started,
     "resumed": Resumed,
     "epoch": Epoch,
-    "halved": Halved,
+    "halved": MicroBatchHalved,
     "reread": Reread,
     **dict.fromkeys(ENDED, Ended),
 }
@@ -259,10 +259,11 @@ _STATUS: Final = {status.value: status for status in ENDED}
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _FIELDS: Final = {kind: tuple(each.name for each in fields(kind) if each.name != "time") for kind in _NAMES}
 _COMPUTED: Final = ("status", "spent")  # by `decode`
+_WRITTEN: Final = {"metrics_digest": "heard"}  # fields with another name in the journal
 # Fields that every event of a kind has, with their types.
 _REQUIRED: Final[dict[type[Event], tuple[tuple[str, Any], ...]]] = {
     kind: tuple(
-        (each.name, (int, float) if each.type is float else get_origin(each.type) or each.type)
+        (_WRITTEN.get(each.name, each.name), (int, float) if each.type is float else get_origin(each.type) or each.type)
         for each in fields(kind)
         if each.name == "time" or (each.default is MISSING and each.name not in _COMPUTED)
     )
@@ -286,7 +287,7 @@ def encode(event: Event) -> dict[str, Any]:
             content = {
                 each: value for each, value in content.items() if value is not None or each not in event.optional
             }
-    return {"event": name, "time": event.time, **content}
+    return {"event": name, "time": event.time, **{_WRITTEN.get(each, each): value for each, value in content.items()}}
 
 
 def decode(record: dict[str, Any]) -> Event | None:
@@ -310,6 +311,8 @@ def decode(record: dict[str, Any]) -> Event | None:
     event = kind.__new__(kind)
     values = {**record}
     object.__setattr__(event, "__dict__", values)
+    if "heard" in record:
+        values["metrics_digest"] = record["heard"]
     if kind is Ended:
         values["status"] = _STATUS[record["event"]]
     elif kind is SlotUp or kind is RayUp:

@@ -6,7 +6,6 @@ killed makes the same suggestions as an uninterrupted one if its trials end in t
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Draw, Search, Sweep
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import in_table
-from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Journal, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
 from trainyard.utils.files import digest_of
@@ -127,23 +126,18 @@ class SuggestionSource:
         self._reread = reread
         ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
-        self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of running trials
 
     @property
     def remaining(self) -> int:
         """Configurations that are not drawn yet."""
         return self._state.space.undrawn_count
 
-    def update(self, event: TrialEvent) -> None:
-        """Update the search with an event of a trial."""
-        name = event.trial
-        self._events[name].append(event)
-        if not isinstance(event, Ended):
-            return
-        attempt = fold_attempts(self._events[name])[-1]
-        if event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried):
-            self._ends[name] = attempt
-            del self._events[name]
+    def update(self, event: TrialEvent, attempt: Attempt) -> None:
+        """Update the search with an event of an attempt at a trial."""
+        if isinstance(event, Ended) and (
+            event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
+        ):
+            self._ends[event.trial] = attempt
 
     def next_task(self) -> Task | None:
         """The next configuration that has no result yet; None if all are drawn."""

@@ -21,9 +21,9 @@ from trainyard.config.trials import (
 from trainyard.config.user_programs import UserProgram, metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
-    ReportedEpochs,
     Session,
     attempts_before,
+    epochs_before,
     find_parts,
     find_result,
     reported_epochs,
@@ -127,12 +127,21 @@ class Task:
     spec: Train | UserProgram
     values: dict[str, Any]
     generation: int
-    earlier_attempts: int
+    earlier: tuple[Attempt, ...] = ()  # all attempts so far, oldest first
     expected_seconds: float | None = None  # None without evidence
-    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
     min_seconds: float | None = None  # exceeded with 95 % probability
     has_failed: bool = False  # at the last attempt of an earlier run
-    earlier_epochs: tuple[ReportedEpochs, ...] = ()  # of earlier attempts, if rows of metrics are numbered
+
+    @property
+    def bad_checkpoints(self) -> tuple[CheckpointFile, ...]:
+        """The checkpoints from which attempts resumed that failed."""
+        failed = (each for each in self.earlier if each.outcome == TrialStatus.FAILED)
+        return tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error))
+
+    def epochs_before(self, checkpoint: CheckpointFile) -> int:
+        """The number of epochs up to a checkpoint of an earlier attempt, if the program does not number them."""
+        same = [each for each in self.earlier if each.generation == self.generation]
+        return epochs_before(reported_epochs(same), checkpoint)
 
     @property
     def is_command(self) -> bool:
@@ -274,21 +283,16 @@ class SweepState:
 
     def task(self, name: str, *, expected_seconds: float | None = None, min_seconds: float | None = None) -> Task:
         """A pending trial as a task of the queue."""
-        trial, tries = self.trials[name], self.attempts_at(name)
-        failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
-        metrics, generation = self.sweep.metrics, self.sweep.retrain
-        numbered = [each for each in tries if each.generation == generation] if metrics and metrics.numbers_rows else []
+        trial = self.trials[name]
         return Task(
             name,
             trial.spec,
             trial.values,
-            generation,
-            earlier_attempts=len(tries),
+            self.sweep.retrain,
+            tuple(self.attempts_at(name)),
             expected_seconds=expected_seconds,
-            bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
             min_seconds=min_seconds,
             has_failed=self.has_failed(name),
-            earlier_epochs=tuple(reported_epochs(numbered)),
         )
 
     def seconds_of(self, attempt: Attempt) -> float | None:

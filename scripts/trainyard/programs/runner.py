@@ -32,7 +32,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output import OutputReader
-from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
+from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.locks import Hold
@@ -127,7 +127,10 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         seconds=time.monotonic() - began,
         traceback=tail if status is TrialStatus.FAILED else "",
         warning=metrics.take_warning(),
-        program=ProgramOutput(exit_code, str(run.output), tail, metrics_digest(metrics.section)),
+        exit_code=exit_code,
+        output=str(run.output),
+        tail=tail,
+        metrics_digest=metrics_digest(metrics.section),
     )
 
 

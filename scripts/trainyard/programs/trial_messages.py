@@ -1,7 +1,6 @@
 """Messages of a running trial; Ray pickles them."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metrics import Row
@@ -16,19 +15,9 @@ class EpochReported:
     first_step_time: float | None = None  # of a training: Unix seconds
 
 
-@dataclass(frozen=True)
-class ProgramOutput:
-    """Exit code and output of a command that ended, as the journal stores them."""
-
-    exit_code: int  # or minus the signal that ended it
-    output: str  # the path of its whole output
-    tail: str  # the last lines of it
-    heard: str  # the digest of the `metrics` section that its output was read with
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
-    """How an attempt at a trial ended."""
+    """How an attempt at a trial ended. The journal's event has the fields of the same names."""
 
     status: TrialStatus
     metrics: Row = field(default_factory=dict)  # the last value of each, unless something else ended it
@@ -36,12 +25,12 @@ class TrialEnded:
     seconds: float | None = None
     traceback: str = ""
     warning: str = ""  # about how metrics are read
-    program: ProgramOutput | None = None
     interrupts_itself: bool = False  # a function that nothing asked to end
-
-    def details(self) -> dict[str, Any]:
-        """Further fields of the journal's event."""
-        return dict(vars(self.program)) if self.program else {}
+    # Of a command:
+    exit_code: int | None = None  # or minus the signal that ended it
+    output: str | None = None  # the path of its whole output
+    tail: str | None = None  # the last lines of it
+    metrics_digest: str | None = None  # of the `metrics` section that its output was read with
 
 
 def timeout_error(seconds: float) -> str:

@@ -13,11 +13,18 @@ from rich.console import Console
 from trainyard.config.load import check_config
 from trainyard.packing import live_view
 from trainyard.packing.live_view import LiveView
-from trainyard.planning.journal import Ended, Epoch, Resumed, Started
+from trainyard.planning.attempts import update_attempts
+from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.programs.runner import CheckpointFile
 
 LONG = "a_long_value" * 20
+
+
+ATTEMPTS = {}
+
+
+def show(view, event):
+    view.update(event, update_attempts(ATTEMPTS, event))
 
 
 def view_of(results, slots):
@@ -25,7 +32,7 @@ def view_of(results, slots):
     plan = plan_sweep(check_config({"sweeps": {"s" * 60: sweep}}), "s" * 60, results)
     view = LiveView(plan)
     for slot, trial in enumerate(plan.state.trials):
-        view.update(Started(trial=trial, attempt=1, time=1.0, slot=slot, node=f"node-{slot}", gpu="0", device="A100"))
+        show(view, Started(trial=trial, attempt=1, time=1.0, slot=slot, node=f"node-{slot}", gpu="0", device="A100"))
     return view
 
 
@@ -47,17 +54,6 @@ def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width,
     assert re.search(r"and \d+ more$", lines[-1]) if height < 60 else LONG[:60] in lines[-1]
 
 
-def test_the_epochs_that_a_resumed_program_repeats_count_once(tmp_path):
-    """Its file of metrics has them from the attempt before, up to the third; it resumes from the first."""
-    view = view_of(tmp_path, {"gpus_per_node": 1})
-    trial = next(iter(view._running))
-    of = {"trial": trial, "attempt": 1}
-    view.update(Resumed(**of, checkpoint=CheckpointFile("c.pt", 1, 1)._asdict()))
-    for epoch in (1, 2, 3, 2, 3):
-        view.update(Epoch(**of, metrics={"epoch": epoch, "loss": 1.0}))
-    assert [row["epoch"] for row in view._running[trial].epochs] == [1, 2, 3]
-
-
 def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
     for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
         console = Console(file=io.StringIO(), width=200)
@@ -73,7 +69,7 @@ def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, mon
     view = view_of(tmp_path, {"gpus_per_node": 40})
     with view.show():
         logging.getLogger("other").warning("slot 3 is retired: %s", "its GPU is broken, " * 10)
-        view.update(Ended(trial=next(iter(view._running)), attempt=1, status="finished", seconds=2.0, time=3.0))
+        show(view, Ended(trial=next(iter(view._running)), attempt=1, status="finished", seconds=2.0, time=3.0))
     logging.getLogger("other").info("afterwards")
     shown = terminal.file.getvalue()
     assert "slot 3 is retired: " + "its GPU is broken, " * 10 in shown
@@ -108,19 +104,21 @@ def test_characters_that_a_terminal_cannot_show_end_nothing(tmp_path, monkeypatc
 
 
 def test_a_retry_in_a_search_leaves_as_many_trials_to_draw(tmp_path):
-    search = {"trials": 5, "values": {"x": {"low": 0, "high": 1}}, "metric": "score", "mode": "max"}
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "search": search}}})
+    search = {"trials": 5, "values": {"x": {"low": 0, "high": 1}}}
+    config = check_config(
+        {"sweeps": {"s": {"function": "os:getcwd", "search": search, "metric": "score", "mode": "max"}}}
+    )
     view = LiveView(plan_sweep(config, "s", tmp_path))
     for attempt in (1, 2, 3):
-        view.update(Started(trial="drawn", attempt=attempt, time=1.0))
-        view.update(Ended(trial="drawn", attempt=attempt, status="failed", error="", time=2.0, retried=attempt < 3))
+        show(view, Started(trial="drawn", attempt=attempt, time=1.0))
+        show(view, Ended(trial="drawn", attempt=attempt, status="failed", error="", time=2.0, retried=attempt < 3))
         assert len(view._waiting) == 4
 
 
 def test_an_interrupted_trial_is_not_done(tmp_path):
     view, console = view_of(tmp_path, {"gpus_per_node": 40}), Console(file=io.StringIO(), width=200)
     for trial, status in zip(list(view._running), ("finished", "interrupted", "diverged"), strict=False):
-        view.update(Ended(trial=trial, attempt=1, status=status, metrics={}, error="", seconds=1.0))
+        show(view, Ended(trial=trial, attempt=1, status=status, metrics={}, error="", seconds=1.0))
     console.print(view.render(console))
     assert ": 2 of 40 trials done" in console.file.getvalue()
 
@@ -131,7 +129,7 @@ def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
     view = view_of(tmp_path, {"gpus_per_node": 1})
     error = "it succeeded, but reported no metrics"
     running = next(iter(view._running))
-    view.update(Ended(trial=running, attempt=1, status="unreadable", seconds=2.0, time=3.0, error=error, log="a.log"))
+    show(view, Ended(trial=running, attempt=1, status="unreadable", seconds=2.0, time=3.0, error=error, log="a.log"))
     assert caplog.messages[-1].endswith(": 2.0 s, without metrics; see a.log")
 
 

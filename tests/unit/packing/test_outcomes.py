@@ -16,8 +16,8 @@ from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot_pool import Slot
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import Journal, Started, read_journal
+from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.journal import Ended, Journal, Started, read_journal
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
@@ -28,7 +28,7 @@ def handler(journal, *, places=(), monitored_metrics=()):
     """A handler of outcomes beside a journal, its queue, and the list of slots whose workers it has replaced."""
     setup, failures = WorkerSetup(folder=journal.path.parent, data=Data(), threads=1), FailurePolicy(retries=1)
     queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
-    replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, on_event=lambda event: None)
+    replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, on_event=lambda event, attempt: None)
     pool = SimpleNamespace(
         running_seconds={},
         known_places=places,
@@ -51,7 +51,7 @@ def handler(journal, *, places=(), monitored_metrics=()):
 
 def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoints_does(tmp_path, monkeypatch):
     """If the power fails before the end of a trial is on the disk, the trial resumes from them."""
-    task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
+    task = Task("a", UserProgram(function="m:f"), {}, 0)
     checkpoint = tmp_path / "checkpoints/a-0/last.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
@@ -60,7 +60,7 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
         monkeypatch.setattr(os, "fsync", lambda fd: may_sync.wait(60) and sync(fd))
         outcomes, _, _ = handler(journal)
         end = TrialEnded(status=TrialStatus.FINISHED, metrics={"score": 1.0}, seconds=2.0)
-        assert outcomes.handle(Slot(0, task=task, attempt=1), end), "the slot is ready"
+        assert outcomes.handle(Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0)), end), "the slot is ready"
         assert [event.status for event in read_journal(path)] == [TrialStatus.FINISHED]
         assert checkpoint.exists()
         may_sync.set()
@@ -72,20 +72,21 @@ def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp
     """At shutdown, the slot still seems to run it. The live view and a search know of no such trial any more."""
     reported, path = [], tmp_path / "journal.jsonl"
 
-    def report(event):
-        reported.append(event)
+    def report(event, attempt):
+        reported.extend([event] if isinstance(event, Ended) else [])
         if len(reported) == 1:
             raise KeyboardInterrupt
 
-    slot = Slot(0, task=Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0), attempt=1)
+    slot = Slot(0, task=Task("a", UserProgram(function="m:f"), {}, 0))
     with Journal.opened(path) as journal:
         recorder = AttemptRecorder(journal, folder=tmp_path, on_event=report)
+        slot.attempt = recorder.record(Started(trial="a", attempt=1))
         with pytest.raises(KeyboardInterrupt):
-            recorder.record_end(slot, TrialStatus.FINISHED, seconds=2.0)
-        recorder.record_end(slot, TrialStatus.INTERRUPTED)
+            recorder.record_end(slot, TrialEnded(status=TrialStatus.FINISHED, seconds=2.0))
+        recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
     assert slot.task is None
     assert [event.status for event in reported] == [TrialStatus.FINISHED]
-    assert [event.status for event in read_journal(path)] == [TrialStatus.FINISHED]
+    assert [event.status for event in read_journal(path)[1:]] == [TrialStatus.FINISHED]
 
 
 DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
@@ -103,11 +104,11 @@ DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
 )
 def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, error, metrics, status):
     """Many programs end with an error once the loss is NaN."""
-    task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
+    task = Task("a", UserProgram(function="m:f"), {}, 0)
     path = tmp_path / "journal.jsonl"
     with Journal.opened(path) as journal:
         outcomes, queue, replaced = handler(journal, monitored_metrics=["loss"])
-        slot = Slot(0, task=task, attempt=1)
+        slot = Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0))
         assert not outcomes.handle(slot, TrialEnded(status=FAILED, error=error, metrics=metrics, seconds=2.0))
     (attempt,) = fold_attempts([Started(trial="a", attempt=1), *read_journal(path)])
     assert attempt.outcome == status
@@ -131,10 +132,10 @@ def test_an_error_with_the_bytes_of_a_file_name_that_is_not_utf_8_ends_no_sweep(
         next(running)
     end = ended.value.value
     assert "ValueError: cannot decode caf\\xe9.jpg" in end.error
-    task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
+    task = Task("a", UserProgram(function="m:f"), {}, 0)
     with Journal.opened(tmp_path / "journal.jsonl") as journal:
         outcomes, queue, _ = handler(journal)
-        assert not outcomes.handle(Slot(0, task=task, attempt=1), end)
+        assert not outcomes.handle(Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0)), end)
     assert queue.waiting == 1, "it is retried"
     assert "caf\\udce9.jpg" in (tmp_path / "logs/a-1.log").read_text()
 
@@ -146,7 +147,7 @@ def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_o
     slots, started = deque(Slot(number) for number in range(4)), []
     with Journal.opened(tmp_path / "journal.jsonl") as journal:
         outcomes, queue, _ = handler(journal, places=[at])
-        queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0, earlier_attempts=0) for number in range(1000))
+        queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0) for number in range(1000))
 
         def run_all():
             while queue.waiting:
@@ -156,7 +157,7 @@ def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_o
                     status = TrialStatus.FAILED if number < fails_up_to else TrialStatus.FINISHED
                     outcomes.handle(slot, TrialEnded(status=status, error="AssertionError: loss", seconds=1.0))
                 slot.task = queue.take(at, [at])
-                slot.attempt = queue.start_attempt(slot.task)
+                slot.attempt = Attempt(slot.task.trial, queue.start_attempt(slot.task), 0.0, 0.0)
                 slot.began = time.monotonic()
                 started.append(int(slot.task.trial))
 

@@ -176,7 +176,8 @@ def write_losses(results, *statuses, rule=None):
     with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
         for (trial, known), status in zip(state.trials.items(), statuses, strict=True):
             text = LOSSES[known.values["x"]]
-            end = {"metrics": {"loss": float(text.split()[2])}, "seconds": 1.0, "heard": state.sweep.metrics.digest}
+            digest = state.sweep.metrics.digest
+            end = {"metrics": {"loss": float(text.split()[2])}, "seconds": 1.0, "metrics_digest": digest}
             stop = {"why": "asha: rank 2", "rule": rule} if status == TrialStatus.STOPPED else {}
             journal.record(Started(trial=trial, attempt=1))
             journal.record(Ended(trial=trial, attempt=1, status=status, **end, **stop))

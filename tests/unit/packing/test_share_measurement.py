@@ -13,7 +13,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import driver, share_measurement
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.worker_gpu import GpuUse
-from trainyard.planning.journal import Ended, Epoch, Halved, SessionStarted, Share, Started, encode
+from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, SessionStarted, Share, Started, encode
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.sweep_state import Task
@@ -56,7 +56,7 @@ class Yard:
         plan = self.plan
         state = replace(plan.state, work=work(plan) if work else {})
         self.trials = state.trials
-        waiting = deque(Task(name, trial.spec, trial.values, 0, 0) for name, trial in state.trials.items())
+        waiting = deque(Task(name, trial.spec, trial.values, 0) for name, trial in state.trials.items())
         return ShareMeasurement(state, self.run).measure(waiting), len(waiting)
 
     def run(self, slots, tasks):
@@ -74,7 +74,9 @@ class Yard:
                     where = {"gpus_per_trial": slots.share, "node": "n", "gpu": str(slot % self.gpus), "slot": slot}
                     events.append(Started(time=self.now, trial=task.trial, attempt=1, **where))
                     if slots.share <= 1 / self.halves_at:
-                        events.append(Halved(time=self.now, trial=task.trial, attempt=1, micro_batch=8, accumulation=2))
+                        events.append(
+                            MicroBatchHalved(time=self.now, trial=task.trial, attempt=1, micro_batch=8, accumulation=2)
+                        )
             if not running:
                 self.write(*events)
                 return [self.used] if slots.share == 1 and self.used else []

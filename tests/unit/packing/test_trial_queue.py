@@ -10,6 +10,7 @@ from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocati
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.list_scheduling import makespan
 from trainyard.planning.sweep_state import Task
@@ -19,9 +20,9 @@ BOTH = [HERE, THERE]
 ENDLESS = TimeLimits(None, can_resume=True)
 
 
-def task(trial, *, seconds=None, least=None, spec=None):
+def task(trial, *, seconds=None, least=None, spec=None, earlier=()):
     spec = spec or UserProgram(command="true")
-    return Task(trial, spec, {}, 0, earlier_attempts=2, expected_seconds=seconds, min_seconds=least)
+    return Task(trial, spec, {}, 0, earlier, expected_seconds=seconds, min_seconds=least)
 
 
 def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None, may_end_early=False):
@@ -58,7 +59,8 @@ def test_trials_start_in_order_and_then_the_suggested_ones():
 
 def test_attempts_are_counted_on_from_earlier_runs():
     queue = queue_of()
-    assert [queue.start_attempt(task("a")), queue.start_attempt(task("a")), queue.start_attempt(task("b"))] == [3, 4, 3]
+    earlier = tuple(Attempt("a", number, 0.0, 1.0) for number in (1, 2))
+    assert [queue.start_attempt(task("a", earlier=earlier)), queue.start_attempt(task("b"))] == [3, 1]
 
 
 def test_a_closed_queue_starts_nothing():

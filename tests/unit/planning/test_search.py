@@ -167,5 +167,5 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
         journal.record(Epoch(trial=first.trial, attempt=1, metrics={"epoch": 1, "loss": 0.5}))
         journal.record(Ended(trial=first.trial, attempt=1, status=TrialStatus.INTERRUPTED))
         again = next_task("min")
-    assert (again.trial, again.earlier_attempts) == (first.trial, 1)
-    assert [[epoch for _, epoch in each.times] for each in again.earlier_epochs] == [[1]]
+    assert again.trial == first.trial
+    assert [list(each.epoch_times) for each in again.earlier] == [[1]]
