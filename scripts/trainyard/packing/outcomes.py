@@ -131,17 +131,17 @@ class OutcomeHandler:
 
         The trial is retried on another slot, unless it has diverged before: many programs fail then.
         """
-        log = end.output or str(self._recorder.write_log(slot, end.traceback or end.error))
+        path = end.output or str(self._recorder.write_log(slot, end.traceback or end.error))
         reason = find_divergence(end.metrics, self._monitored)
         if reason and not MACHINE_ERROR.search(end.error):
-            self._record_diverged(slot, replace(end, error=reason), failure=end.error, log=log)
+            self._record_diverged(slot, replace(end, error=reason), failure=end.error, log=path)
         else:
-            self._record_failed(slot, end, log)
+            self._record_failed(slot, end, path)
         self._pool.replace_worker(slot)
         self._check_common_failure()
         self._pool.wake_idle()
 
-    def _record_failed(self, slot: Slot, end: TrialEnded, log: str) -> None:
+    def _record_failed(self, slot: Slot, end: TrialEnded, path: str) -> None:
         """Record a failed attempt, and add its trial to the queue if it is retried."""
         assert slot.task is not None
         assert slot.attempt is not None
@@ -149,7 +149,7 @@ class OutcomeHandler:
         is_retried = self._failures.record_failure(
             TrialFailure(task.trial, slot.place, end.error, took, end.exit_code, task.values)
         )
-        self._recorder.record_end(slot, end, log=log, retried=is_retried)
+        self._recorder.record_end(slot, end, log=path, retried=is_retried)
         if is_retried:
             self._queue.add([replace(task, earlier=(*task.earlier, slot.attempt))])
 
