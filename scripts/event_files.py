@@ -9,7 +9,7 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.report.tensorboard import FOLDER, KINDS, write_event_files
 from trainyard.utils.errors import UserError
-from trainyard.utils.typed_commands import as_typed, own_program
+from trainyard.utils.typed_commands import as_typed, installed_program
 
 log = logging.getLogger("event_files")
 
@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> None:
     if not studies:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     folder = shlex.quote(as_typed(arguments.results / FOLDER))
-    log.info("to see the curves: %s --logdir %s", own_program("tensorboard"), folder)
+    log.info("to see the curves: %s --logdir %s", installed_program("tensorboard"), folder)
     counts: dict[tuple[str, str], int] = {}
     while True:
         for kind, name in studies:

@@ -20,7 +20,7 @@ from trainyard.checks.helper_programs import answer_request
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import check_call, import_object, is_own_file
+from trainyard.utils.import_path import check_call, import_object, is_user_file
 
 SEARCHED: Final = " (searched: the working directory and PYTHONPATH)"
 DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD
@@ -47,7 +47,7 @@ def probe_code(request: dict[str, list[Any]]) -> dict[str, list[Any]]:
     files = {path.absolute() for path in map(Path, filter(None, modules))}
     return {
         "findings": [[each.name, each.verdict, each.message] for each in findings],
-        "files": sorted(str(path) for path in files if is_own_file(path)),
+        "files": sorted(str(path) for path in files if is_user_file(path)),
     }
 
 

@@ -20,7 +20,7 @@ from trainyard.training.fine_tuning import freeze, load_pretrained, lr_scales
 from trainyard.training.loss_and_metrics import Objective, naming
 from trainyard.training.models import inner_model
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import OWN_ERRORS, check_call, error_line, import_object
+from trainyard.utils.import_path import USER_CODE_ERRORS, check_call, error_line, import_object
 
 SECONDS: Final = 60  # for one training
 TOTAL_SECONDS: Final = 300  # after which no further training is tried
@@ -49,7 +49,7 @@ def probe_trainings(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iter
         except _TooLongError:
             message = f"model {spec.model!r} is tried only in part: it takes more than {SECONDS} s"
             yield Finding(place, "unknown", message)
-        except OWN_ERRORS as error:  # of a user's code
+        except USER_CODE_ERRORS as error:  # of a user's code
             yield Finding(place, "fails", error_line(error))
         finally:
             signal.alarm(0)
@@ -119,13 +119,13 @@ def _build(spec: Train, shape: Shape, outputs: int) -> nn.Module:
     try:
         with torch.device("meta"):
             return models.build_model(spec, shape=shape, classes=outputs)
-    except OWN_ERRORS:  # code of a user may compute with its parameters, or the model is wrong
+    except USER_CODE_ERRORS:  # code of a user may compute with its parameters, or the model is wrong
         pass
     try:
         return models.build_model(spec, shape=shape, classes=outputs)
     except UserError:
         raise
-    except OWN_ERRORS:
+    except USER_CODE_ERRORS:
         with naming("model", spec.model):
             raise
 
@@ -136,7 +136,7 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     assert images.outputs is not None
     try:
         outputs = _outputs(model, images.shape)
-    except OWN_ERRORS:  # it may compute with values that only a model with memory has
+    except USER_CODE_ERRORS:  # it may compute with values that only a model with memory has
         if _size(model) > MOST_PARAMETERS:
             return
         model = models.build_model(spec, shape=images.shape, classes=images.outputs)

@@ -18,12 +18,12 @@ from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
-from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
+from trainyard.utils.typed_commands import as_typed, installed_program, snakemake_call
 
 
 def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
     """A parser with the options that all programs share; `example` are some that work with the demo."""
-    call = f"{own_program('python')} {shlex.quote(as_typed(Path(sys.argv[0])))}"
+    call = f"{installed_program('python')} {shlex.quote(as_typed(Path(sys.argv[0])))}"
     shared = argparse.ArgumentParser(
         description=description,
         epilog=f"example: {call} {example}",

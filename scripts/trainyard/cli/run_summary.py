@@ -18,7 +18,7 @@ from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, format_duration
-from trainyard.utils.typed_commands import as_typed, own_program, program_as_typed
+from trainyard.utils.typed_commands import as_typed, installed_program, program_as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures
@@ -209,5 +209,5 @@ def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Coll
 def _program(path: str) -> str:
     """The program of a command line as one would type it."""
     if Path(path).name == "__main__.py":
-        return f"{own_program('python')} -m snakemake"
+        return f"{installed_program('python')} -m snakemake"
     return program_as_typed(Path(path)) if Path(path).is_absolute() else shlex.quote(path)

@@ -28,7 +28,7 @@ def has_gpu() -> bool:
     return bool(count)
 
 
-def own_gpu_name() -> str:
+def first_gpu_name() -> str:
     """The model of this process's first GPU; "" without a GPU."""
     import pynvml
 

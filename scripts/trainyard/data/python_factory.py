@@ -17,7 +17,7 @@ from trainyard.data.mean_std import channel_sums, mean_and_std
 from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError, OnTheFlyMeta
 from trainyard.utils.files import digest_of, file_digest
-from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
+from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
 
 SHOWN_CHARACTERS: Final = 80  # of a label, in an error
 COLORS: Final = (3, 4)  # channels; where the height or the width belongs, they are in the wrong place
@@ -34,7 +34,7 @@ def call_factory(source: dict[str, Any]) -> tuple[Any, Any]:
     factory = import_object(source["factory"], role="dataset")
     try:
         made = factory(**source["args"])
-    except OWN_ERRORS as error:
+    except USER_CODE_ERRORS as error:
         raise DataError(f"dataset {source['factory']!r}: {error_line(error)}") from error
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(hasattr(each, "__len__") for each in made)):
         raise DataError(
@@ -118,7 +118,7 @@ def read_item(dataset: Any, index: int) -> tuple[Any, Any]:
     """
     try:
         image, label = dataset[index]
-    except OWN_ERRORS as error:
+    except USER_CODE_ERRORS as error:
         raise DataError(f"item {index} of the dataset: {error_line(error)}") from error
     return image, label
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainyard.config.placeholders import format_argument
-from trainyard.utils.import_path import PLACE
+from trainyard.utils.import_path import CODE_LOCATION
 from trainyard.utils.text import SHELL_SIGNAL
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
@@ -251,7 +251,7 @@ class FailurePolicy:
 
 def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
     """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
-    place = PLACE.search(error)
+    place = CODE_LOCATION.search(error)
     message = error[: place.start()] if place else error
     kind, colon, words = ERROR_NUMBER.sub("", message).partition(": ")
     for text, key in sorted(_texts(trial, values).items(), key=lambda item: -len(item[0])):

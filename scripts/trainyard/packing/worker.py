@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from trainyard.cluster import host, slurm_allocation
-from trainyard.cluster.gpus import hide_gpus, own_gpu_name
+from trainyard.cluster.gpus import first_gpu_name, hide_gpus
 from trainyard.cluster.ray.worker_parent import preload_seconds
 from trainyard.cluster.stop_request import await_stop_request, stop_request_of_signals
 from trainyard.config.train import Train
@@ -38,7 +38,7 @@ from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_prog
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
-from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
+from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
 from trainyard.utils.process_guard import ProcessGuard, claim_folder
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
@@ -129,7 +129,7 @@ class Worker:
         """Prepare for users' programs, which need no imports: a function is imported when it is first called."""
         os.environ.update(thread_variables(self._setup.threads))
         self._guard = ProcessGuard()
-        return own_gpu_name() or "cpu", self._copy_dataset()
+        return first_gpu_name() or "cpu", self._copy_dataset()
 
     def _copy_dataset(self) -> dict[str, Any]:
         self._dataset = None
@@ -156,7 +156,7 @@ class Worker:
         except Diverged as error:
             seconds = time.perf_counter() - self._began
             return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
-        except OWN_ERRORS as error:  # sys.exit in a user's code would end this process
+        except USER_CODE_ERRORS as error:  # sys.exit in a user's code would end this process
             return TrialEnded(
                 status=TrialStatus.FAILED,
                 error=str(error) if isinstance(error, UserError) else error_line(error),

@@ -357,8 +357,8 @@ class Journal(EventLog):
             journal.driver = driver
             yield journal
 
-    def _is_ours(self, *, asks: bool) -> bool:
-        return self.driver is None or self.driver.is_ours(asks=asks)
+    def _is_ours(self, *, rereads: bool) -> bool:
+        return self.driver is None or self.driver.is_ours(rereads=rereads)
 
     def record(self, event: Recorded, *, then: Callable[[], object] | None = None) -> Recorded:
         """Append an event, and return it with the time now. With `then`, a durable event is synced in a thread."""

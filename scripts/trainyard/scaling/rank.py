@@ -39,7 +39,7 @@ from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.locks import hold
 from trainyard.utils.text import count_of
-from trainyard.utils.typed_commands import own_program
+from trainyard.utils.typed_commands import installed_program
 
 # Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
@@ -180,7 +180,7 @@ def _deadline(group: Group) -> float:
 def _check_world(scale: str, group: Group) -> None:
     nodes, gpus = split_scale(scale)
     if group.world_size != nodes * gpus:
-        remedy = f"start it with {own_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
+        remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
         raise UserError(f"scale {scale} needs {count_of(nodes * gpus, 'rank')}, but has {group.world_size}: {remedy}")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
-from trainyard.utils.import_path import OWN_ERRORS, error_line
+from trainyard.utils.import_path import USER_CODE_ERRORS, error_line
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def record_exception() -> Iterator[None]:
     """
     try:
         yield
-    except OWN_ERRORS as error:
+    except USER_CODE_ERRORS as error:
         is_whole = isinstance(error, UserError)
         message = f"{type(error).__name__}: {error}" if is_whole else error_line(error)
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):

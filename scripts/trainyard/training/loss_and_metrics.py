@@ -13,7 +13,7 @@ from trainyard.config.train import Train
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.training.running_statistics import unchanged_buffers
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
+from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -121,7 +121,7 @@ def naming(role: str, path: str) -> Iterator[None]:
     """Turn every error of own code in the block, except out of memory, into an `ObjectiveError` that names it."""
     try:
         yield
-    except OWN_ERRORS as error:  # own code may raise anything
+    except USER_CODE_ERRORS as error:  # own code may raise anything
         if is_out_of_memory(error):
             raise
         reason = error if isinstance(error, ObjectiveError) else error_line(error)

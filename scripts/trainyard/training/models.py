@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import import_object, own_place
+from trainyard.utils.import_path import import_object, user_code_location
 
 
 class ModelError(UserError):
@@ -86,7 +86,9 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
             return factory(channels=shape[2], classes=classes, **arguments)
         return _torchvision_model(name, shape=shape, classes=classes, arguments=arguments, small=spec.small_images)
     except (TypeError, ValueError) as error:
-        raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}{own_place(error)}") from error
+        raise ModelError(
+            f"model {name!r} cannot be built with {arguments}: {error}{user_code_location(error)}"
+        ) from error
 
 
 def gradient_bytes(module: nn.Module) -> int:

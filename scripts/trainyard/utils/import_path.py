@@ -15,8 +15,8 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.text import printable
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
-OWN_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
-PLACE: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # at the end of an error, as `own_place` writes it
+USER_CODE_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
+CODE_LOCATION: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # as `user_code_location` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
@@ -32,9 +32,9 @@ def import_object(path: str, *, role: str) -> Any:
         sys.path.append(here)
     try:
         return pkgutil.resolve_name(path)
-    except OWN_ERRORS as error:  # a module may raise anything while it is imported
+    except USER_CODE_ERRORS as error:  # a module may raise anything while it is imported
         is_missing = isinstance(error, (ImportError, AttributeError))
-        reason = f"{error}{own_place(error)}" if is_missing else error_line(error)
+        reason = f"{error}{user_code_location(error)}" if is_missing else error_line(error)
         close = get_close_matches(str(error.name), dir(error.obj), n=1) if isinstance(error, AttributeError) else []
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UserError(f"{role} {path!r} cannot be imported: {reason}{hint}") from error
@@ -43,19 +43,19 @@ def import_object(path: str, *, role: str) -> Any:
 def error_line(error: BaseException) -> str:
     """An error of a user's code in one line: its type, the first line of its message, and the place in that code."""
     if isinstance(error, SystemExit):
-        return f"it calls sys.exit({error.code!r}){own_place(error)}"
+        return f"it calls sys.exit({error.code!r}){user_code_location(error)}"
     message = printable((str(error).strip().splitlines() or [""])[0])
-    return f"{type(error).__name__}{': ' if message else ''}{message}{own_place(error)}"
+    return f"{type(error).__name__}{': ' if message else ''}{message}{user_code_location(error)}"
 
 
-def own_place(error: BaseException) -> str:
+def user_code_location(error: BaseException) -> str:
     """The file and line of the user's code that an error comes from, as the end of a message; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith("<") and is_own_file(Path(each.filename))]
+    own = [each for each in frames if not each.filename.startswith("<") and is_user_file(Path(each.filename))]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
-def is_own_file(path: Path) -> bool:
+def is_user_file(path: Path) -> bool:
     """Whether a file belongs to a user: neither to Trainyard, nor to Python, nor to an installed package."""
     return not any(folder in path.parents for folder in (SCRIPTS, *_INSTALLED))
 

@@ -88,7 +88,7 @@ class EventLog:
                 then, and what runs can end. `is_synced` raises the error of a sync in the thread.
             UserError: another process has taken the file over. This is raised once.
         """
-        if not self._is_ours(asks=durable):
+        if not self._is_ours(rereads=durable):
             return
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with storage_errors(self.path), self._first_error():
@@ -128,8 +128,8 @@ class EventLog:
             if not was_full:
                 raise
 
-    def _is_ours(self, *, asks: bool) -> bool:
-        """Whether this process may still write; with `asks`, it is looked up on the file system.
+    def _is_ours(self, *, rereads: bool) -> bool:
+        """Whether this process may still write; with `rereads`, it is looked up on the file system.
 
         Raises:
             UserError: another process has taken the file over. This is raised once.
@@ -146,7 +146,7 @@ class EventLog:
             try:
                 os.fsync(self._fd)  # a network file system reports a full disk here; then the lines may be lost
             finally:
-                is_ours = self._is_ours(asks=True)
+                is_ours = self._is_ours(rereads=True)
             for then in waiting if is_ours else ():
                 then()
 

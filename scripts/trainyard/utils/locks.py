@@ -155,7 +155,7 @@ def hold(
     """Hold the lock file `path` during the block; wait up to `wait_seconds` for another holder.
 
     Messages name what is `held`, by default the folder of the file, and go to `notify` if another process holds it. For
-    one that Slurm has given up, as `is_given_up` tells, wait up to ten minutes.
+    one that Slurm has given up, by `is_given_up`, wait up to ten minutes.
 
     If the lock is `inherited`, programs hold it, too, that get its descriptor and outlive this process. The file is
     removed once nobody holds it. `on_look` gets each record that is found in it, and whether its lock is still held: a
@@ -241,15 +241,15 @@ class HolderRecord:
         self._path, self._holder = path, holder
         self._is_lost = self._is_reported = False
 
-    def is_ours(self, *, asks: bool) -> bool:
-        """Whether this process still holds the lock; with `asks`, the record is read again.
+    def is_ours(self, *, rereads: bool) -> bool:
+        """Whether this process still holds the lock; with `rereads`, the record is read again.
 
         Raises:
             UserError: it does not any more. This is raised once.
             StorageError: the record cannot be read.
         """
         with storage_errors(self._path):
-            if asks and not self._touch():
+            if rereads and not self._touch():
                 self._is_lost = True
             if self._is_lost and not self._is_reported:
                 self._is_reported = True
@@ -337,17 +337,17 @@ class _Watch:
         if not content:
             return
         if time.monotonic() - self._changed_at >= WATCH_SECONDS:
-            self._say(f"{self._path.parent}: continuing after {other or 'a process'}, which does not run any more")
+            self._report(f"{self._path.parent}: continuing after {other or 'a process'}, which does not run any more")
             if _read(self._path) == (content, modified):
                 self._path.unlink(missing_ok=True)
             return
         if self._is_alive and is_last:
             raise LockHeldError(self._path.parent, other)
         why = "" if self._is_alive else f" unless it shows no sign of life for {WATCH_SECONDS:g} s"
-        self._say(f"waiting for {self._path.parent}, in use by {other or 'another process'}{why}")
+        self._report(f"waiting for {self._path.parent}, in use by {other or 'another process'}{why}")
         time.sleep(POLL_SECONDS)
 
-    def _say(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if message != self._last_message:
             self._last_message = message
             self._notify(message)
@@ -370,7 +370,7 @@ def _create(path: Path, holder: Holder) -> bool:
 def _read(path: Path) -> tuple[bytes, int]:
     """The content and the time of modification, in nanoseconds; empty without a record.
 
-    Opening the file makes a network file system ask its server, which `stat` does not.
+    Opening the file makes a network file system query its server, which `stat` does not.
     """
     try:
         with open(path, "rb") as file:

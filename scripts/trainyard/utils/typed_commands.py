@@ -20,7 +20,7 @@ def program_as_typed(path: Path) -> str:
     return shlex.quote(path.name if shutil.which(path.name) == str(path) else as_typed(path))
 
 
-def own_program(name: str) -> str:
+def installed_program(name: str) -> str:
     """A program of the environment that this process runs in, such as `snakemake`; only its name if it is not there.
 
     Jobs may run in another environment than Snakemake.
@@ -31,7 +31,7 @@ def own_program(name: str) -> str:
 
 def script_call(name: str, *words: str) -> str:
     """The command that runs the program `scripts/<name>.py`, and its options."""
-    return f"{own_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
+    return f"{installed_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
 
 
 def snakemake_call(config: Path, *words: str) -> str:
@@ -39,4 +39,4 @@ def snakemake_call(config: Path, *words: str) -> str:
     home = SCRIPTS.parent
     elsewhere = [] if as_typed(home / "Snakefile") == "Snakefile" else ["--snakefile", as_typed(home / "Snakefile")]
     options = [*elsewhere, "--profile", as_typed(home / "profiles/local"), "--configfile", as_typed(config)]
-    return f"{own_program('snakemake')} {shlex.join([*options, *words])}"
+    return f"{installed_program('snakemake')} {shlex.join([*options, *words])}"

@@ -15,7 +15,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
-from trainyard.utils.typed_commands import own_program
+from trainyard.utils.typed_commands import installed_program
 
 CONFIG = check_config(
     {
@@ -254,6 +254,6 @@ def test_the_program_is_written_as_one_would_type_it(tmp_path, monkeypatch):
     assert call_again([str(program), "-n"]) == ".venv/bin/snakemake -n"
     assert call_with_config(["else/snakemake"], Path("b.yaml")) == "else/snakemake --configfile /b.yaml --"
     assert call_again(["/else where/snakemake", "-n"]) == "'/else where/snakemake' -n"
-    assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == f"{own_program('python')} -m snakemake -n"
+    assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == f"{installed_program('python')} -m snakemake -n"
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
     assert call_again([str(program), "-n"]) == "snakemake -n"

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from project import ROOT
-from trainyard.utils.typed_commands import own_program, snakemake_call
+from trainyard.utils.typed_commands import installed_program, snakemake_call
 
 
 def test_a_command_of_snakemake_is_short_in_trainyards_folder(monkeypatch):
@@ -25,9 +25,9 @@ def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(tmp_path, m
         each.parent.mkdir(parents=True)
         each.touch(0o755)
     monkeypatch.setattr("sys.executable", str(program.with_name("python")))
-    assert own_program("snakemake") == ".venv/bin/snakemake"
+    assert installed_program("snakemake") == ".venv/bin/snakemake"
     monkeypatch.setenv("PATH", str(tmp_path / "other"))
-    assert own_program("snakemake") == ".venv/bin/snakemake", "another one is on PATH"
+    assert installed_program("snakemake") == ".venv/bin/snakemake", "another one is on PATH"
     monkeypatch.setenv("PATH", str(program.parent))
-    assert own_program("snakemake") == "snakemake"
-    assert own_program("tensorboard") == "tensorboard", "no path to a program that is not there"
+    assert installed_program("snakemake") == "snakemake"
+    assert installed_program("tensorboard") == "tensorboard", "no path to a program that is not there"
