@@ -7,12 +7,13 @@ import math
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from trainyard.config.user_programs import NUMBER, Metrics, find_mismatch
 from trainyard.programs.output import LineSplitter
@@ -65,7 +66,9 @@ class MetricsCollector:
         path = folder / metrics.file if metrics and metrics.file else None
         if path and path.exists() and not resumes:  # these rows are of an earlier attempt
             path.rename(path.with_name(f"{path.name}.before"))
-        self._file = open_metrics_file(path) if path else None
+        self._file: MetricsFile | None = None
+        if path:
+            self._file = JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
 
     @property
     def error(self) -> str:
@@ -364,27 +367,51 @@ def _start_of_number(match: "re.Match[str]", name: str) -> int:
     return next((number.start() for number in numbers if number.start() < start < number.end()), start)
 
 
-class JsonMetricsFile:
-    """A `.json` file: one row, which the program overwrites, or a list of rows, which grows or is written anew."""
+class MetricsFile(ABC):
+    """A file of metrics, read while a program still writes it. It does not have to exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.error = ""  # why a part of the file cannot be read
-        self._path, self._content = path, b""
-        self._rows: list[dict[str, Any]] = []  # at the last call
-        self._was_changed = False  # the list: from then on, its rows cannot be counted as they come
-        self._state: tuple[int, ...] = ()
+        self._path, self._state = path, tuple[int, ...]()
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call. An invalid row may be incomplete: it is an error only in the `final` call."""
+        """The rows since the last call; with `final`, also an incomplete one."""
         try:
-            state = _file_state(self._path.stat())
-            content = self._content if state == self._state and not final else self._path.read_bytes()
+            with open(self._path, "rb") as file:
+                status = os.fstat(file.fileno())
+                state = status.st_ino, status.st_size, status.st_mtime_ns  # changes when the file is written
+                if state == self._state and not final:
+                    return []
+                self._state = state
+                return self._read(file, final=final)
         except FileNotFoundError:
             return []
         except OSError as error:  # the next call may succeed
-            self.error = _read_error(self._path, error) if final else ""
+            self._state = ()
+            if final:
+                self._set_error(error)
             return []
-        self._state = state
+
+    @abstractmethod
+    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call, of a file that has been written since."""
+
+    def _set_error(self, error: Exception) -> None:
+        reason = error.strerror if isinstance(error, OSError) else error
+        self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
+
+
+class JsonMetricsFile(MetricsFile):
+    """A `.json` file: one row, which the program overwrites, or a list of rows, which grows or is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._content, self._rows = b"", list[dict[str, Any]]()  # at the last call
+        self._was_changed = False  # the list: from then on, its rows cannot be counted as they come
+
+    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+        """An invalid row may be incomplete: it is an error only in the `final` call."""
+        content = file.read()
         if content == self._content:
             return []
         try:
@@ -392,7 +419,7 @@ class JsonMetricsFile:
             rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
         except (ValueError, TypeError) as error:
             if final:
-                self.error = _read_error(self._path, error)
+                self._set_error(error)
             return []
         self._content = content
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
@@ -404,21 +431,19 @@ class JsonMetricsFile:
         return [({"epoch": place} if numbered else {}) | row for place, row in enumerate(rows[known:], known + 1)]
 
 
-class LineMetricsFile:
+class LineMetricsFile(MetricsFile):
     """A `.jsonl` or `.csv` file: one row per line. Only new bytes are read, unless the file was rewritten."""
 
     def __init__(self, path: Path) -> None:
-        self.error = ""  # why a part of the file cannot be read
-        self._path, self._state = path, tuple[int, ...]()
+        super().__init__(path)
         self._reset()
 
     def _reset(self) -> None:
         self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
         self._header: list[str] | None = None
 
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call."""
-        new = self._new_bytes(final=final)  # first: it discards the incomplete line of a rewritten file
+    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+        new = self._new_bytes(file)  # first: it discards the incomplete line of a rewritten file
         text = self._incomplete + new
         end = len(text) if final else text.rfind(b"\n") + 1
         self._incomplete = text[end:]
@@ -443,55 +468,21 @@ class LineMetricsFile:
             return []
         return [dict(zip(self._header, cells, strict=False))]
 
-    def _set_error(self, error: Exception) -> None:
-        self.error = _read_error(self._path, error)
-
-    def _new_bytes(self, *, final: bool) -> bytes:
-        try:
-            return self._read_new(final=final)
-        except FileNotFoundError:
+    def _new_bytes(self, file: BinaryIO) -> bytes:
+        if not self._head.startswith(file.read(len(self._head))):
+            self._reset()
+        elif os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
             return b""
-        except OSError as error:  # the next call may succeed
-            self._state = ()
-            if final:
-                self._set_error(error)
-            return b""
-
-    def _read_new(self, *, final: bool) -> bytes:
-        with open(self._path, "rb") as file:
-            state = _file_state(os.fstat(file.fileno()))
-            if state == self._state and not final:
-                return b""
-            self._state = state
-            if not self._head.startswith(file.read(len(self._head))):
-                self._reset()
-            elif os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
-                return b""
-            file.seek(self._offset - len(self._tail))
-            if file.read(len(self._tail)) != self._tail:
-                self._reset()
-            file.seek(self._offset)
-            new = file.read()
+        file.seek(self._offset - len(self._tail))
+        if file.read(len(self._tail)) != self._tail:
+            self._reset()
+        file.seek(self._offset)
+        new = file.read()
         is_first = self._offset == 0
         self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
         self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
         self._offset += len(new)
         return new.removeprefix(codecs.BOM_UTF8) if is_first else new
-
-
-def open_metrics_file(path: Path) -> JsonMetricsFile | LineMetricsFile:
-    """The reader for a file with this suffix. The file does not have to exist yet."""
-    return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
-
-
-def _read_error(path: Path, error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else error
-    return f"{path} cannot be read as {path.suffix[1:]}: {reason}"
-
-
-def _file_state(stat: os.stat_result) -> tuple[int, ...]:
-    """Changes when the file is written."""
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _checked_row(row: Any) -> dict[str, Any]:

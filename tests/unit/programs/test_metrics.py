@@ -391,8 +391,8 @@ def test_only_the_new_bytes_of_a_growing_file_are_read(tmp_path, monkeypatch):
     found, path = reported(tmp_path, file="m.jsonl"), tmp_path / "m.jsonl"
     read, new_bytes = [], LineMetricsFile._new_bytes
 
-    def noted(self, *, final):
-        read.append(new_bytes(self, final=final))
+    def noted(self, file):
+        read.append(new_bytes(self, file))
         return read[-1]
 
     monkeypatch.setattr(LineMetricsFile, "_new_bytes", noted)
