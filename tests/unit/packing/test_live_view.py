@@ -28,12 +28,20 @@ def show(view, event):
 
 
 def view_of(results, slots):
+    """The view of a sweep whose trials all run, and their names."""
     sweep = {"function": "os:getcwd", "grid": {"name": [f"{LONG}{number}" for number in range(40)]}, "slots": slots}
     plan = plan_sweep(check_config({"sweeps": {"s" * 60: sweep}}), "s" * 60, results)
     view = LiveView(plan)
     for slot, trial in enumerate(plan.state.trials):
         show(view, Started(trial=trial, attempt=1, time=1.0, slot=slot, node=f"node-{slot}", gpu="0", device="A100"))
-    return view
+    return view, list(plan.state.trials)
+
+
+def drawn(view, **size):
+    """The text of the view on a terminal of this size, by default of 200 columns."""
+    console = Console(file=io.StringIO(), **{"width": 200, "no_color": True, **size})
+    console.print(view.render(console))
+    return console.file.getvalue()
 
 
 @pytest.fixture
@@ -46,9 +54,8 @@ def terminal(monkeypatch):
 
 @pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 5)])
 def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width, height):
-    console = Console(file=io.StringIO(), width=width, height=height, no_color=True)
-    console.print(view_of(tmp_path, {"gpus_per_node": 40}).render(console))
-    lines = console.file.getvalue().splitlines()
+    view, _ = view_of(tmp_path, {"gpus_per_node": 40})
+    lines = drawn(view, width=width, height=height).splitlines()
     assert len(lines) < height, "the last line is the cursor's"
     assert all(cell_len(line) <= width for line in lines)
     assert re.search(r"and \d+ more$", lines[-1]) if height < 60 else LONG[:60] in lines[-1]
@@ -56,9 +63,8 @@ def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width,
 
 def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
     for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
-        console = Console(file=io.StringIO(), width=200)
-        console.print(view_of(tmp_path, slots).render(console))
-        assert ("GPU" in console.file.getvalue()) == has_gpus
+        view, _ = view_of(tmp_path, slots)
+        assert ("GPU" in drawn(view)) == has_gpus
 
 
 def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, monkeypatch, caplog):
@@ -66,23 +72,23 @@ def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, mon
     screen, root = io.StringIO(), logging.getLogger()
     monkeypatch.setattr(root, "handlers", [logging.StreamHandler(screen)])
     caplog.set_level(logging.INFO)
-    view = view_of(tmp_path, {"gpus_per_node": 40})
+    view, trials = view_of(tmp_path, {"gpus_per_node": 40})
     with view.show():
         logging.getLogger("other").warning("slot 3 is retired: %s", "its GPU is broken, " * 10)
-        show(view, Ended(trial=next(iter(view._running)), attempt=1, status="finished", seconds=2.0, time=3.0))
+        show(view, Ended(trial=trials[0], attempt=1, status="finished", seconds=2.0, time=3.0))
     logging.getLogger("other").info("afterwards")
     shown = terminal.file.getvalue()
     assert "slot 3 is retired: " + "its GPU is broken, " * 10 in shown
-    assert f"[1/40] {next(iter(view._plan.state.trials))} name={LONG}0: 2.0 s" in shown
+    assert f"[1/40] {trials[0]} name={LONG}0: 2.0 s" in shown
     assert screen.getvalue() == "afterwards\n", "nothing is written into the table"
 
 
 def test_a_terminal_that_is_closed_ends_nothing(tmp_path, monkeypatch):
-    """A sweep that is told of this by SIGHUP logs that trials may save their state, and then tells them."""
+    """At SIGHUP, a sweep first logs that trials may save their state."""
     terminal, file = pty.openpty()
     screen = os.fdopen(file, "w")
     monkeypatch.setattr(live_view, "Console", lambda: Console(file=screen, _environ={"TERM": "xterm"}))
-    view = view_of(tmp_path, {"gpus_per_node": 1})
+    view, _ = view_of(tmp_path, {"gpus_per_node": 1})
     with view.show():
         os.close(terminal)
         logging.getLogger("other").warning("%s may take up to 30 s to save a checkpoint", "1 running trial")
@@ -98,43 +104,44 @@ def test_characters_that_a_terminal_cannot_show_end_nothing(tmp_path, monkeypatc
     console = Console(file=screen, force_terminal=True, width=200, _environ={"TERM": "xterm"})
     monkeypatch.setattr(live_view, "Console", lambda: console)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's would keep what xdist cannot send
-    with view_of(tmp_path, {"gpus_per_node": 1}).show():
+    view, _ = view_of(tmp_path, {"gpus_per_node": 1})
+    with view.show():
         logging.getLogger("other").warning("exit code 1: \u256d\u2500 caf\udce9")
     assert b"caf\\udce9" in shown.getvalue()
 
 
 def test_a_retry_in_a_search_leaves_as_many_trials_to_draw(tmp_path):
     search = {"trials": 5, "values": {"x": {"low": 0, "high": 1}}}
-    config = check_config(
-        {"sweeps": {"s": {"function": "os:getcwd", "search": search, "metric": "score", "mode": "max"}}}
-    )
+    sweep = {"function": "os:getcwd", "search": search, "metric": "score", "mode": "max"}
+    config = check_config({"sweeps": {"s": sweep}})
     view = LiveView(plan_sweep(config, "s", tmp_path))
     for attempt in (1, 2, 3):
         show(view, Started(trial="drawn", attempt=attempt, time=1.0))
         show(view, Ended(trial="drawn", attempt=attempt, status="failed", error="", time=2.0, retried=attempt < 3))
-        assert len(view._waiting) == 4
+    show(view, Started(trial="another", attempt=1, time=2.0))
+    show(view, Ended(trial="another", attempt=1, status="finished", metrics={}, seconds=60.0, time=62.0))
+    assert "2 of 5 trials done" in drawn(view)
+    assert "about 3 min 0 s left" in drawn(view), "three more trials"
 
 
 def test_an_interrupted_trial_is_not_done(tmp_path):
-    view, console = view_of(tmp_path, {"gpus_per_node": 40}), Console(file=io.StringIO(), width=200)
-    for trial, status in zip(list(view._running), ("finished", "interrupted", "diverged"), strict=False):
+    view, trials = view_of(tmp_path, {"gpus_per_node": 40})
+    for trial, status in zip(trials, ("finished", "interrupted", "diverged"), strict=False):
         show(view, Ended(trial=trial, attempt=1, status=status, metrics={}, error="", seconds=1.0))
-    console.print(view.render(console))
-    assert ": 2 of 40 trials done" in console.file.getvalue()
+    assert ": 2 of 40 trials done" in drawn(view)
 
 
 def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
-    """A warning has told it of the first one, and the last line of the sweep does."""
+    """A warning has that of the first one, and so has the last line of the sweep."""
     caplog.set_level(logging.INFO)
-    view = view_of(tmp_path, {"gpus_per_node": 1})
+    view, (running, *_) = view_of(tmp_path, {"gpus_per_node": 1})
     error = "it succeeded, but reported no metrics"
-    running = next(iter(view._running))
     show(view, Ended(trial=running, attempt=1, status="unreadable", seconds=2.0, time=3.0, error=error, log="a.log"))
     assert caplog.messages[-1].endswith(": 2.0 s, without metrics; see a.log")
 
 
 def test_the_picture_is_drawn_anew_when_the_terminal_is_resized(tmp_path, terminal):
-    view = view_of(tmp_path, {"gpus_per_node": 40})
+    view, _ = view_of(tmp_path, {"gpus_per_node": 40})
     view.render(terminal)
     cleared = terminal.file.getvalue().count("\x1b[2J")
     terminal.width = 30
