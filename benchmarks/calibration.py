@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from common import print_table
-from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.sweep import CommandSweep, Slots, Sweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, expand
 from trainyard.planning.attempts import Attempt
@@ -48,17 +48,17 @@ class Kind:
 
 
 def _train(**grid: object) -> Callable[[Generator], Sweep]:
-    return lambda _: Sweep(dataset="d", grid={key.replace("__", "."): values for key, values in grid.items()})
+    return lambda _: TrainSweep(dataset="d", grid={key.replace("__", "."): values for key, values in grid.items()})
 
 
 def _command(**grid: object) -> Callable[[Generator], Sweep]:
     options = " ".join(f"{{{key}}}" for key in grid)
-    return lambda _: Sweep(command=f"program {options}", grid=grid)
+    return lambda _: CommandSweep(command=f"program {options}", grid=grid)
 
 
 def _sampled(generator: Generator) -> Sweep:
     draws = {"lr": {"low": 1e-5, "high": 1e-1, "log": True}, "dropout": {"low": 0.0, "high": 0.5}}
-    return Sweep(
+    return CommandSweep(
         command="program {lr} {dropout}", sample={"count": 40, "seed": int(generator.integers(2**31)), "values": draws}
     )
 

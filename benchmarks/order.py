@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import numpy as np
 from common import print_table
-from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
 from trainyard.packing.failure_policy import FailurePolicy, Place
@@ -54,7 +54,7 @@ def simulate(kind: str, slots: int, noise: float, seed: int, *, longest_first: b
     generator = np.random.default_rng([seed, *kind.encode()])
     blocks, seeds = KINDS[kind](generator)
     grid = {"model_args.blocks": blocks, "seed": list(range(seeds))}
-    sweep = Sweep(dataset="d", grid=grid, slots=Slots(gpus_per_node=slots))
+    sweep = TrainSweep(dataset="d", grid=grid, slots=Slots(gpus_per_node=slots))
     space = TrialSpace(sweep, "no dataset")
     space.trials = {f"{number:04}": trial for number, trial in enumerate(expand(sweep).trials)}
     costs = {name: 0.2125 * trial.values["model_args.blocks"] for name, trial in space.trials.items()}

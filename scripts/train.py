@@ -13,7 +13,7 @@ from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
 from trainyard.config.load import read_config
-from trainyard.config.scaling import split_scale
+from trainyard.config.scaling import ScriptScaling, split_scale
 from trainyard.scaling.launchers import launch
 from trainyard.scaling.user_script import UserScript
 
@@ -29,9 +29,9 @@ def main(arguments: argparse.Namespace) -> int:
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
-        if config.scaling[arguments.study].script is None:
-            return launch(arguments.scale, _options(arguments))
-        return UserScript(config.scaling[arguments.study], arguments.scale, folder).run(arguments.results)
+        if isinstance(study := config.scaling[arguments.study], ScriptScaling):
+            return UserScript(study, arguments.scale, folder).run(arguments.results)
+        return launch(arguments.scale, _options(arguments))
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:

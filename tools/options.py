@@ -39,12 +39,20 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`train.schedule`", train.Schedule),
     ("`train.augment`", train.Augment),
     ("`sweeps.<name>`", sweep.Sweep),
+    ("`sweeps.<name>` with `train`", sweep.TrainSweep),
+    ("`sweeps.<name>` with a `command` or a `function`", sweep.ProgramSweep),
+    ("`sweeps.<name>` with a `command`", sweep.CommandSweep),
+    ("`sweeps.<name>` with a `function`", sweep.FunctionSweep),
     ("`sweeps.<name>.slots`", sweep.Slots),
     ("`sweeps.<name>.sample`", sweep.Sample),
     ("`sweeps.<name>.search`", sweep.Search),
     ("`sweeps.<name>.stop`", sweep.Stop),
-    ("`sweeps.<name>.metrics`, and of a scaling study's `script`", user_programs.Metrics),
     ("`scaling.<name>`", scaling.Scaling),
+    ("`scaling.<name>` with `train`", scaling.TrainScaling),
+    ("`scaling.<name>` with a `script`", scaling.ScriptScaling),
+    ("Your own program: a `command`, a `function` or a `script`", user_programs.ProgramOptions),
+    ("Your own program: a `command` or a `script`", user_programs.CommandOptions),
+    ("`metrics` of a `command` or a `script`", user_programs.Metrics),
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),
     ("`pricing`", config.Pricing),
@@ -74,7 +82,10 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     yield inspect.cleandoc(model.__doc__ or "") + "\n"
     yield "| option | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
+    shared = {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", {})}  # in other tables
     for name, field in model.model_fields.items():
+        if name in shared:
+            continue
         yield f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {field.description} |"
 
 

@@ -20,8 +20,8 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import ask_helper
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
-from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.scaling import Scaling, TrainScaling
+from trainyard.config.sweep import FunctionSweep, Sweep, TrainSweep
 from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.trials import Trial, expand, trainings
 from trainyard.data.known_images import known_images
@@ -100,14 +100,14 @@ def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | N
             called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
             yield f"datasets.{name}.factory", dataset.factory, "dataset", called
     for name, sweep in config.sweeps.items():
-        if sweep.function:
+        if isinstance(sweep, FunctionSweep):
             called = {"args": ["config", "context"], "kwargs": {}}
             yield f"sweeps.{name}.function", sweep.function, "function", called
         paths = [(key, *path) for spec in trainings(sweep) for key, path in spec.import_paths.items()]
         for key, path, role in dict.fromkeys(paths):
             yield f"sweeps.{name}.train.{key}", path, role, None
     for name, study in config.scaling.items():
-        for key, (path, role) in study.train.import_paths.items():
+        for key, (path, role) in study.train.import_paths.items() if isinstance(study, TrainScaling) else ():
             yield f"scaling.{name}.train.{key}", path, role, None
 
 
@@ -133,7 +133,7 @@ def _specs(study: Sweep | Scaling) -> Iterator[tuple[Train, dict[str, Any]]]:
     for trial in trials:
         if isinstance(trial.spec, Train):
             yield trial.spec, trial.values
-    if not trials and (study.is_training if isinstance(study, Sweep) else study.script is None):
+    if not trials and isinstance(study, (TrainSweep, TrainScaling)):
         yield study.train, {}
 
 

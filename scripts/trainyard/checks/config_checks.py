@@ -13,8 +13,8 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.program_checks import check_environment, check_script, check_source
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
-from trainyard.config.scaling import Scaling, split_scale
-from trainyard.config.sweep import Sweep
+from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
 from trainyard.config.train import OWN_MODEL_ARGS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.config.user_programs import Metrics
@@ -43,12 +43,11 @@ def check_use(
     for place, study in config.studies():
         if isinstance(study, Sweep):
             yield _trials(place, study)
-        is_training = study.is_training if isinstance(study, Sweep) else study.script is None
-        if is_training and study.dataset is not None and (specs := trainings(study)):
+        if isinstance(study, (TrainSweep, TrainScaling)) and (specs := trainings(study)):
             images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
             yield from _model_arguments(place, specs)
             yield _batches(place, study, specs, images)
-        yield from chain(_patterns(place, study.metrics), _direction(place, study))
+        yield from chain(_patterns(place, study.program_metrics), _direction(place, study))
         yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
         yield from _shared_folder(place, study)
         yield from check_environment(
@@ -72,12 +71,15 @@ def _count_trials(sweep: Sweep) -> int:
 
 def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     """Whether nothing in the config keeps the files of several trials or scales apart."""
-    if isinstance(study, Sweep):
-        command, own, what, count = study.command, {"trial_dir", "trial"}, "trials", _count_trials(study)
-    else:
-        command, own, what = study.script, {"out_dir"}, "runs"
-        count = sum(len(study.runs(scale)) for scale in study.scales)
-    if command is None or count < 2 or "workdir" in study.model_fields_set or own & study.find_names(command):
+    match study:
+        case CommandSweep():
+            command, own, what, count = study.command, {"trial_dir", "trial"}, "trials", _count_trials(study)
+        case ScriptScaling():
+            command, own, what = study.script, {"out_dir"}, "runs"
+            count = sum(len(study.runs(scale)) for scale in study.scales)
+        case _:
+            return
+    if count < 2 or "workdir" in study.model_fields_set or own & study.find_names(command):
         return
     if "TRAINYARD_TRIAL_DIR" not in str(command):
         folder = f"`{{{sorted(own)[-1]}}}`"
@@ -104,7 +106,7 @@ def _wrong_arguments(specs: Iterable[Train]) -> Iterator[tuple[str, str, str]]:
                 yield key, repr(value), spec.model
 
 
-def _batches(place: str, study: Sweep | Scaling, specs: Iterable[Train], images: KnownImages) -> Finding:
+def _batches(place: str, study: TrainSweep | TrainScaling, specs: Iterable[Train], images: KnownImages) -> Finding:
     """Compare the largest global batch with the training images."""
     place = f"{place}.train.batch_size"
     if isinstance(study, Sweep):
@@ -151,7 +153,7 @@ def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     """Whether a smaller or a larger metric is taken to be better, by its name."""
     if not isinstance(study, Sweep):
         return
-    groups = [name for pattern in (study.metrics.compiled if study.metrics else []) for name in pattern.groupindex]
+    groups = study.program_metrics.groups if study.program_metrics else []
     metric, mode = study.target
     metric, mode = (metric, mode) if metric else study.ranking_metric(groups) or (None, None)
     if metric is None and len(candidates := study.ranking_candidates(groups)) > 1 and _count_trials(study) > 1:
@@ -163,7 +165,8 @@ def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     known = (*TRAINING_METRICS, *(f"best_{name}" for name in TRAINING_METRICS))
     if metric is None or metric in known or study.mode or mode not in (None, guess_mode(metric)):
         return
-    if study.is_training and study.train.monitor_mode and metric in (study.train.monitor, study.train.best_metric):
+    train = study.train if isinstance(study, TrainSweep) else None
+    if train and train.monitor_mode and metric in (train.monitor, train.best_metric):
         return
     better, other = ("smaller", "max") if guess_mode(metric) == "min" else ("larger", "min")
     yield Finding(f"{place}.mode", "ok", f"a {better} {metric} is better, by its name", f"or set `mode: {other}`")

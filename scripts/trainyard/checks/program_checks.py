@@ -15,8 +15,8 @@ from typing import Final
 from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.datasets import Dataset, ImageFolder, Table, Torchvision
 from trainyard.config.placeholders import SHELL, Command
-from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.scaling import Scaling, ScriptScaling
+from trainyard.config.sweep import CommandSweep, Sweep
 from trainyard.data.known_images import KnownImages
 from trainyard.programs.user_environment import SCRIPT, find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
@@ -91,8 +91,13 @@ def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry
 
     It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
     """
-    key, command = ("command", study.command) if isinstance(study, Sweep) else ("script", study.script)
-    found = _find_script(_words(command))
+    match study:
+        case CommandSweep():
+            key, found = "command", _find_script(_words(study.command))
+        case ScriptScaling():
+            key, found = "script", _find_script(_words(study.script))
+        case _:
+            return
     if found is None:
         return
     place, (path, is_started) = f"{place}.{key}", found
@@ -103,10 +108,10 @@ def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry
         yield _missing_file(place, path, "no such file", has_scheduler=has_scheduler, is_sure=is_sure)
 
 
-def _words(command: Command | None) -> list[str]:
+def _words(command: Command) -> list[str]:
     """The words of a command; none if only a shell can split it."""
     if not isinstance(command, str):
-        return command or []
+        return command
     line = command.replace("\\\n", " ").strip()  # without continued lines
     try:
         return [] if _SHELL.search(line) else shlex.split(line)
@@ -137,14 +142,14 @@ def check_environment(
 
     What is missing gets the verdict `absent`; a program is a warning if it may be on other nodes or in a container.
     """
-    if (study.command if isinstance(study, Sweep) else study.script) is None:
+    if not isinstance(study, (CommandSweep, ScriptScaling)):
         return
-    if isinstance(study, Sweep):
+    if isinstance(study, CommandSweep):
         yield from _check_program(f"{place}.command", study, absent="warns" if may_be_elsewhere else "fails")
     key = "env" if study.env else "python"
     try:
-        found = find_interpreter(study) if isinstance(study, Sweep) else script_interpreter(study)
-        module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, Scaling) else None
+        found = script_interpreter(study) if isinstance(study, ScriptScaling) else find_interpreter(study)
+        module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, ScriptScaling) else None
         package = (module or "").partition(".")[0]
         line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
         environment = program_environment(find_interpreter(study))
@@ -156,13 +161,13 @@ def check_environment(
         yield Finding(f"{place}.{key}", absent, str(error))
 
 
-def _check_program(place: str, sweep: Sweep, *, absent: Verdict) -> Iterator[Finding]:
+def _check_program(place: str, sweep: CommandSweep, *, absent: Verdict) -> Iterator[Finding]:
     """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
     try:
         environment = program_environment(find_interpreter(sweep))
     except UserError:  # another finding says so
         return
-    command, path = sweep.command or "", environment.get("PATH")
+    command, path = sweep.command, environment.get("PATH")
     if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
         message = f"there is no {SHELL} on your PATH, which runs a command that is text"
         yield Finding(place, "fails", message, "a list of words needs none")
@@ -179,10 +184,11 @@ def _check_program(place: str, sweep: Sweep, *, absent: Verdict) -> Iterator[Fin
 def describe_environment(study: Sweep | Scaling) -> str:
     """Which Python a command or script runs with, for messages, as in `; python: /home/me/env/bin/python`; or ""."""
     try:
-        if isinstance(study, Scaling):
-            name, path = "python", None if study.script is None else script_interpreter(study)
-        else:
-            name, path = _first_word(study.command or []), None
+        name, path = "python", None
+        if isinstance(study, ScriptScaling):
+            path = script_interpreter(study)
+        elif isinstance(study, CommandSweep):
+            name = _first_word(study.command)
             if _OF_PYTHON.fullmatch(name):
                 found = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
                 if found is None:

@@ -15,7 +15,7 @@ from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
-from trainyard.config.scaling import Scaling, split_scale
+from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
 from trainyard.planning.memory_request import (
@@ -319,14 +319,17 @@ class TrainJobs(Jobs):
     def _only_rereads(self, wildcards: Wildcards) -> bool:
         """Whether a job only parses the saved output of a script again."""
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable_end(self._results))
+        if not isinstance(study, ScriptScaling):
+            return False
+        return UserScript(study, wildcards.scale, folder).reusable_end(self._results) is not None
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
         study = self._config.scaling[wildcards.name]
-        train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
-        what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
-        if study.script is not None:
+        if isinstance(study, TrainScaling):
+            train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
+            what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
+        else:
             named = {"launcher", "launcher_options", "python", "args", "metrics"}
             what = study.model_dump(include=named, mode="json") | {"script": study.program}
             what |= {"env": study.env} if study.env else {}
@@ -356,7 +359,7 @@ class TrainJobs(Jobs):
         walltime = format_duration(60 * minutes)
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
             return ""
-        if study.script is not None and study.checkpoint is None:
+        if isinstance(study, ScriptScaling) and study.checkpoint is None:
             return f"; longer than the walltime of {walltime}, and it cannot resume: set `runtime`"
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
         return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from trainyard.config.datasets import Dataset
-from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Sweep, Unit
+from trainyard.config.scaling import AnyScaling, Scaling
+from trainyard.config.sweep import AnySweep, Sweep, Unit
 from trainyard.config.train import Name, Section
 
 EnvModule = Annotated[str, Field(pattern=r"^[\w.+/-]+$")]
@@ -81,8 +81,8 @@ class Config(Section):
 
     datasets: dict[Name, Dataset] = Field({}, description="Datasets by name.")
     data: Data = Field(Data(), description="How data is staged and loaded.")
-    sweeps: dict[Name, Sweep] = Field({}, description="Sweeps by name.")
-    scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
+    sweeps: dict[Name, AnySweep] = Field({}, description="Sweeps by name.")
+    scaling: dict[Name, AnyScaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
     pricing: Pricing = Field(Pricing(), description="Prices, from which costs are computed.")
     tensorboard: bool = Field(

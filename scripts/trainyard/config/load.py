@@ -4,16 +4,19 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
+from pydantic.fields import FieldInfo
 
 from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.removed_keys import removed_key_advice
-from trainyard.config.scaling import Scaling
+from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import union_members
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost, trainings
@@ -149,10 +152,11 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
             elif getattr(config.datasets[study.dataset], "targets", None):
                 yield from dict.fromkeys(_objective_errors(place, study))
     for name, scaling in config.scaling.items():
-        try:
-            identifying(scaling.train.model_dump())
-        except WeightsError as error:
-            yield f"scaling.{name}.train.pretrained: {error}"
+        if isinstance(scaling, TrainScaling):
+            try:
+                identifying(scaling.train.model_dump())
+            except WeightsError as error:
+                yield f"scaling.{name}.train.pretrained: {error}"
         if len(scaling.scales) * scaling.repeats > 1:
             yield from _shared_file_error(f"scaling.{name}", scaling, of="scale", folder="out_dir")
     for name, sweep in config.sweeps.items():
@@ -164,8 +168,6 @@ def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[st
     what = f"the labels of {study.dataset!r} are numbers (`targets`)"
     if isinstance(study, Trees):
         yield f"{place}.dataset: {what}, which `trees` cannot predict"
-        return
-    if not (study.is_training if isinstance(study, Sweep) else study.script is None):
         return
     for train in trainings(study):
         if not train.has_own_loss:
@@ -196,7 +198,7 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
 
 def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:
     """An error if the file of metrics is outside the folders of trials or scales, so that all read the same one."""
-    file = study.metrics.file if study.metrics else None
+    file = study.program_metrics.file if study.program_metrics else None
     if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith("../")):
         yield (
             f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
@@ -218,41 +220,95 @@ def _trial_errors(name: str, error: Exception) -> list[str]:
     """The errors of one trial; suggestions for its keys come from the sweep's `train`."""
     if not isinstance(error, ValidationError):
         return [f": {error}"]
-    items = error.errors(include_url=False)
-    places = [".".join(map(str, item["loc"])) for item in items]
-    reasons = [_reason({**item, "loc": ("sweeps", name, "train", *item["loc"])}) for item in items]
-    return [f".{place}: {reason}" for place, reason in zip(places, reasons, strict=True)]
+    train = ("sweeps", name, "train", "train")  # its place in the config as Pydantic has it: with the kind of the sweep
+    return [
+        f".{'.'.join(map(str, item['loc']))}: {_reason({**item, 'loc': (*train, *item['loc'])})}"
+        for item in error.errors(include_url=False)
+    ]
 
 
 def _describe(item: Any) -> str:
     """One validation error as `place: reason`."""
-    place = ".".join(str(part) for part in _visible(item["loc"])) or "the file"
-    return f"{place}: {_reason(item)}"
+    return f"{'.'.join(_find(item['loc']).path) or 'the file'}: {_reason(item)}"
 
 
 def _reason(item: Any) -> str:
     """The reason of an error, with the value found or a suggestion."""
-    loc = item["loc"]
-    if item["type"] == "extra_forbidden" and (advice := removed_key_advice(loc)):
-        return f"has been removed; {advice}"
-    if item["type"] == "extra_forbidden":
-        return f"unknown key; {suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
-    if item["type"] in ("union_tag_invalid", "literal_error"):
+    place, kind = _find(item["loc"]), item["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(_find(item["loc"][:-1]), str(item["loc"][-1]))
+    if kind in ("union_tag_invalid", "literal_error"):
         expected = item["ctx"].get("expected_tags") or item["ctx"]["expected"]
         options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
         given = item["ctx"].get("tag", item["input"])
         return f"{given!r} is not known; {suggest(str(given), options)}"
-    if item["type"] in ("dict_type", "model_type", "model_attributes_type"):
-        known = ", ".join(_keys_at(loc))
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        known = ", ".join(place.keys)
         return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
-    if item["type"] == "list_type" and not isinstance(item["input"], dict):
+    if kind == "list_type" and not isinstance(item["input"], dict):
         return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
-    if item["type"] == "missing":
-        return "is required, but missing"
-    if item["type"] == "string_pattern_mismatch":
+    if kind == "missing":
+        section = _find(item["loc"][:-1])
+        others = " or ".join(f"a `{each}`" for each in section.kinds if each != section.kind)
+        return (
+            "is required for a training; or give " + others if section.kind == "train" else "is required, but missing"
+        )
+    if kind == "string_pattern_mismatch":
         return f"{item['input']!r} is not valid; {_PATTERN_HINTS.get(item['ctx']['pattern'], item['msg'])}"
     value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
     return f"{item['msg'][0].lower()}{item['msg'][1:]}{value}"
+
+
+def _unknown_key(section: "_Place", key: str) -> str:
+    """What is wrong with a key that its section does not have."""
+    if advice := removed_key_advice((*section.path, key)):
+        return f"has been removed; {advice}"
+    if key in section.kinds:
+        return f"give {key} or {section.kind}, not both"
+    if owners := [f"`{kind}`" for kind, model in section.kinds.items() if key in _fields(model)]:
+        return f"is for {' or '.join(owners)}, not for `{section.kind}`{_REASONS.get((section.kind, key), '')}"
+    return f"unknown key; {suggest(key, section.keys)}"
+
+
+_REASONS: Final = {  # by the kind of a sweep or study, and a key that another kind has
+    **dict.fromkeys(
+        (("function", "python"), ("function", "env")),
+        ": a function runs in Trainyard's own process, so start it by a command of your environment",
+    ),
+    ("script", "find_unused_parameters"): ": a script sets up DDP itself",
+    ("script", "collective_timeout_minutes"): ": a script sets it in init_process_group",
+    ("script", "checkpoint_every_seconds"): ": a script saves by itself",
+    ("script", "lr_scaling"): ": a script has its own learning rate",
+}
+
+
+@dataclass
+class _Place:
+    """A place in the config: its path, the type of its value, and of a union with tags, its kind and all of them."""
+
+    path: tuple[str, ...]
+    type: Any
+    kind: str = ""
+    kinds: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the section here; those of all kinds if its kind is not known."""
+        return sorted({name for member in union_members(self.type) for name in _fields(member)})
+
+
+def _find(loc: tuple[Any, ...]) -> _Place:
+    """The place of an error, without the parts by which Pydantic names the members of unions."""
+    place = _Place((), Config)
+    for part in loc:
+        kinds = _kinds(place.type)
+        if part in kinds:
+            place = _Place(place.path, kinds[part], part, kinds)
+        elif part == "[key]" or (len(_members(place.type)) > 1 and not kinds):  # a union without tags
+            place = _Place(place.path, _member(place.type, str(part)))
+        else:
+            place = _Place((*place.path, str(part)), _value_type(place.type, part))
+    return place
 
 
 _PATTERN_HINTS = {
@@ -272,40 +328,42 @@ _PATTERN_HINTS = {
 }
 
 
-_UNION_TAGS = {"list", "mapping", "[key]", "digits", "torchvision", "imagefolder", "synthetic", "table", "python"}
+def _fields(annotation: Any) -> dict[str, FieldInfo]:
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation.model_fields if is_model else {}
 
 
-def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:
-    """A place without the parts that Pydantic adds for the branches of a union."""
-    annotation: Any = Config
-    for part in loc:
-        inner = _step(annotation, part)
-        if not (inner is annotation and part in _UNION_TAGS) and part not in ("int", "float", "dict[str,int]"):
-            yield part
-        annotation = inner
+def _members(annotation: Any) -> list[Any]:
+    return [member for member in union_members(annotation) if member is not type(None)]
 
 
-def _keys_at(loc: tuple[Any, ...]) -> list[str]:
-    """The keys that the section at this place can have."""
-    annotation: Any = Config
-    tag = None
-    for part in loc:
-        annotation, tag = _step(annotation, part), part
-    models = [model for model in union_members(annotation) if isinstance(model, type) and issubclass(model, BaseModel)]
-    sources = {model: model.model_fields["source"] for model in models if "source" in model.model_fields}
-    tagged = [model for model, source in sources.items() if tag in get_args(source.annotation)]
-    return sorted({field for model in tagged or models for field in model.model_fields})
+def _kinds(annotation: Any) -> dict[str, Any]:
+    """The members of a union by their tags, or by their values of `source`; empty for other types."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    kinds: dict[str, Any] = {}
+    for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ():
+        tags = [each.tag for each in getattr(member, "__metadata__", ()) if isinstance(each, Tag)]
+        model = union_members(member)[0]
+        if "source" in (fields := _fields(model)):
+            tags = list(get_args(fields["source"].annotation))
+        kinds |= dict.fromkeys(tags, model)
+    return kinds
 
 
-def _step(annotation: Any, part: Any) -> Any:
-    """The type of the value at `part`; the type itself if `part` only names a branch of a union."""
-    for branch in union_members(annotation):
-        if isinstance(branch, type) and issubclass(branch, BaseModel):
-            if part in branch.model_fields:
-                field = branch.model_fields[part]
-                return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-        elif get_origin(branch) in (dict, Mapping):
-            return get_args(branch)[1]
-        elif get_origin(branch) is list and isinstance(part, int):
-            return get_args(branch)[0]
+def _member(annotation: Any, label: str) -> Any:
+    """The member of a union without tags that Pydantic's label, such as `dict[str,int]`, names."""
+    members = _members(annotation)
+    return next((each for each in members if label.startswith(getattr(get_origin(each), "__name__", "?"))), members[0])
+
+
+def _value_type(annotation: Any, part: Any) -> Any:
+    """The type of the value at a key or an index; the type itself if it has none."""
+    for member in _members(annotation):
+        if found := _fields(member).get(part):
+            return Annotated[found.annotation, *found.metadata] if found.metadata else found.annotation
+        if get_origin(member) is dict:
+            return get_args(member)[1]
+        if get_origin(member) is list and isinstance(part, int):
+            return get_args(member)[0]
     return annotation

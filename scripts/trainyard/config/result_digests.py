@@ -6,13 +6,13 @@
 from typing import Any
 
 from trainyard.config.config import Trees
-from trainyard.config.scaling import Scaling
+from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
 from trainyard.utils.files import digest_of
 
 
-def training_spec(study: Scaling, run: str, dataset: str) -> dict[str, Any]:
+def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]:
     """Everything that changes the result of a run such as `4x2`; `study.train` is that of this run (`train_at`)."""
     return {
         "train": identifying(study.train.model_dump(mode="json", exclude_defaults=True)),
@@ -24,22 +24,23 @@ def training_spec(study: Scaling, run: str, dataset: str) -> dict[str, Any]:
     }
 
 
-def script_digest(study: Scaling) -> str:
+def script_digest(study: ScriptScaling) -> str:
     """Changes with a study's script and its arguments."""
     what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
     what |= {"script": study.program} | ({"env": study.env} if study.env else {})
     return digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
 
 
-def script_inputs_digest(study: Scaling, dataset: str) -> str:
+def script_inputs_digest(study: ScriptScaling, dataset: str) -> str:
     """Changes with everything else that changes the result of a study's script."""
     return digest_of([study.launcher_options, study.mode, dataset])
 
 
 def result_digest(study: Scaling, run: str, dataset: str) -> str:
     """The digest of a run of a scaling study, which its summary has as `spec_digest`."""
-    if study.script is not None:
+    if isinstance(study, ScriptScaling):
         return digest_of([script_digest(study), script_inputs_digest(study, dataset)], length=10)
+    assert isinstance(study, TrainScaling)
     study = study.model_copy(update={"train": study.train_at(run)})
     return digest_of(training_spec(study, run, dataset), length=10)
 

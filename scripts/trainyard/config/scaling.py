@@ -2,14 +2,16 @@
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
+    Tag,
     field_validator,
     model_validator,
 )
@@ -25,59 +27,59 @@ from trainyard.config.placeholders import (
     insert_resume_option,
     takes_all,
 )
-from trainyard.config.train import Train
-from trainyard.config.user_programs import ProgramOptions, TrainingSection
+from trainyard.config.train import Name, Section, Train
+from trainyard.config.user_programs import CommandOptions, Metrics
 from trainyard.utils.errors import UserError
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12)]
-_FOR_TRAIN = {  # keys of trainings, and why a script does not need them
-    "find_unused_parameters": "a script sets up DDP itself",
-    "collective_timeout_minutes": "a script sets it in init_process_group",
-    "checkpoint_every_seconds": "a script saves by itself",
-    "lr_scaling": "a script has its own learning rate",
-}
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
-class LaunchedScript(TrainingSection):
-    """A distributed training script that takes the place of `train`, and its launcher."""
+class Scaling(Section):
+    """One training at several scales, each written `<nodes>x<gpus per node>`: by `train` or a `script`."""
 
-    script: Command | None = Field(
-        None,
-        description="Your own distributed training script with its options, as after `python`. Placeholders such as "
-        "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{out_dir}`, `{resume_from}`, `{nodes}`, "
-        "`{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
-    )
-    launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"] = Field(
-        "torchrun",
-        description="Launcher that starts the `script` on every GPU. `srun` starts it directly, with RANK, LOCAL_RANK, "
-        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
-    )
-    launcher_options: list[str] = Field([], description="Further options of the launcher, as a list of words.")
-
-    @field_validator("script")
-    @classmethod
-    def _check_quoting(cls, script: Command | None) -> Command | None:
-        return script and check_quoting(script, in_shell=False)
-
-
-class Scaling(ProgramOptions, LaunchedScript):
-    """One training at several scales, each written `<nodes>x<gpus per node>`."""
-
+    dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     scales: list[Scale] = Field(description="Scales, e.g. `[1x1, 1x2]`; the first is the baseline.", min_length=1)
     mode: Literal["weak", "strong"] = Field(
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch size."
     )
+    repeats: int = Field(
+        1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
+    )
+    cpus_per_gpu: PositiveInt = Field(1, description="CPUs (and threads) per GPU.")
+    retrain: NonNegativeInt = Field(0, description="Increase to train again.")
+
+    def runs(self, scale: str) -> list[str]:
+        """The names of a scale's runs, which are paths of folders: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
+        return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
+
+    @model_validator(mode="after")
+    def _check_scales(self) -> "Scaling":
+        if len(set(self.scales)) < len(self.scales):
+            raise PydanticCustomError("scales", "a scale is listed twice")
+        return self
+
+    def describe_step(self, run: str) -> str:
+        """What a run's scale changes in a step, for the plan; "" if it is not known."""
+        return ""
+
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """Where a user's program reports metrics."""
+        return None
+
+
+class TrainScaling(Scaling):
+    """A study of Trainyard's training loop."""
+
+    dataset: Name = Field(description="One of `datasets`.")
+    train: Train = Field(Train(), description="The training configuration.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
         description="How weak scaling, whose global batch grows with the number N of GPUs, sets the learning rate. "
         "`none`: `lr` at every scale; `linear`: N times `lr` (Goyal et al. 2017, for `sgd`, with warmup); `sqrt`: the "
         "square root of N times `lr` (Malladi et al. 2022, for `adam` and `adamw`).",
     )
-    repeats: int = Field(
-        1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
-    )
-    cpus_per_gpu: PositiveInt = Field(1, description="CPUs (and threads) per GPU.")
     find_unused_parameters: bool = Field(
         False,
         description="For a model of your own that skips layers in some steps: DDP looks for the unused parameters in "
@@ -95,11 +97,6 @@ class Scaling(ProgramOptions, LaunchedScript):
         description="Minimum interval between two checkpoints, in seconds; `0`: after every epoch. There is always one "
         "at the end, and one where a training is stopped.",
     )
-    retrain: NonNegativeInt = Field(0, description="Increase to train again.")
-
-    def runs(self, scale: str) -> list[str]:
-        """The names of a scale's runs, which are paths of folders: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
-        return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
 
     def lr_at(self, run: str) -> float:
         """The learning rate of a run such as `4x2`: `train.lr`, which is for one GPU, scaled by `lr_scaling`."""
@@ -113,50 +110,15 @@ class Scaling(ProgramOptions, LaunchedScript):
         return self.train.model_copy(update={"lr": self.lr_at(run), "seed": seed})
 
     def describe_step(self, run: str) -> str:
-        """The global batch and the learning rate of a run, of which weak scaling changes the former; else ""."""
-        if self.script is not None or self.mode == "strong":
+        """The global batch, which grows under weak scaling, and the learning rate."""
+        if self.mode == "strong":
             return ""
         nodes, gpus = split_scale(run)
         images = self.train.images_per_step(gpus=nodes * gpus)
         return f", {images:,} images per step, lr {self.lr_at(run):g} (lr_scaling: {self.lr_scaling})"
 
-    @property
-    def program(self) -> Command | None:
-        """The `script` without the option to resume, which changes no result."""
-        return self.script and insert_resume_option(self.script, None, self.args)
-
     @model_validator(mode="after")
-    def _check_kind(self) -> "Scaling":
-        if self.script is not None:
-            if "train" in self.model_fields_set:
-                raise PydanticCustomError("kind", "give train or script, not both")
-            if given := [name for name in _FOR_TRAIN if name in self.model_fields_set]:
-                message = "{name} is for train: {reason}"
-                raise PydanticCustomError("kind", message, {"name": given[0], "reason": _FOR_TRAIN[given[0]]})
-            self._check_script(self.script)
-            return self
-        if self.dataset is None:
-            raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `script`")
-        of_scripts = {*LaunchedScript.model_fields, *ProgramOptions.model_fields} - TrainingSection.model_fields.keys()
-        if given := [name for name in type(self).model_fields if name in of_scripts & self.model_fields_set]:
-            raise PydanticCustomError("kind", "{name} is for a script", {"name": given[0]})
-        return self
-
-    def _check_script(self, script: Command) -> None:
-        used = self.find_names(script)
-        known = {*self.args, *SCALE_PLACEHOLDERS, *STYLES, *(["resume"] if self.resume is not None else [])}
-        check_all_arguments(script, self.args)
-        if unknown := sorted(used - known):
-            message = "the script has {name} in braces, which is not in `args`"
-            raise PydanticCustomError("script", message, {"name": unknown[0]})
-        if (unused := sorted(self.args.keys() - used)) and not any(takes_all(name, self.args) for name in used):
-            raise PydanticCustomError("script", "{error}", {"error": describe_unused(unused, "the script")})
-        self.check_resume(script, self.args, in_shell=False)
-
-    @model_validator(mode="after")
-    def _check_batch(self) -> "Scaling":
-        if self.script is not None:
-            return self
+    def _check_batch(self) -> "TrainScaling":
         batch = self.train.global_batch_size
         if self.mode == "strong" and self.lr_scaling != "none":
             raise PydanticCustomError("lr", "lr_scaling is for weak scaling: strong scaling fixes the global batch")
@@ -170,9 +132,62 @@ class Scaling(ProgramOptions, LaunchedScript):
             times = f" in {self.train.accumulation} parts" if self.train.accumulation > 1 else ""
             message = "the global batch of {batch} cannot be split evenly{times} at {scales}"
             raise PydanticCustomError("batch", message, {"batch": batch, "times": times, "scales": ", ".join(wrong)})
-        if len(set(self.scales)) < len(self.scales):
-            raise PydanticCustomError("scales", "a scale is listed twice")
         return self
+
+
+class ScriptScaling(CommandOptions, Scaling):
+    """A study of a user's distributed training script, and its launcher."""
+
+    script: Command = Field(
+        description="Your own distributed training script with its options, as after `python`. Placeholders such as "
+        "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{out_dir}`, `{resume_from}`, `{nodes}`, "
+        "`{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
+    )
+    launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"] = Field(
+        "torchrun",
+        description="Launcher that starts the `script` on every GPU. `srun` starts it directly, with RANK, LOCAL_RANK, "
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
+    )
+    launcher_options: list[str] = Field([], description="Further options of the launcher, as a list of words.")
+
+    @field_validator("script")
+    @classmethod
+    def _check_quoting(cls, script: Command) -> Command:
+        return check_quoting(script, in_shell=False)
+
+    @property
+    def program(self) -> Command:
+        """The `script` without the option to resume, which changes no result."""
+        return insert_resume_option(self.script, None, self.args)
+
+    @model_validator(mode="after")
+    def _check_script(self) -> "ScriptScaling":
+        script = self.script
+        used = self.find_names(script)
+        known = {*self.args, *SCALE_PLACEHOLDERS, *STYLES, *(["resume"] if self.resume is not None else [])}
+        check_all_arguments(script, self.args)
+        if unknown := sorted(used - known):
+            message = "the script has {name} in braces, which is not in `args`"
+            raise PydanticCustomError("script", message, {"name": unknown[0]})
+        if (unused := sorted(self.args.keys() - used)) and not any(takes_all(name, self.args) for name in used):
+            raise PydanticCustomError("script", "{error}", {"error": describe_unused(unused, "the script")})
+        self.check_resume(script, self.args, in_shell=False)
+        return self
+
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """The section `metrics`."""
+        return self.metrics
+
+
+def _kind_of_study(given: Any) -> str:
+    is_script = isinstance(given, ScriptScaling) or (isinstance(given, dict) and "script" in given)
+    return "script" if is_script else "train"
+
+
+AnyScaling = Annotated[
+    Annotated[TrainScaling, Tag("train")] | Annotated[ScriptScaling, Tag("script")], Discriminator(_kind_of_study)
+]
 
 
 def split_scale(run: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
-import logging
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import cached_property
@@ -47,12 +47,10 @@ from trainyard.config.placeholders import (
     make_values,
     takes_all,
 )
-from trainyard.config.train import Section, Train
-from trainyard.config.user_programs import DottedPath, ProgramOptions, TrainingSection, UserProgram
+from trainyard.config.train import Name, Section, Train
+from trainyard.config.user_programs import CommandOptions, DottedPath, Metrics, ProgramOptions, UserProgram
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
-
-log = logging.getLogger("config")
 
 Unit = Literal["GPU", "CPU"]
 
@@ -326,59 +324,13 @@ AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
 
 
-class Workload(TrainingSection):
-    """What the trials of a sweep run: `train`, a `command` or a `function`."""
-
-    command: Command | None = Field(
-        None,
-        description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
-        "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
-        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are "
-        "predefined. Trainyard quotes values, so write no quotes around a placeholder.",
-    )
-    function: DottedPath | None = Field(
-        None, description="Your own Python function, `package.module:function`, called as `function(config, context)`."
-    )
-
-    @field_validator("command")
-    @classmethod
-    def _check_quoting(cls, command: Command | None) -> Command | None:
-        return command and check_quoting(command)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether trials run Trainyard's training loop."""
-        return self.command is None and self.function is None
-
-    @property
-    def kinds(self) -> list[str]:
-        """Which of `train`, `command` and `function` the config gives."""
-        return [name for name in ("train", "command", "function") if name in self.model_fields_set]
-
-
-OPTIONS_OF: Final = (  # options that apply to some kinds of trials only
-    dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds", "python", "env"), ("command",))
-    | dict.fromkeys(("args", "timeout_minutes", "workdir"), ("command", "function"))
-    | {"resumable": ("function",)}
-)
-
-_REASONS: Final = dict.fromkeys(
-    ("python", "env"), ": a function runs in Trainyard's own process, so start it by a command of your environment"
-)
-
-
-class Sweep(ProgramOptions, Workload):
+class Sweep(Section):
     """A named set of trials: the union of `grid`, `trials` and `sample`, without duplicates.
 
     A trial runs Trainyard's training loop (`train`), a `command` or a Python `function`.
     """
 
-    timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
-    resumable: bool = Field(
-        True,
-        description="Whether a `function` resumes from its `checkpoint_dir`. If `false`, and for a `command` without "
-        "`checkpoint`, a trial starts only if it can finish before the walltime limit.",
-    )
+    dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     grid: dict[str, GridValues] = Field(
         {},
         description="All combinations: for each key of `train` or `args` (dots for nested keys), a list or a range "
@@ -435,114 +387,53 @@ class Sweep(ProgramOptions, Workload):
         return value
 
     @model_validator(mode="after")
-    def _check_kind(self) -> "Sweep":
-        if len(self.kinds) > 1:
-            raise PydanticCustomError("kind", "give {kinds}, not both", {"kinds": " or ".join(self.kinds)})
-        if self.is_training and self.dataset is None:
-            raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `command` or a `function`")
-        for name, kinds in OPTIONS_OF.items():
-            if name in self.model_fields_set and not set(kinds) & set(self.kinds):
-                message = "{name} is for a {kinds}{reason}"
-                reason = _REASONS.get(name, "") if self.function is not None else ""
-                content = {"name": name, "kinds": " or ".join(kinds), "reason": reason}
-                raise PydanticCustomError("kind", message, content)
-        return self
-
-    @model_validator(mode="after")
-    def _check_slots(self) -> "Sweep":
-        if not self.is_training and self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
-        if self.is_training and self.slots.share > 1:
-            message = (
-                "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
-                "`command` that uses several"
-            )
-            raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
-        if self.search and self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
-        return self
-
-    @model_validator(mode="after")
-    def _check_metrics(self) -> "Sweep":
-        """Check that trials report the metrics of `search` and `stop`, as far as that is known before they run."""
+    def _check_search(self) -> "Sweep":
         if self.search and (self.grid or self.trials or self.sample):
             raise PydanticCustomError("search", "give search, or grid, trials and sample")
-        if self.command is not None and self.metrics is None and (self.search or self.stop):
-            raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
-        patterns = self.metrics.compiled if self.metrics else []
-        groups = tuple(name for pattern in patterns for name in pattern.groupindex)
-        final, epoch = self._training_metrics if self.is_training else (groups, groups)
+        return self
+
+    def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
+        """Check that trials report the metric that compares them, among those of a whole trial and of an epoch."""
         metric = self.target[0]
         for is_used, known, what in ((True, final, "trial"), (self.stop, epoch, "epoch")):
-            if metric and is_used and known and metric not in known:
+            if metric and is_used and metric not in known:
                 content = {"metric": metric, "what": what, "known": ", ".join(known)}
                 message = "metric is {metric}, which no {what} reports; known: {known}"
                 raise PydanticCustomError("metric", message, content)
-        return self
 
     @property
-    def _training_metrics(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The metrics that a training reports at its end, and after each epoch."""
-        own = self.train.own_metrics
-        return (*TRAINING_METRICS, *own, self.train.best_metric), (*EPOCH_METRICS, *own)
+    @abstractmethod
+    def base(self) -> dict[str, Any]:
+        """The settings that all trials have in common, before keys are varied."""
 
-    @model_validator(mode="after")
-    def _check_patience(self) -> "Sweep":
-        """Check that it is clear which metric `patience` is about."""
-        metric, train = self.target[0], self.train
-        if self.is_training and train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
-            message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"
-            raise PydanticCustomError("patience", message, {"metric": metric})
-        return self
-
-    @model_validator(mode="after")
-    def _check_resume(self) -> "Sweep":
-        if self.command is not None:
-            self.check_resume(self.command, self._argument_names)
-        return self
+    @abstractmethod
+    def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
+        """What a trial with these settings runs; a ValueError (such as Pydantic's) if they are not valid."""
 
     @property
+    @abstractmethod
+    def spec_content(self) -> dict[str, Any]:
+        """Everything that all trials have in common and that changes their results."""
+
+    @property
+    @abstractmethod
     def can_resume(self) -> bool:
         """Whether an interrupted trial resumes from a checkpoint instead of starting again."""
-        return self.is_training or (self.resumable if self.function is not None else self.checkpoint is not None)
+
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """Where a command reports metrics."""
+        return None
 
     @property
     def trial_grace_seconds(self) -> float:
-        """Seconds that a `command` has to end; 0 for trials that end by themselves in time."""
-        return 0.0 if self.command is None else self.grace_seconds
+        """Seconds that a command has to end; 0 for trials that end by themselves in time."""
+        return 0.0
 
     @property
     def is_single_call(self) -> bool:
         """Whether a program or function without varied keys is the only trial."""
-        return not (self.is_training or self.grid or self.trials or self.sample or self.search)
-
-    @cached_property
-    def base(self) -> dict[str, Any]:
-        """The settings that all trials have in common, before keys are varied."""
-        return self.train.model_dump(exclude_unset=True) if self.is_training else dict(self.args)
-
-    @property
-    def _argument_names(self) -> set[str]:
-        drawn = [section.values for section in (self.sample, self.search) if section]
-        return {key.split(".")[0] for keys in (self.args, self.grid, *self.trials, *drawn) for key in keys}
-
-    @property
-    def spec_content(self) -> dict[str, Any]:
-        """Everything that all trials have in common and that changes their results."""
-        command = self.command and insert_resume_option(self.command, None, self._argument_names)
-        kind = {"command": command, "function": self.function}
-        base = identifying(self.base) if self.is_training else self.base
-        return {"base": base, **{name: value for name, value in kind.items() if value is not None}}
-
-    def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
-        """What a trial with these settings runs; a ValueError (such as Pydantic's) if they are not valid."""
-        if self.is_training:
-            return Train.model_validate(settings)
-        if taken := sorted(settings.keys() & RESERVED_COLUMNS):
-            raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
-        if self.command is not None:
-            _check_arguments(self, self.command, settings)
-        return UserProgram(command=self.command, function=self.function, args=settings)
+        return not (self.grid or self.trials or self.sample or self.search)
 
     @property
     def required_metrics(self) -> list[str]:
@@ -551,23 +442,19 @@ class Sweep(ProgramOptions, Workload):
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """Those required, `metric` and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
-        monitor = self.train.monitor if self.is_training else None
-        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric, monitor])))
+        """Those required and `metric`: a trial has diverged if the last value of one is NaN or infinite."""
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric])))
 
     @property
     def compared_by(self) -> tuple[str, Mode]:
         """The metric and mode by which `search` and `stop` compare trials."""
-        if not self.is_training:
-            metric = self.metric or DEFAULT_METRIC
-            return metric, self.mode or guess_mode(metric)
-        train, metric = self.train, self.metric or self.train.monitor
-        return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
+        metric = self.metric or DEFAULT_METRIC
+        return metric, self.mode or guess_mode(metric)
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
         """The metric and mode that rank trials; None for each that the config does not determine."""
-        return self.compared_by if self.is_training or self.search or self.stop else (self.metric, self.mode)
+        return self.compared_by if self.search or self.stop else (self.metric, self.mode)
 
     @property
     def stop_rule(self) -> dict[str, Any] | None:
@@ -610,8 +497,201 @@ class Sweep(ProgramOptions, Workload):
         return float(number) * {"min": 60, "h": 3600, "d": 86400}[unit]
 
 
-def _check_arguments(sweep: Sweep, command: Command, settings: dict[str, Any]) -> None:
+class TrainSweep(Sweep):
+    """A sweep whose trials run Trainyard's training loop."""
+
+    dataset: Name = Field(description="One of `datasets`.")
+    train: Train = Field(Train(), description="The training configuration.")
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> "TrainSweep":
+        if self.slots.share > 1:
+            message = (
+                "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
+                "`command` that uses several"
+            )
+            raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
+        if self.search and self.slots.gpus_per_trial == "auto":
+            raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> "TrainSweep":
+        train, own, metric = self.train, self.train.own_metrics, self.target[0]
+        self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
+        if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
+            message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"
+            raise PydanticCustomError("patience", message, {"metric": metric})
+        return self
+
+    @cached_property
+    def base(self) -> dict[str, Any]:
+        """What the config sets of `train`."""
+        return self.train.model_dump(exclude_unset=True)
+
+    def spec_of(self, settings: dict[str, Any]) -> Train:
+        """The training with these settings."""
+        return Train.model_validate(settings)
+
+    @property
+    def spec_content(self) -> dict[str, Any]:
+        """What the config sets of `train`, with a file of weights by its content."""
+        return {"base": identifying(self.base)}
+
+    @property
+    def can_resume(self) -> bool:
+        """A training saves checkpoints."""
+        return True
+
+    @property
+    def is_single_call(self) -> bool:
+        """A training needs trials, be it `trials: [{}]`."""
+        return False
+
+    @property
+    def monitored_metrics(self) -> list[str]:
+        """Those required, `metric` and `monitor`."""
+        return list(dict.fromkeys([*super().monitored_metrics, self.train.monitor]))
+
+    @property
+    def compared_by(self) -> tuple[str, Mode]:
+        """The sweep's `metric`, or what `train` monitors."""
+        train, metric = self.train, self.metric or self.train.monitor
+        return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
+
+    @property
+    def target(self) -> tuple[str, Mode]:
+        """The same."""
+        return self.compared_by
+
+
+class ProgramSweep(ProgramOptions, Sweep):
+    """A sweep whose trials run a user's own program."""
+
+    timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> "ProgramSweep":
+        if self.slots.gpus_per_trial == "auto":
+            raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
+        return self
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The arguments in the config."""
+        return dict(self.args)
+
+    def _check_columns(self, settings: dict[str, Any]) -> None:
+        """Raise a ValueError if an argument has the name of a column of the tables."""
+        if taken := sorted(settings.keys() & RESERVED_COLUMNS):
+            raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
+
+
+class CommandSweep(CommandOptions, ProgramSweep):
+    """A sweep whose trials run a command line."""
+
+    command: Command = Field(
+        description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
+        "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
+        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are "
+        "predefined. Trainyard quotes values, so write no quotes around a placeholder.",
+    )
+
+    @field_validator("command")
+    @classmethod
+    def _check_quoting(cls, command: Command) -> Command:
+        return check_quoting(command)
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> "CommandSweep":
+        if self.metrics is None and (self.search or self.stop):
+            raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
+        if groups := self.metrics.groups if self.metrics else []:
+            self._check_metric(final=groups, epoch=groups)
+        return self
+
+    @model_validator(mode="after")
+    def _check_resume(self) -> "CommandSweep":
+        self.check_resume(self.command, self._argument_names)
+        return self
+
+    @property
+    def _argument_names(self) -> set[str]:
+        drawn = [section.values for section in (self.sample, self.search) if section]
+        return {key.split(".")[0] for keys in (self.args, self.grid, *self.trials, *drawn) for key in keys}
+
+    def spec_of(self, settings: dict[str, Any]) -> UserProgram:
+        """The command with these arguments; it must use all of them, and nothing else."""
+        self._check_columns(settings)
+        _check_arguments(self, settings)
+        return UserProgram(command=self.command, args=settings)
+
+    @property
+    def spec_content(self) -> dict[str, Any]:
+        """The arguments in the config, and the command without the option to resume, which changes no result."""
+        return {"base": self.base, "command": insert_resume_option(self.command, None, self._argument_names)}
+
+    @property
+    def can_resume(self) -> bool:
+        """A command resumes from a file."""
+        return self.checkpoint is not None
+
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """The section `metrics`."""
+        return self.metrics
+
+    @property
+    def trial_grace_seconds(self) -> float:
+        """The time to write a checkpoint."""
+        return self.grace_seconds
+
+
+class FunctionSweep(ProgramSweep):
+    """A sweep whose trials call a Python function."""
+
+    function: DottedPath = Field(
+        description="Your own Python function, `package.module:function`, called as `function(config, context)`."
+    )
+    resumable: bool = Field(
+        True,
+        description="Whether a `function` resumes from its `checkpoint_dir`. If `false`, and for a `command` without "
+        "`checkpoint`, a trial starts only if it can finish before the walltime limit.",
+    )
+
+    def spec_of(self, settings: dict[str, Any]) -> UserProgram:
+        """The function with these arguments."""
+        self._check_columns(settings)
+        return UserProgram(function=self.function, args=settings)
+
+    @property
+    def spec_content(self) -> dict[str, Any]:
+        """The arguments in the config, and the function."""
+        return {"base": self.base, "function": self.function}
+
+    @property
+    def can_resume(self) -> bool:
+        """As the config says."""
+        return self.resumable
+
+
+def _kind_of_sweep(given: Any) -> str:
+    if isinstance(given, Sweep):
+        return next(kind for kind in ("command", "function", "train") if kind in type(given).model_fields)
+    return next((kind for kind in ("command", "function") if isinstance(given, dict) and kind in given), "train")
+
+
+AnySweep = Annotated[
+    Annotated[TrainSweep, Tag("train")]
+    | Annotated[CommandSweep, Tag("command")]
+    | Annotated[FunctionSweep, Tag("function")],
+    Discriminator(_kind_of_sweep),
+]
+
+
+def _check_arguments(sweep: CommandSweep, settings: dict[str, Any]) -> None:
     """Raise a ValueError unless a command uses the arguments of a trial, and nothing else."""
+    command = sweep.command
     used = sweep.find_names(command)
     known = {*settings, *TRIAL_PLACEHOLDERS, PORT, *STYLES, *(["resume"] if sweep.resume is not None else [])}
     check_all_arguments(command, settings)

@@ -15,8 +15,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from trainyard.config.placeholders import dotted_items, insert_resume_option
-from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
+from trainyard.config.scaling import Scaling, TrainScaling
+from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, Range, Sample, Sweep, TrainSweep, Uniform
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
@@ -133,7 +133,9 @@ def _expand(sweep: Sweep) -> Expansion:
 def trainings(study: Sweep | Scaling) -> list[Train]:
     """The configurations of a study's trainings: of all trials, or of the examples of a search."""
     trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
-    specs = [trial.spec for trial in trials] or [study.train]
+    specs = [trial.spec for trial in trials]
+    if not specs and isinstance(study, (TrainSweep, TrainScaling)):
+        return [study.train]
     return [spec for spec in specs if isinstance(spec, Train)]
 
 
@@ -281,7 +283,7 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
 
 def _malformed(key: str, sweep: Sweep) -> str:
     name = re.split("[/@]", key.lstrip("+"))[-1]
-    if sweep.command is not None and name != key and VARIED_KEY.match(name):  # as Hydra has them
+    if isinstance(sweep, CommandSweep) and name != key and VARIED_KEY.match(name):  # as Hydra has them
         return f"{key!r} is not a key: write {name} here, and {key}={{{name}}} in the command"
     return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 

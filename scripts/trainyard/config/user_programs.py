@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.placeholders import Command, check_quoting, check_resume_option, find_placeholders
-from trainyard.config.train import Name, Section, Train
+from trainyard.config.train import Section
 from trainyard.utils.files import digest_of
 
 DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
@@ -109,7 +109,12 @@ class Metrics(Section):
     @property
     def numbers_rows(self) -> bool:
         """Whether the rows of a pattern without a group `epoch` get their numbers."""
-        return bool(self.patterns) and not any("epoch" in pattern.groupindex for pattern in self.compiled)
+        return bool(self.patterns) and "epoch" not in self.groups
+
+    @property
+    def groups(self) -> list[str]:
+        """The metrics that the patterns name."""
+        return [name for pattern in self.compiled for name in pattern.groupindex]
 
     @property
     def compiled(self) -> list[re.Pattern[str]]:
@@ -148,17 +153,20 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
     return ""
 
 
-class TrainingSection(Section):
-    """A dataset and a training configuration, as in sweeps and scaling studies."""
-
-    dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
-    train: Train = Field(Train(), description="The training configuration.")
-
-
 class ProgramOptions(Section):
-    """Options of a program that takes the place of `train`."""
+    """Options of your own program: of a `command`, a `function` or a `script`."""
 
     args: dict[str, Any] = Field({}, description="Arguments of your own program; `{lr}` stands for the argument `lr`.")
+    workdir: Literal["keep", "trial"] = Field(
+        "keep",
+        description="Folder in which your program runs. `keep`: the one in which you start Snakemake; `trial`: a "
+        "folder of its own, `{trial_dir}` or `{out_dir}`.",
+    )
+
+
+class CommandOptions(ProgramOptions):
+    """Options of a program that is started by a command line: of a `command` or a `script`."""
+
     metrics: Metrics | None = Field(
         None, description="Where your program reports metrics such as `val_accuracy` or `images_per_second`."
     )
@@ -186,14 +194,9 @@ class ProgramOptions(Section):
     env: str | None = Field(
         None, description="The same for a conda environment, by its name or its folder, which is activated."
     )
-    workdir: Literal["keep", "trial"] = Field(
-        "keep",
-        description="Folder in which your program runs. `keep`: the one in which you start Snakemake; `trial`: a "
-        "folder of its own, `{trial_dir}` or `{out_dir}`.",
-    )
 
     @model_validator(mode="after")
-    def _check_environment(self) -> "ProgramOptions":
+    def _check_environment(self) -> "CommandOptions":
         if self.python is not None and self.env is not None:
             raise PydanticCustomError("environment", "give python or env, not both")
         return self

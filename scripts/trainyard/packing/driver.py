@@ -19,7 +19,7 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
-from trainyard.config.sweep import Slots
+from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.config.trials import trainings
 from trainyard.config.user_programs import GRACE_SECONDS
@@ -99,7 +99,7 @@ def _start_worker_parent(state: SweepState) -> AbstractContextManager[WorkerPare
     """The parent of the workers, which imports what they need during the rest of the preparation; None without any."""
     if not state.unfinished:
         return nullcontext()
-    modules = [*WORKER_MODULES, *(TRAINING_MODULES if state.sweep.is_training else ())]
+    modules = [*WORKER_MODULES, *(TRAINING_MODULES if isinstance(state.sweep, TrainSweep) else ())]
     return worker_parent(modules, threads=state.sweep.slots.cpus_per_trial)
 
 
@@ -119,7 +119,7 @@ def _fix_slots(plan: Plan) -> Plan:
 
 def _check(plan: Plan, results: Path) -> None:
     """Check for errors before Ray is started."""
-    if plan.state.sweep.dataset and plan.state.sweep.is_training:
+    if isinstance(plan.state.sweep, TrainSweep):
         Staged(results / "data" / plan.state.sweep.dataset).check_images()
     find_interpreter(plan.state.sweep)
 
@@ -286,23 +286,25 @@ def _reported_metrics(plan: Plan) -> set[str]:
 
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
     sweep = plan.state.sweep
+    program = sweep if isinstance(sweep, ProgramSweep) else None
+    command = sweep if isinstance(sweep, CommandSweep) else None
     return WorkerSetup(
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
         threads=sweep.slots.cpus_per_trial,
         gpu_share=sweep.slots.share,
-        is_training=sweep.is_training,
+        is_training=isinstance(sweep, TrainSweep),
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
-        metrics=sweep.metrics,
-        checkpoint=sweep.checkpoint,
-        resume=sweep.resume,
+        metrics=sweep.program_metrics,
+        checkpoint=command.checkpoint if command else None,
+        resume=command.resume if command else None,
         can_resume=sweep.can_resume,
         grace_seconds=sweep.trial_grace_seconds,
-        end_seconds=sweep.grace_seconds if sweep.command is not None else GRACE_SECONDS,
-        timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
+        end_seconds=command.grace_seconds if command else GRACE_SECONDS,
+        timeout_seconds=60 * program.timeout_minutes if program and program.timeout_minutes else None,
         cwd=str(Path.cwd()),
-        own_workdirs=sweep.workdir == "trial",
+        own_workdirs=program is not None and program.workdir == "trial",
         python=find_interpreter(sweep),
     )
 

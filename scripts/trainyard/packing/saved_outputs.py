@@ -50,7 +50,7 @@ def reparse_output(journal: Journal, state: SweepState, attempt: Attempt) -> tup
     """Apply the current `metrics` to the saved output of an attempt, which is updated; returns what they find."""
     parsed = _parse(state, attempt)
     outcome, error = _judge(state, attempt, parsed)
-    is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
+    is_same = attempt.metrics_digest == metrics_digest(state.sweep.program_metrics)
     if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
         _record(journal, state, attempt, parsed, outcome=outcome, error=error)
     return parsed, outcome
@@ -66,21 +66,21 @@ def _record(
         error=error,
         rows=parsed.rows,
         metrics=parsed.metrics,
-        metrics_digest=metrics_digest(state.sweep.metrics),
+        metrics_digest=metrics_digest(state.sweep.program_metrics),
     )
     update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 
 
 def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
-    parsed, metrics = _parse_own(state, attempt), state.sweep.metrics
+    parsed, metrics = _parse_own(state, attempt), state.sweep.program_metrics
     earlier = [each for each in map(state.output_of, state.continued_by(attempt)) if each.exists()]
     latest = latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier) if parsed.missing else {}
     return replace(parsed, metrics=latest, missing="") if latest else parsed
 
 
 def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
-    output, metrics = state.output_of(attempt), state.sweep.metrics
+    output, metrics = state.output_of(attempt), state.sweep.program_metrics
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
     torn = attempt.outcome not in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
     torn = torn or bool(attempt.early or attempt.failure)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
-from trainyard.config.sweep import Slots
+from trainyard.config.sweep import CommandSweep, Slots
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.list_scheduling import jobs_needed, makespan
 from trainyard.planning.sweep_state import SweepState
@@ -248,7 +248,7 @@ class JobRequest:
         longest = self.too_long[0]
         least = format_duration(self._forecast.min_seconds[longest])
         limit = format_duration(60 * self._limit_minutes)
-        is_command = self._state.sweep.command is not None
+        is_command = isinstance(self._state.sweep, CommandSweep)
         key = "`checkpoint`" if is_command else "`resumable: true` if the function can resume"
         remedy = f"request a partition with a longer limit, or give {key}"
         if self._state.interrupted_seconds(longest):  # so far only, by an attempt that did not end

@@ -10,8 +10,8 @@ from trainyard.cluster.job_memory import MemoryRecord, read_records
 from trainyard.cluster.slurm_queries import ran_out_of_memory
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
-from trainyard.config.scaling import split_scale
-from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots, Sweep
+from trainyard.config.scaling import TrainScaling, split_scale
+from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trials import expand
 from trainyard.planning.plan import Plan
@@ -121,7 +121,7 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     if not plan.forecast.pending:
         return tables_memory(node)
     count, noun = measured_processes(sweep, slots)
-    if not sweep.is_training:
+    if not isinstance(sweep, TrainSweep):
         return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
@@ -146,7 +146,7 @@ def scale_memory(config: Config, name: str, run: str, results: Path, node: NodeM
     folder = results / "scaling" / name
     others = [each for other in study.scales for each in study.runs(other) if each != run]
     records = [record for each in (run, *others) for record in read_records(folder / each)]
-    if study.script is not None:
+    if not isinstance(study, TrainScaling):
         return request_memory(MemoryNeed(ranks, PROGRAM_MIB, "rank"), records, node)
     each = _training_mib(study.train) + _loader_mib(config, study.dataset, study.cpus_per_gpu)
     return request_memory(MemoryNeed(ranks, each, "rank", data_mib(results, study.dataset)), records, node)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.config.config import Config, Trees
 from trainyard.config.result_digests import fit_digest, result_digest
-from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.config.scaling import EFFICIENT, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.planning.sweep_state import SweepState
@@ -187,9 +187,11 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
     ideal = high = None
     if summary:
-        is_same_work = study.script is None or study.mode == "strong"  # a training has the same images at each scale
+        is_same_work = (
+            isinstance(study, TrainScaling) or study.mode == "strong"
+        )  # a training has the same images at each scale
         ideal = summary["train_seconds"] * (summary["gpus"] / gpus if is_same_work else 1.0)
-        if study.script is None:  # `patience` may have ended it, and a quick test may have had fewer epochs
+        if isinstance(study, TrainScaling):  # `patience` may have ended it, and a quick test may have had fewer epochs
             ideal *= study.train.epochs / summary.get("epochs", study.train.epochs)
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
     hours = None if ideal is None else gpus * ideal / 3600
@@ -232,7 +234,7 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
     """
     paths = [folder / run / "summary.json" for scale in study.scales for run in study.runs(scale)]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
-    known = [each for each in found if ("launcher" in each) == (study.script is not None)]
+    known = [each for each in found if ("launcher" in each) == isinstance(study, ScriptScaling)]
     known.sort(key=lambda each: each["gpus"])
     smaller = [each for each in known if each["gpus"] <= gpus]
     return smaller[-1] if smaller else (known[0] if known else None)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeGuard
 
-from trainyard.config.sweep import Slots, Stop, Sweep
+from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.config.trials import (
@@ -109,8 +109,8 @@ class TrialSpace:
             content = [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
         stop = [sweep.stop.model_dump() | self._compared_by] if sweep.stop else []
         # A change of these causes the saved output to be parsed again; no trial runs.
-        metrics = [sweep.metrics.digest] if sweep.metrics else []
-        monitored = [sweep.metric] if sweep.command and sweep.metric else []
+        metrics = [sweep.program_metrics.digest] if sweep.program_metrics else []
+        monitored = [sweep.metric] if isinstance(sweep, CommandSweep) and sweep.metric else []
         return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored])
 
 
@@ -236,7 +236,7 @@ class SweepState:
 
     @cached_property
     def _metrics_digest(self) -> str:
-        return metrics_digest(self.sweep.metrics)
+        return metrics_digest(self.sweep.program_metrics)
 
     @property
     def stopped_before(self) -> list[Attempt]:
@@ -260,7 +260,7 @@ class SweepState:
 
     def _is_misread(self, attempt: Attempt) -> bool:
         """Whether the output of an attempt is known to have been read by other `metrics` rules than the present."""
-        return bool(self.sweep.command) and attempt.metrics_digest not in (None, self._metrics_digest)
+        return isinstance(self.sweep, CommandSweep) and attempt.metrics_digest not in (None, self._metrics_digest)
 
     def last_attempt(self, trial: str) -> Attempt | None:
         """The last attempt at a trial, if any."""
@@ -330,7 +330,7 @@ class SweepState:
     def has_patience(self) -> bool:
         """Whether a trial may end before its last epoch without a rule that compares trials."""
         specs = (trial.spec for trial in self.trials.values())
-        return self.sweep.is_training and any(isinstance(spec, Train) and spec.patience for spec in specs)
+        return any(isinstance(spec, Train) and spec.patience for spec in specs)
 
     @property
     def may_end_early(self) -> bool:
@@ -360,9 +360,12 @@ class SweepState:
 
     def must_reread(self, end: Attempt | None) -> TypeGuard[Attempt]:
         """Whether this end of a trial is one of them, also of a trial that a search has just drawn again."""
-        if not end or not self.sweep.command or not self._is_outdated(end) or not self.output_of(end).exists():
+        if not isinstance(self.sweep, CommandSweep) or not end or not self._is_outdated(end):
             return False
-        has_file = self.sweep.metrics is not None and self.sweep.metrics.file is not None
+        if not self.output_of(end).exists():
+            return False
+        metrics = self.sweep.program_metrics
+        has_file = metrics is not None and metrics.file is not None
         return not has_file or end is self.last_attempt(end.trial)
 
     @cached_property
@@ -372,7 +375,8 @@ class SweepState:
         Their driver was killed before it had read all, or the `metrics` rules have changed. Rows in a file of metrics
         are those of the last attempt.
         """
-        if not self.sweep.command or self.sweep.metrics is None or not self.sweep.metrics.patterns:
+        metrics = self.sweep.program_metrics
+        if metrics is None or not metrics.patterns:
             return []
         numbers = {name: end.number for name in self.trials if (end := self.end(name))}
         return [

@@ -5,6 +5,7 @@ import math
 import time
 from typing import Final
 
+from trainyard.config.sweep import TrainSweep
 from trainyard.config.train import Train
 from trainyard.data.staged import ImageMeta, Staged
 from trainyard.planning.duration_model import predict
@@ -22,7 +23,7 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
     With at least as many slots as trials, the order does not matter.
     """
     state, forecast = plan.state, plan.forecast
-    is_unknown = state.sweep.is_training and any(name not in state.work for name in forecast.pending)
+    is_unknown = isinstance(state.sweep, TrainSweep) and any(name not in state.work for name in forecast.pending)
     return is_unknown and not forecast.seconds and state.sweep.cost is None and len(forecast.pending) > slots
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.config.placeholders import Command
-from trainyard.config.user_programs import ProgramOptions
+from trainyard.config.scaling import Scaling, ScriptScaling
+from trainyard.config.sweep import Sweep
+from trainyard.config.user_programs import CommandOptions
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import suggest
 
@@ -78,32 +80,34 @@ def thread_variables(count: int) -> dict[str, str]:
     return dict.fromkeys(names, str(count))
 
 
-def find_interpreter(options: ProgramOptions) -> Path | None:
+def find_interpreter(study: Sweep | Scaling) -> Path | None:
     """The interpreter of the environment that `python` or `env` names; None if neither is given.
 
     Raises:
         UserError: there is none.
     """
-    if options.env is not None:
-        return _executable(_conda_prefix(options.env), f"the conda environment {options.env}")
-    if options.python is None:
+    if not isinstance(study, CommandOptions):
         return None
-    if options.python == TRAINYARD:
+    if study.env is not None:
+        return _executable(_conda_prefix(study.env), f"the conda environment {study.env}")
+    if study.python is None:
+        return None
+    if study.python == TRAINYARD:
         return Path(sys.executable)
-    path = Path(options.python).expanduser()
-    if os.sep not in options.python and not path.is_dir():
+    path = Path(study.python).expanduser()
+    if os.sep not in study.python and not path.is_dir():
         path = Path(shutil.which(path, path=program_environment().get("PATH")) or path)
-    return _executable(path, options.python)
+    return _executable(path, study.python)
 
 
-def script_interpreter(options: ProgramOptions) -> Path:
+def script_interpreter(study: ScriptScaling) -> Path:
     """The interpreter of a distributed script and its launcher: by default the first `python` on the user's PATH.
 
     Raises:
         UserError: there is none.
     """
     path = program_environment().get("PATH")
-    found = find_interpreter(options) or shutil.which("python", path=path) or shutil.which("python3", path=path)
+    found = find_interpreter(study) or shutil.which("python", path=path) or shutil.which("python3", path=path)
     if found is None:
         raise UserError("there is no python on your PATH: activate your environment, or name it by `python:` or `env:`")
     return Path(found)

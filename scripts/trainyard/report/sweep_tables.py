@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.config.sweep import Unit
+from trainyard.config.sweep import CommandSweep, TrainSweep, Unit
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
@@ -45,9 +45,10 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     keys = varied_keys(list(state.trials.values()))
     results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
-    train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
-    own = dict.fromkeys([*METRICS, *train.own_metrics, train.best_metric, *trained])
-    metrics = tuple(own if state.sweep.is_training else reported)
+    if isinstance(state.sweep, TrainSweep):
+        train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
+        reported = dict.fromkeys([*METRICS, *train.own_metrics, train.best_metric, *trained])
+    metrics = tuple(reported)
     rows = []
     for name, trial in state.trials.items():
         tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)
@@ -112,7 +113,7 @@ def epochs_table(state: SweepState) -> pd.DataFrame:
     `trials_table`, except that `seconds` of Trainyard's own loop is the time of the epoch.
     """
     keys = varied_keys(list(state.trials.values()))
-    reserved = {*(["trial"] if state.sweep.is_training else RESERVED), *keys}
+    reserved = {*(["trial"] if isinstance(state.sweep, TrainSweep) else RESERVED), *keys}
     rows = []
     for name, trial in state.trials.items():
         result, settings = state.result(name), trial.settings
@@ -155,12 +156,12 @@ def _seconds_per_epoch(state: SweepState, trial: str) -> float | None:
     result = state.result(trial)
     if result is None:
         return None
-    if state.sweep.is_training:
+    if isinstance(state.sweep, TrainSweep):
         return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
     before = attempts_before(state.attempts[trial], result)
     earlier = {epoch for each in before for epoch in each.epoch_times}
     new = sorted((epoch, time) for epoch, time in result.epoch_times.items() if epoch not in earlier)
-    if state.sweep.command:
+    if isinstance(state.sweep, CommandSweep):
         del new[:1]
     if len(new) < 2:
         return None

@@ -7,10 +7,10 @@ from typing import Any, Final
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option, make_values
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
-from trainyard.config.user_programs import TrainingSection, UserProgram
+from trainyard.config.user_programs import UserProgram
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.runner import find_checkpoint
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
@@ -41,14 +41,14 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
     content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": _one_slot(sweep)}}
     if has_study(sweep) and isinstance(trial.spec, Train):
-        shared = {key: kept[key] for key in TrainingSection.model_fields if key in kept}
-        content["scaling"] = {study_name(name): shared | _study(sweep, trial.spec)}
+        study = {"dataset": sweep.dataset} | _study(sweep, trial.spec)
+        content["scaling"] = {study_name(name): study}
     return content
 
 
 def has_study(sweep: Sweep) -> bool:
     """Whether best.yaml has a scaling study, too: for trainings, unless the sweep requests no GPUs."""
-    return sweep.is_training and sweep.slots.gpus_per_node > 0
+    return isinstance(sweep, TrainSweep) and sweep.slots.gpus_per_node > 0
 
 
 def study_name(sweep: str) -> str:
@@ -86,7 +86,7 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": str(folder), "cpus": sweep.slots.cpus_per_trial,
                     "resume_from": "", "dataset": str(dataset or ""), PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
-    if has_workdir := sweep.workdir == "trial":
+    if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
         command = resolve_program_paths(command, Path.cwd())
     argv = build_argv(command, make_values(command, spec.args, placeholders))
     needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
@@ -101,11 +101,11 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
 def find_files(state: SweepState, ranking: Ranking) -> Path | None:
     """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
     best = ranking.best_trial
-    if best is None or state.sweep.is_training:
+    if best is None or isinstance(state.sweep, TrainSweep):
         return None
     result = state.result(best.trial)
     folder = state.folder / "trials" / folder_name(best.trial, result.generation if result else 0)
-    checkpoint = find_checkpoint(folder, state.sweep.checkpoint)
+    checkpoint = find_checkpoint(folder, getattr(state.sweep, "checkpoint", None))
     if checkpoint:
         return folder / checkpoint.name
     return folder if any(not each.match(output_name("*")) for each in folder.glob("*")) else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainyard.config.metric_names import Mode, guess_mode
+from trainyard.config.sweep import TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
@@ -188,7 +189,7 @@ def _score(state: SweepState, trial: str, metric: str) -> float | None:
     result = state.result(trial)
     if result is None:
         return None
-    if metric == FALLBACK and (state.sweep.is_training or metric not in result.metrics):
+    if metric == FALLBACK and (isinstance(state.sweep, TrainSweep) or metric not in result.metrics):
         return state.seconds_of(result)
     if metric not in result.metrics:
         return None

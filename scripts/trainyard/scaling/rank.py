@@ -20,7 +20,7 @@ from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
 from trainyard.config.result_digests import training_spec
-from trainyard.config.scaling import Scaling, split_scale
+from trainyard.config.scaling import TrainScaling, split_scale
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling import rank_failures
@@ -56,6 +56,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     """
     stop_request = stop_request_of_rank()
     study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
+    assert isinstance(study, TrainScaling)
     study = study.model_copy(update={"train": study.train_at(scale)})
     with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
@@ -65,7 +66,14 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
 
 
 def _train(
-    config: Config, study: Scaling, scale: str, results: Path, group: Group, stop_request: StopRequest, *, folder: Path
+    config: Config,
+    study: TrainScaling,
+    scale: str,
+    results: Path,
+    group: Group,
+    stop_request: StopRequest,
+    *,
+    folder: Path,
 ) -> None:
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
@@ -104,7 +112,7 @@ def _train(
             write_results(trainer, warmed_up, folder, scale=scale, spec_digest=store.folder.name)
 
 
-def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> None:
+def _train_epochs(trainer: Trainer, store: CheckpointStore, study: TrainScaling) -> None:
     """Train the remaining epochs."""
     group = trainer.group
     try:
@@ -149,7 +157,7 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     log.info("training on %s in %s, global batch %d", ranks, trainer.precision, trainer.batch.images)
 
 
-def _telemetry(trainer: Trainer, folder: Path, study: Scaling) -> AbstractContextManager[Any]:
+def _telemetry(trainer: Trainer, folder: Path, study: TrainScaling) -> AbstractContextManager[Any]:
     """Record telemetry of this node: torchrun and all ranks that it has started here. Collective.
 
     A new training first removes that of another one, which may have run on other nodes.
@@ -184,7 +192,7 @@ def _check_world(scale: str, group: Group) -> None:
         raise UserError(f"scale {scale} needs {count_of(nodes * gpus, 'rank')}, but has {group.world_size}: {remedy}")
 
 
-def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
+def _batch(study: TrainScaling, store: CheckpointStore, group: Group) -> BatchSizes:
     """The batch sizes, with the micro-batch that previous attempts found to fit the memory."""
     batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
     kept = _read_note(store, MICRO_BATCH)
@@ -202,7 +210,7 @@ def _read_note(store: CheckpointStore, name: str) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
+def _store(study: TrainScaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
     """The checkpoints of this training. Each spec has its own folder: a changed config does not overwrite them."""
     spec = training_spec(study, scale, staged.digest)
     return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)

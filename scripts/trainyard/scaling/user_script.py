@@ -17,7 +17,7 @@ from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option, make_values
 from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
-from trainyard.config.scaling import Scaling, repeat_of, split_scale
+from trainyard.config.scaling import ScriptScaling, repeat_of, split_scale
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class UserScript:
     """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
-    def __init__(self, study: Scaling, run: str, folder: Path) -> None:
+    def __init__(self, study: ScriptScaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
         self._nodes, self._gpus = split_scale(run)
         # A changed script starts in a new folder.
@@ -154,7 +154,6 @@ class UserScript:
             "dataset": dataset,
             "seed": repeat_of(self._run) - 1,
         }
-        assert study.script is not None
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
         options = study.launcher_options
         if study.workdir == "trial":

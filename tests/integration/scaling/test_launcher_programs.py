@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from trainyard.cluster import host
-from trainyard.config.scaling import Scaling
+from trainyard.config.scaling import ScriptScaling
 from trainyard.scaling.launchers import TRAIN
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -55,7 +55,7 @@ def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files
     (tmp_path / "package/train.py").write_text("import os, package\nopen(f\"model-{os.environ['RANK']}.pt\", 'w')\n")
     (tmp_path / "one.yaml").write_text("{distributed_type: 'NO', num_machines: 1, num_processes: 1}")
     options = {"launcher": "accelerate", "launcher_options": ["--config_file", "one.yaml"]}
-    study = Scaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
+    study = ScriptScaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
     made = UserScript(study, "1x2", Path("results"))
     made.run(tmp_path)
     assert sorted(each.name for each in made._out.glob("*.pt")) == ["model-0.pt", "model-1.pt"]
@@ -66,6 +66,6 @@ def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launch
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     script = tmp_path / "train.py"
     script.write_text("import os\nif os.environ['RANK'] == '0':\n    raise ValueError('no such model')\n")
-    study = Scaling(script=str(script), scales=["1x2"], python=sys.executable)
+    study = ScriptScaling(script=str(script), scales=["1x2"], python=sys.executable)
     with pytest.raises(UserError, match=r"the script failed: exit code 1: ValueError: no such model; its output is"):
         UserScript(study, "1x2", tmp_path).run(tmp_path)

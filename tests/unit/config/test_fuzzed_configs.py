@@ -15,8 +15,8 @@ from trainyard.config.config import Data, Trees
 from trainyard.config.datasets import ImageFolder
 from trainyard.config.load import MAX_ERRORS, MAX_LENGTH, ConfigError, check_config, compose
 from trainyard.config.placeholders import build_argv
-from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Range, Sample, Slots, Stop, Sweep
+from trainyard.config.scaling import TrainScaling
+from trainyard.config.sweep import CommandSweep, Range, Sample, Slots, Stop, TrainSweep
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
 
@@ -33,8 +33,8 @@ GOOD = {
 }  # fmt: skip
 # Every key of these sections is given other values.
 SECTIONS = {
-    ("datasets", "photos"): ImageFolder, ("data",): Data, ("trees", "trees"): Trees, ("scaling", "study"): Scaling,
-    ("sweeps", "depth"): Sweep, ("sweeps", "own"): Sweep, ("sweeps", "depth", "train"): Train,
+    ("datasets", "photos"): ImageFolder, ("data",): Data, ("trees", "trees"): Trees, ("scaling", "study"): TrainScaling,
+    ("sweeps", "depth"): TrainSweep, ("sweeps", "own"): CommandSweep, ("sweeps", "depth", "train"): Train,
     ("sweeps", "depth", "slots"): Slots, ("sweeps", "depth", "grid", "lr"): Range, ("sweeps", "depth", "stop"): Stop,
     ("sweeps", "depth", "sample"): Sample,
 }  # fmt: skip

@@ -14,10 +14,11 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import ConfigError, check_config, compose, read_config
 from trainyard.config.parser import parse_value, read_file
-from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.sweep import AnySweep, Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.files import write_json
@@ -178,8 +179,8 @@ MISTAKES = [
     ("trees.trees.params.xgboost", {"tree_method": "gpu_hist"}, "tree models train on CPUs"),
     ("trees.trees.params.lightgbm", {"device_type": "GPU"}, "tree models train on CPUs"),
     ("pricing.gpu_hour", -1, "pricing.gpu_hour: input should be greater than or equal to 0"),
-    ("sweeps.own", {"command": "./x", "train": {"lr": 1}}, "sweeps.own: give train or command, not both"),
-    ("sweeps.depth.metrics", {"file": "m.json"}, "sweeps.depth: metrics is for a command"),
+    ("sweeps.own", {"command": "./x", "train": {"lr": 1}}, "sweeps.own.train: give train or command, not both"),
+    ("sweeps.depth.metrics", {"file": "m.json"}, "sweeps.depth.metrics: is for `command`, not for `train`"),
     (
         "sweeps.depth.metric",
         "rmse",
@@ -342,23 +343,35 @@ MISTAKES = [
     ),
     ("sweeps.own", {"function": "train"}, "'train' is not valid; a function is package.module:name"),
     ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
-    ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
-    ("sweeps.own", {"function": "a:b", "grace_seconds": 5}, "grace_seconds is for a command"),
-    ("sweeps.own", {"function": "a:b", "python": "x"}, "python is for a command: a function runs in Trainyard's own"),
+    ("sweeps.own", {}, "sweeps.own.dataset: is required for a training; or give a `command` or a `function`"),
+    (
+        "sweeps.own",
+        {"function": "a:b", "grace_seconds": 5},
+        "own.grace_seconds: is for `command`, not for `function`",
+    ),
+    (
+        "sweeps.own",
+        {"function": "a:b", "python": "x"},
+        "for `command`, not for `function`: a function runs in",
+    ),
     ("sweeps.own", {"command": "x", "python": "a", "env": "b"}, "sweeps.own: give python or env, not both"),
-    ("sweeps.depth.env", "torch", "sweeps.depth: env is for a command"),
-    ("scaling.study.python", "python3", "scaling.study: python is for a script"),
-    ("scaling.own", {"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]}, "grace_seconds is for a script"),
+    ("sweeps.depth.env", "torch", "sweeps.depth.env: is for `command`, not for `train`"),
+    ("scaling.study.python", "python3", "scaling.study.python: is for `script`, not for `train`"),
+    (
+        "scaling.own",
+        {"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]},
+        "grace_seconds: is for `script`, not",
+    ),
     ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
     (
         "scaling.own",
         {"script": "t.py", "find_unused_parameters": True, "scales": ["1x1"]},
-        "find_unused_parameters is for train: a script sets up DDP itself",
+        "find_unused_parameters: is for `train`, not for `script`: a script sets up DDP itself",
     ),
     (
         "scaling.own",
         {"script": "t.py", "collective_timeout_minutes": 5, "scales": ["1x1"]},
-        "collective_timeout_minutes is for train: a script sets it in init_process_group",
+        "collective_timeout_minutes: is for `train`, not for `script`: a script sets it in init_process_group",
     ),
     (
         "scaling.study.collective_timeout_minutes",
@@ -372,7 +385,11 @@ MISTAKES = [
     ),
     ("scaling.own", {"script": "t.py", "checkpoint_every_seconds": 9, "scales": ["1x1"]}, "a script saves by itself"),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
-    ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
+    (
+        "scaling.own",
+        {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"},
+        "launcher: is for `script`, not",
+    ),
     (
         "sweeps.own",
         {"dataset": "digits", "search": {"trials": 2, "values": {"lr": [1]}}, "metric": "rmse"},
@@ -807,6 +824,12 @@ def test_editors_find_the_schema_of_shipped_configs(path):
 
 
 OWN = {"function": "os:getcwd"}
+
+
+def made_of(sweep):
+    return TypeAdapter(AnySweep).validate_python(sweep)
+
+
 SEARCH = {"trials": 2, "values": {"x": [1, 2]}}
 TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
 
@@ -828,17 +851,17 @@ TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
     ],
 )
 def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
-    made = Sweep.model_validate(sweep)
-    told = ["val_loss", "val_accuracy"] if made.is_training else TOLD
+    made = made_of(sweep)
+    told = ["val_loss", "val_accuracy"] if isinstance(made, TrainSweep) else TOLD
     assert made.ranking_metric(told) == judged
-    assert Sweep.model_validate(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
+    assert made_of(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
     if made.search or made.stop:
         assert made.compared_by == judged, "search and stop use the same"
 
 
 @pytest.mark.parametrize(("mode", "judged"), [({}, "max"), ({"mode": "min"}, "min")])
 def test_val_accuracy_takes_precedence_over_the_first_reported_metric(mode, judged):
-    assert Sweep.model_validate({**OWN, **mode}).ranking_metric(["train_loss", "val_accuracy"]) == (
+    assert made_of({**OWN, **mode}).ranking_metric(["train_loss", "val_accuracy"]) == (
         "val_accuracy",
         judged,
     )
@@ -849,11 +872,11 @@ def test_val_accuracy_takes_precedence_over_the_first_reported_metric(mode, judg
     [({}, ("accuracy", None)), ({"mode": "min"}, ("accuracy", "min")), ({"metric": "x"}, ("accuracy", None))],
 )
 def test_the_only_reported_metric_that_is_no_counter_ranks_trials(more, judged):
-    assert Sweep.model_validate({**OWN, **more}).ranking_metric(COUNTED) == judged
+    assert made_of({**OWN, **more}).ranking_metric(COUNTED) == judged
 
 
 def test_without_reported_metrics_there_is_no_ranking_metric():
-    assert Sweep.model_validate(OWN).ranking_metric([]) is None
+    assert made_of(OWN).ranking_metric([]) is None
 
 
 @pytest.mark.parametrize("given", [{}, {"sweeps": "all", "scaling": "none"}], ids=["all", "sweeps"])

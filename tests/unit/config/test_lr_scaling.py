@@ -33,5 +33,5 @@ def test_a_plan_says_what_weak_scaling_does_to_batch_and_learning_rate():
 def test_a_rule_is_for_weak_scaling_of_a_training():
     with pytest.raises(ConfigError, match="lr_scaling is for weak scaling: strong scaling fixes the global batch"):
         study_of(mode="strong", lr_scaling="sqrt")
-    with pytest.raises(ConfigError, match="lr_scaling is for train: a script has its own"):
+    with pytest.raises(ConfigError, match="lr_scaling: is for `train`, not for `script`: a script has its own"):
         check_config({"scaling": {"s": {"script": "t.py", "scales": ["1x1"], "lr_scaling": "sqrt"}}})

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.config import trials
 from trainyard.config.scaling import split_scale
-from trainyard.config.sweep import Range, Sweep
+from trainyard.config.sweep import CommandSweep, Range, TrainSweep
 from trainyard.config.trials import constant_keys, expand, varied_keys
 from trainyard.utils.errors import UserError
 
 
 def sweep(**fields):
-    return Sweep.model_validate({"dataset": "digits", **fields})
+    return TrainSweep.model_validate({"dataset": "digits", **fields})
 
 
 def identities(made):
@@ -70,7 +70,7 @@ def test_the_data_are_part_of_the_identity():
 
 def test_the_place_of_the_option_to_resume_is_not_part_of_the_identity():
     def own(command, **fields):
-        made = Sweep.model_validate({"command": command, "grid": {"n": [1]}, **fields})
+        made = CommandSweep.model_validate({"command": command, "grid": {"n": [1]}, **fields})
         return identities(made), made.spec_content
 
     assert own("x {n} {resume} | tee y", resume="-r") == own("x {n} | tee y")
@@ -130,7 +130,7 @@ def test_a_key_with_the_same_value_in_all_trials_is_constant(part, constant):
 
 
 def test_trials_are_worked_out_once(monkeypatch):
-    made_of = Sweep.model_validate({"command": "true {seed}", "grid": {"seed": [1, 2, 3]}})
+    made_of = CommandSweep.model_validate({"command": "true {seed}", "grid": {"seed": [1, 2, 3]}})
     made = []
     make = trials.make_trial
     monkeypatch.setattr(trials, "make_trial", lambda *given: made.append(1) or make(*given))
@@ -196,6 +196,6 @@ def test_options_of_fine_tuning_and_augmentation_leave_other_identities_as_they_
 
 
 def test_a_varied_section_is_shown_without_its_defaults():
-    sweep = Sweep(dataset="d", grid={"augment": [{}, {"flip": True, "rand_augment": 0}], "augment.erasing": [0.0]})
+    sweep = TrainSweep(dataset="d", grid={"augment": [{}, {"flip": True, "rand_augment": 0}], "augment.erasing": [0.0]})
     values = [trial.values for trial in expand(sweep).trials]
     assert values == [{"augment": {}, "augment.erasing": 0.0}, {"augment": {"flip": True}, "augment.erasing": 0.0}]

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import TrainSweep
 from trainyard.config.trials import expand
 from trainyard.config.weights import WeightsError
 from trainyard.packing.worker import _check_weights
@@ -14,7 +14,9 @@ def test_a_file_that_changes_while_the_sweep_runs_is_an_error(tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_text("PK weights")
     train = {"pretrained": str(weights), "model_args": {"blocks": 2}, "lr": 1e-5, "freeze": ["conv1"]}
-    (trial,) = expand(Sweep.model_validate({"dataset": "digits", "train": train, "trials": [{"epochs": 3}]})).trials
+    (trial,) = expand(
+        TrainSweep.model_validate({"dataset": "digits", "train": train, "trials": [{"epochs": 3}]})
+    ).trials
     sent = pickle.loads(pickle.dumps(trial.spec))
     _check_weights(sent, trial.identity("data"), "data")
     weights.write_text("PK other weights")

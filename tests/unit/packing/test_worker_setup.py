@@ -6,11 +6,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pydantic import TypeAdapter
 from trainyard.cluster import gpus
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Config, Data
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import AnySweep, CommandSweep
 from trainyard.packing import driver, worker, worker_gpu
 from trainyard.planning.plan import plan_sweep
 
@@ -22,12 +23,12 @@ from trainyard.planning.plan import plan_sweep
         ({"grid": {"lr": [0.1, 0.2]}, "train": {"deterministic": True}}, True),
         ({"grid": {"deterministic": [False, True]}}, True),
         ({"search": {"trials": 3, "values": {"deterministic": [False, True], "lr": [0.1, 0.2]}}}, True),
-        ({"function": "os:getcwd", "dataset": None}, False),
+        ({"function": "os:getcwd"}, False),
     ],
 )
 def test_a_worker_prepares_for_deterministic_trials_if_there_may_be_one(tmp_path, fields, expected):
     """Before the first trial: torch reads the workspace of cuBLAS only once."""
-    sweep = Sweep.model_validate({"dataset": "digits", **fields})
+    sweep = TypeAdapter(AnySweep).validate_python({"dataset": "digits", **fields})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
     assert driver._worker_setup(plan, tmp_path, Data()).is_deterministic == expected
 
@@ -51,7 +52,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     monkeypatch.setattr(worker, "stop_request_of_signals", StopRequest)
     monkeypatch.setattr(worker, "await_stop_request", lambda request: None)
     monkeypatch.chdir(tmp_path)
-    sweep = Sweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
+    sweep = CommandSweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
     started = worker.Worker().start(driver._worker_setup(plan, tmp_path, Data()))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible

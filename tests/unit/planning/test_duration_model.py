@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trials import CostError, Trial, expand, relative_cost
 from trainyard.config.user_programs import UserProgram
 from trainyard.planning.duration_model import predict
 
 
 def trials(**grid):
-    return expand(Sweep(dataset="d", grid={key.replace("__", "."): values for key, values in grid.items()})).trials
+    return expand(TrainSweep(dataset="d", grid={key.replace("__", "."): values for key, values in grid.items()})).trials
 
 
 DEPTHS = trials(model_args__blocks=list(range(4, 81, 4)))
@@ -55,7 +55,7 @@ def test_noise_does_not_bend_it():
 
 def test_of_several_numbers_the_one_that_matters_is_found():
     every = expand(
-        Sweep(
+        TrainSweep(
             dataset="d", trials=[{"model_args.blocks": 4 * n, "seed": n * 7 % 11, "lr": 0.1 / n} for n in range(1, 11)]
         )
     ).trials
@@ -212,7 +212,7 @@ def test_ten_thousand_trials_are_predicted_in_no_time():
                                   {"name": ["a prompt " * 2000, *range(1999)]}])  # fmt: skip
 def test_thousands_of_names_take_no_column_each(grid):
     command = "python3 program.py " + " ".join(f"{{{key}}}" for key in grid)
-    every = expand(Sweep(command=command, grid=grid)).trials
+    every = expand(CommandSweep(command=command, grid=grid)).trials
     half = len(every) // 2
     tracemalloc.start()
     found = predict(every[half:], [(trial, 3.0 + index % 7) for index, trial in enumerate(every[:half])])
@@ -224,13 +224,15 @@ def test_thousands_of_names_take_no_column_each(grid):
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), -1, 0, None, True, "auto"])
 def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
-    every = expand(Sweep(command="python3 program.py {x}", trials=[{"x": x} for x in (odd, 1, 2, 3, 4, 5)])).trials
+    every = expand(
+        CommandSweep(command="python3 program.py {x}", trials=[{"x": x} for x in (odd, 1, 2, 3, 4, 5)])
+    ).trials
     found = predict(every, [(trial, 3.0) for trial in every[:4]])
     assert found.seconds == pytest.approx([3.0] * 6, rel=0.1)
 
 
 @pytest.mark.parametrize("expression", ["lr.x", "__import__('os')", "model", "1 +", "epochs / 0", "epochs if 1 else 2"])
 def test_a_cost_that_is_not_arithmetic_is_refused(expression):
-    trial = expand(Sweep(dataset="d", trials=[{}])).trials[0]
+    trial = expand(TrainSweep(dataset="d", trials=[{}])).trials[0]
     with pytest.raises(CostError, match="cannot be evaluated"):
         relative_cost(expression, trial)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import CommandSweep
 from trainyard.config.trials import expand
 from trainyard.planning.list_scheduling import lower_bound, makespan
 from trainyard.planning.order import MAX_PER_SLOT, best_order, remaining_seconds, spanning_trials
@@ -127,7 +127,7 @@ def test_the_remaining_seconds_of_a_running_trial_are_those_of_samples_that_it_h
 def spanning(count, **grid):
     """The values of the trials that span the keys of a grid."""
     command = "true " + " ".join(f"{{{key}}}" for key in grid)
-    trials = expand(Sweep(command=command, grid=grid)).trials
+    trials = expand(CommandSweep(command=command, grid=grid)).trials
     places = spanning_trials(trials, count)
     assert len(set(places)) == len(places)
     return [trials[place].values for place in places]

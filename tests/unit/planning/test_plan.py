@@ -519,7 +519,7 @@ def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
     own = {"grid": {"seed": [1, 2]}, "slots": {"gpus_per_node": 2}, "function": "mine:run"}
     assert check_config({"sweeps": {"s": own}}).sweeps["s"].can_resume
     assert not check_config({"sweeps": {"s": {**own, "resumable": False}}}).sweeps["s"].can_resume
-    with pytest.raises(ConfigError, match="resumable is for a function"):
+    with pytest.raises(ConfigError, match="resumable: is for `function`, not for `train`"):
         plan(tmp_path, resumable=False)
 
 

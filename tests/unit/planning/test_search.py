@@ -2,7 +2,7 @@
 
 import pytest
 from trainyard.config.load import check_config
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
@@ -20,7 +20,7 @@ VALUES = {
 
 def sweep(method="tpe", metric=None, **fields):
     search = {"method": method, "trials": 12, "seed": 3, "values": VALUES, **fields}
-    return Sweep.model_validate({"dataset": "d", "search": search, "metric": metric})
+    return TrainSweep.model_validate({"dataset": "d", "search": search, "metric": metric})
 
 
 def score(values):
@@ -119,7 +119,7 @@ def test_another_search_begins_where_something_changes_but_not_with_more_trials(
 def test_to_retrain_begins_another_search():
     key = TrialSpace(sweep(), "digest").search_key
     assert key == "348b2dcba1", "as in journals of earlier versions"
-    again = Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": 2})
+    again = TrainSweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": 2})
     assert TrialSpace(again, "digest").search_key != key
 
 
@@ -132,7 +132,7 @@ def test_what_is_still_to_draw_has_a_place_in_the_plan():
     assert list(space.trials) == [*(each.name for each in drawn), "draw-11", "draw-12"]
     assert (list(map(is_placeholder, space.trials)), space.undrawn_count) == ([False] * 10 + [True] * 2, 2)
     command = {"command": "./run {lr}", "metrics": {"file": "m.json"}}
-    made = Sweep.model_validate({**command, "search": {"trials": 2, "values": {"lr": [0.1, 0.2]}}})
+    made = CommandSweep.model_validate({**command, "search": {"trials": 2, "values": {"lr": [0.1, 0.2]}}})
     assert list(TrialSpace(made, "digest").trials) == ["draw-1", "draw-2"]
 
 

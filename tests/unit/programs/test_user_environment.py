@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import CommandSweep
 from trainyard.config.trials import expand
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.programs.user_environment import (
@@ -38,7 +38,7 @@ def shell(monkeypatch, tmp_path):
 
 
 def own(**fields):
-    return Sweep.model_validate({"command": "x", **fields})
+    return CommandSweep.model_validate({"command": "x", **fields})
 
 
 def executable(path, text="#!/bin/sh\n"):
@@ -144,6 +144,6 @@ def test_an_unknown_conda_environment_is_an_error_with_a_suggestion(shell, tmp_p
 
 def test_the_environment_is_not_part_of_a_trials_identity(venv):
     one, other = ({"grid": {"n": [1, 2]}, "command": "x {n}"} | more for more in ({}, {"python": str(venv)}))
-    one, other = Sweep.model_validate(one), Sweep.model_validate(other)
+    one, other = CommandSweep.model_validate(one), CommandSweep.model_validate(other)
     assert expand(one).by_name("d").keys() == expand(other).by_name("d").keys()
     assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
-from trainyard.config.scaling import Scaling
+from trainyard.config.scaling import ScriptScaling
 from trainyard.planning.planned_jobs import is_trained
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
@@ -100,7 +100,7 @@ def test_on_one_node_a_launcher_needs_no_slurm():
 @pytest.mark.parametrize("script", ["t.py {resume} --n={n}", ["t.py", "{resume}", "--n={n}"]])
 def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
-    study = Scaling.model_validate({"script": script, **options})
+    study = ScriptScaling.model_validate({"script": script, **options})
     (tmp_path / "1x1").mkdir()
     made = UserScript(study, "1x1", tmp_path)
     assert made._command(tmp_path, None, "/meeting")[-2:] == ["t.py", "--n=a b"]
@@ -121,7 +121,7 @@ def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
 
 def test_naming_another_environment_runs_a_script_again_and_nothing_else_does(tmp_path):
     def folder(**options):
-        study = Scaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
+        study = ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
         return UserScript(study, "1x1", tmp_path)._out.name
 
     earlier = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py"}  # of versions without `env`
@@ -151,7 +151,7 @@ def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, mo
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     monkeypatch.setattr(user_script, "script_command", lambda *_, **__: ["sh", "-c", end])
     options = {"script": "t.py", "checkpoint": "*.pt", "resume": "{resume_from}", "scales": ["1x1"]}
-    script = UserScript(Scaling.model_validate(options), "1x1", tmp_path)
+    script = UserScript(ScriptScaling.model_validate(options), "1x1", tmp_path)
     script._out.mkdir(parents=True)
     (script._out / "1.pt").write_text("state")
     with pytest.raises(UserError, match="the script failed"):
@@ -170,12 +170,12 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     python.write_text("#!/bin/sh\necho granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s\n")
     python.chmod(0o700)
     options = {"script": "t.py", "python": str(python), "grace_seconds": 90.5, "scales": ["1x1"]}
-    script = UserScript(study := Scaling.model_validate(options), "1x1", tmp_path)
+    script = UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path)
     script.run(tmp_path)
     assert script._launches.output.read_text() == f"granted {expected} s\n"
     assert is_trained(study, "1x1", tmp_path, tmp_path)
     for change in ({"retrain": 1}, {"launcher_options": ["--max-restarts", "1"]}):
-        assert not is_trained(Scaling.model_validate(options | change), "1x1", tmp_path, tmp_path)
+        assert not is_trained(ScriptScaling.model_validate(options | change), "1x1", tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 3], 3), ([1], 1), ([0], None), ([], None)])

@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
-from trainyard.config.scaling import Scaling
+from trainyard.config.scaling import TrainScaling
 from trainyard.data.staging import stage
 from trainyard.planning.planned_jobs import is_trained
 from trainyard.scaling import rank, torchrun
@@ -51,7 +51,7 @@ def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp
         return json.loads((folder / "summary.json").read_text())["cpu_rss_peak_mib"]
 
     assert trained() < 99999
-    other = Scaling.model_validate({"dataset": "d", "scales": ["1x1"], "retrain": 1})
+    other = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"], "retrain": 1})
     assert not is_trained(other, "1x1", tmp_path / "scaling/s", tmp_path)
     assert trained() == 99999
     assert trained(lr=0.01) < 99999
