@@ -127,8 +127,11 @@ def answers(monkeypatch):
             raise UserError(answer)
         return answer
 
+    uncached = slurm_allocation._query_allocation.__wrapped__
+    monkeypatch.setattr(slurm_allocation, "_query_allocation", uncached)
     monkeypatch.setattr(slurm_allocation, "run_slurm_command", run)
     monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     return given, waits
 
 
@@ -136,7 +139,7 @@ def test_a_controller_that_restarts_is_asked_again(answers):
     given, waits = answers
     refused = "error: Unable to contact slurm controller (connect failure)"
     given[:0] = [refused, "error: Socket timed out on send/recv operation"]
-    found = slurm_allocation._query_allocation.__wrapped__("1")
+    found = slurm_allocation.current_allocation()
     assert (found.nodes, waits) == (("n1", "n2"), [2, 10])
 
 
@@ -147,7 +150,7 @@ def test_other_errors_and_the_last_one_end_the_job(answers, error, expected):
     given, waits = answers
     given[:] = [error] * 5
     with pytest.raises(UserError, match=error):
-        slurm_allocation._query_allocation.__wrapped__("1")
+        slurm_allocation.current_allocation()
     assert waits == expected
 
 
@@ -156,14 +159,15 @@ def test_of_the_tasks_of_an_array_only_the_own_one_counts(answers):
     other = TWO_NODES.replace("JobId=1 ", "JobId=9 ").replace("NodeList=n[1-2]", "NodeList=(null)")
     other = other.replace("EndTime=2026-11-21T00:30:10", "EndTime=2026-11-20T00:00:00")
     answers[0][:] = [f"{TWO_NODES}\n{other}\n"]
-    found = slurm_allocation._query_allocation.__wrapped__("1")
+    found = slurm_allocation.current_allocation()
     assert (found.job, found.nodes) == ("1", ("n1", "n2"))
     assert found.end_time == slurm_queries.parse_timestamp("2026-11-21T00:30:10")
 
 
-def test_an_answer_about_other_jobs_is_an_error(answers):
+def test_an_answer_about_other_jobs_is_an_error(answers, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(UserError, match="printed no line about this job"):
-        slurm_allocation._query_allocation.__wrapped__("7")
+        slurm_allocation.current_allocation()
 
 
 @pytest.mark.parametrize(
