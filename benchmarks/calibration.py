@@ -156,7 +156,9 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
     seconds = dict(zip(trials, (np.array(list(law.values())) * longer * noise).tolist(), strict=True))
     space = TrialSpace(sweep, "no dataset")
     space.trials = trials
-    before = SweepState("s", sweep, space, Path(), work={n: 1e9 * s for n, s in law.items()} if parts.has_flops else {})
+    before = SweepState(
+        "s", sweep, space, Path(), flops={n: 1e9 * s for n, s in law.items()} if parts.has_flops else {}
+    )
     if order == "random":
         names = list(generator.permutation(list(trials)))
     else:

@@ -24,7 +24,7 @@ from common import print_table
 from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
-from trainyard.packing.failure_policy import FailurePolicy, Place
+from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.list_scheduling import lower_bound
@@ -63,7 +63,7 @@ def simulate(kind: str, slots: int, noise: float, seed: int, *, longest_first: b
         logs += np.log(generator.uniform(2, 3, len(costs))) * (generator.random(len(costs)) < STRAGGLERS)
     seconds = {name: cost * float(np.exp(log)) for (name, cost), log in zip(costs.items(), logs, strict=True)}
     with patch.object(trial_queue, "PREDICT_FRACTION", math.inf):  # predictions take real time, trials do not
-        end = _run(SweepState("s", sweep, space, Path(), work=costs), seconds, longest_first=longest_first)
+        end = _run(SweepState("s", sweep, space, Path(), flops=costs), seconds, longest_first=longest_first)
     return end / lower_bound(list(seconds.values()), slots)
 
 
@@ -79,7 +79,7 @@ def _run(state: SweepState, seconds: dict[str, float], *, longest_first: bool) -
     )
     queue.add(Task(name, trials[name].spec, trials[name].values, 0) for name in forecast.order(slots))
     running: list[tuple[float, str]] = []  # end and trial
-    now, place = 0.0, Place("", "", 0)
+    now, place = 0.0, SlotLocation("", "", 0)
     while True:
         while len(running) < slots and (task := queue.take(place, [place])):
             heapq.heappush(running, (now + seconds[task.trial], task.trial))

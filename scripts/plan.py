@@ -16,7 +16,7 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.planning import planned_jobs, trial_flops
-from trainyard.planning.journal import Journal, Work
+from trainyard.planning.journal import FlopsCounted, Journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.report.plan_table import plan_table
 from trainyard.report.study_plots import draw_plan
@@ -54,8 +54,8 @@ def _count_work(config: Config, name: str, results: Path) -> None:
         return
     try:
         with Journal.opened(results / "sweeps" / name / "journal.jsonl") as journal:
-            if flops := trial_flops.count_work(plan, staged):
-                journal.record(Work(flops=flops))
+            if flops := trial_flops.count_trial_flops(plan, staged):
+                journal.record(FlopsCounted(flops=flops))
     except (LockHeldError, UserError) as error:  # another process runs the sweep, or a model fails
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 

@@ -41,13 +41,13 @@ def build(*, channels, classes, mib):
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
 # The driver, which measures each number of trials for a few seconds only, and takes the larger one however busy the
-# machine is: tests/unit/packing/test_share_measurement.py is about the decision.
+# machine is: tests/unit/packing/test_gpu_fraction.py is about the decision.
 QUICK = """
 import runpy, sys
 sys.path.insert(0, str(sys.argv[1]))
-from trainyard.packing import share_measurement
-share_measurement.MEASURED_SECONDS = 3.0
-share_measurement.MIN_GAIN = 0.0
+from trainyard.packing import gpu_fraction
+gpu_fraction.MEASURED_SECONDS = 3.0
+gpu_fraction.MIN_GAIN = 0.0
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -65,7 +65,7 @@ def measure_auto_share(rig: Rig) -> None:
             if done.returncode:
                 rig.report.check("trials per GPU", False, (done.stdout + done.stderr)[-600:])
                 return
-            share = Fold(folder / "results/sweeps/s/journal.jsonl").update().share
+            share = Fold(folder / "results/sweeps/s/journal.jsonl").update().gpu_fraction
             is_used = "MPS runs on" in done.stdout
             rig.report.add_row("trials per GPU", {"MPS": is_used, "decision": share.why if share else "none"})
 

@@ -94,7 +94,7 @@ def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:
 
 
 def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
-    """Place, import path, role and the arguments of the later call for all code of the user."""
+    """SlotLocation, import path, role and the arguments of the later call for all code of the user."""
     for name, dataset in config.datasets.items():
         if isinstance(dataset, Python):
             called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
@@ -112,7 +112,7 @@ def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | N
 
 
 def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Place in the config, tried settings, and what is known of the images of each training that is tried."""
+    """SlotLocation in the config, tried settings, and what is known of the images of each training that is tried."""
     for section, study in config.studies():
         if study.dataset is None:
             continue

@@ -26,15 +26,15 @@ from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
 from trainyard.packing.saved_outputs import reparse_output, reparse_outputs
-from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
+from trainyard.planning.journal import Ended, FlopsCounted, Journal, RayStarted, SessionStarted, TrialEvent
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.planned_jobs import summarize_plan
@@ -171,7 +171,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, pa
         start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as running,
         view.show(),
     ):
-        journal.record(RayUp(spent=running.seconds))
+        journal.record(RayStarted(spent=running.seconds))
         _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view, running)
 
 
@@ -210,8 +210,8 @@ def _run_trials(
     from trainyard.packing.packer import Packer, can_see_gpu
 
     if counted := flops.result():
-        journal.record(Work(flops=counted))
-        plan = replace(plan, state=replace(plan.state, work=counted))
+        journal.record(FlopsCounted(flops=counted))
+        plan = replace(plan, state=replace(plan.state, flops=counted))
     slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
     limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
@@ -233,7 +233,7 @@ def _run_trials(
         may_end_early=plan.state.may_end_early,
         on_event=partial(_notify, view, search),
     )
-    if not plan.state.is_share_open:
+    if not plan.state.is_gpu_fraction_open:
         create(slots=slots, setup=setup, source=search).run(tasks)
     elif can_see_gpu():
         _measure_and_run(plan, tasks, journal, create=create, setup=setup)
@@ -254,7 +254,7 @@ def _measure_and_run(
         return packer.gpu_uses
 
     waiting, slots = deque(tasks), plan.state.sweep.slots
-    share = ShareMeasurement(plan.state, partial(run, tasks=[])).measure(waiting)
+    share = GpuFractionMeasurement(plan.state, partial(run, tasks=[])).measure(waiting)
     if share:
         log.info("gpus_per_trial: auto: %s", share.why)
         journal.record(share)
@@ -316,7 +316,7 @@ def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
         if not trial_flops.is_needed(plan, plan.request.slots.count) or plan.state.sweep.dataset is None:
             return {}
         staged = Staged(results / "data" / plan.state.sweep.dataset)
-        return trial_flops.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
+        return trial_flops.count_trial_flops(plan, staged, own=False, seconds=COUNTING_SECONDS)
 
     pool = ThreadPoolExecutor(1)
     counted = pool.submit(count)

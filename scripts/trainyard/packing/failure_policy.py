@@ -45,7 +45,7 @@ MACHINE_ERROR: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotLocation:
     """Where the worker of a slot runs. A new worker of the same slot may get another GPU."""
 
     node: str
@@ -63,7 +63,7 @@ class TrialFailure:
     """A failed attempt."""
 
     trial: str
-    place: Place
+    place: SlotLocation
     error: str  # one line
     seconds: float
     exit_code: int | None = None  # of a program
@@ -122,7 +122,7 @@ class FailurePolicy:
         self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
         self._ends: dict[tuple[str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
 
-    def record_success(self, trial: str, place: Place) -> None:
+    def record_success(self, trial: str, place: SlotLocation) -> None:
         """Record that a trial succeeded."""
         self._has_succeeded = True
         self._record_end(trial, place, succeeded=True)
@@ -130,12 +130,12 @@ class FailurePolicy:
         for streak in self._streaks.values():
             streak.finished_elsewhere |= {trial} & streak.trials.keys()
 
-    def _record_end(self, trial: str, place: Place, *, succeeded: bool) -> None:
+    def _record_end(self, trial: str, place: SlotLocation, *, succeeded: bool) -> None:
         self._ends[place.device].append(succeeded)
         for streak in self._streaks.values():
             streak.outlasted_by.discard(trial)
 
-    def record_running(self, trial: str, place: Place, seconds: float) -> None:
+    def record_running(self, trial: str, place: SlotLocation, seconds: float) -> None:
         """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.
 
         Otherwise, a broken GPU would get trial after trial for as long as one takes to finish elsewhere.
@@ -165,7 +165,7 @@ class FailurePolicy:
                 streak.finished_elsewhere.discard(failure.trial)
         return len(before) <= self._retries and not (is_usage and is_same)
 
-    def allows(self, trial: str, place: Place, others: Iterable[Place]) -> bool:
+    def allows(self, trial: str, place: SlotLocation, others: Iterable[SlotLocation]) -> bool:
         """Whether a trial may run in this place. It may not if it failed here and there are better places.
 
         The best place is another node, then another GPU, then another slot.
@@ -174,7 +174,7 @@ class FailurePolicy:
         if not failed:
             return True
 
-        def failure_counts(at: Place) -> tuple[int, int, int]:
+        def failure_counts(at: SlotLocation) -> tuple[int, int, int]:
             return (
                 sum(each.node == at.node for each in failed),
                 sum(each.device == at.device for each in failed),
@@ -184,12 +184,12 @@ class FailurePolicy:
         own = failure_counts(place)
         return not any(own) or all(own <= failure_counts(other) for other in others)  # ends at the first better place
 
-    def is_suspect(self, place: Place) -> bool:
+    def is_suspect(self, place: SlotLocation) -> bool:
         """Whether the GPU of a slot must be checked before it runs another trial."""
         count = self.failures_in_a_row(place)
         return self.is_likely_broken(place) or (count > 0 and count % SLOT_FAILURES == 0)
 
-    def avoids(self, place: Place, others: Iterable[Place]) -> bool:
+    def avoids(self, place: SlotLocation, others: Iterable[SlotLocation]) -> bool:
         """Whether a GPU gets no trial for now, since trials fail there but not on others. Only without retries.
 
         GPUs on which the last trials have failed, too, are no comparison. If there is no other GPU, none is avoided.
@@ -205,11 +205,11 @@ class FailurePolicy:
         failure_rate = (ends.count(False) + 1) / (len(ends) + 2)  # Laplace's rule of succession
         return failure_rate**count < IMPROBABLE
 
-    def is_likely_broken(self, place: Place) -> bool:
+    def is_likely_broken(self, place: SlotLocation) -> bool:
         """Whether enough trials that failed on this GPU finished elsewhere."""
         return self.finished_elsewhere(place) >= SLOT_FAILURES
 
-    def finished_elsewhere(self, place: Place) -> int:
+    def finished_elsewhere(self, place: SlotLocation) -> int:
         """The number of trials that failed on this GPU since one succeeded there, and then finished on another.
 
         This includes those that survived there and still run.
@@ -223,11 +223,11 @@ class FailurePolicy:
             trial for streak in self._streaks.values() if len(streak.trials) >= SLOT_FAILURES for trial in streak.trials
         }
 
-    def failures_in_a_row(self, place: Place) -> int:
+    def failures_in_a_row(self, place: SlotLocation) -> int:
         """The number of trials that failed on this GPU since one succeeded there."""
         return len(self._streaks.get(place.device, _Streak()).trials)
 
-    def common_failure(self, places: Sequence[Place], running_seconds: Iterable[float]) -> TrialFailure | None:
+    def common_failure(self, places: Sequence[SlotLocation], running_seconds: Iterable[float]) -> TrialFailure | None:
         """The failure that all trials seem to share; None if there is none.
 
         Several trials failed soon and in the same way, on several nodes or GPUs, if the slots are in several `places`:
@@ -286,7 +286,7 @@ def _is_independent_of_values(same: Sequence[TrialFailure], constant_keys: froze
     return all(len({str(each.values.get(key)) for each in same}) > 1 for key in keys)
 
 
-def _is_spread(failed: Sequence[Place], places: Sequence[Place]) -> bool:
+def _is_spread(failed: Sequence[SlotLocation], places: Sequence[SlotLocation]) -> bool:
     """Whether one node or, if there is only one, one GPU cannot be the cause of all failures."""
     if len({place.node for place in places}) > 1:
         return len({place.node for place in failed}) > 1

@@ -12,13 +12,13 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard.config.sweep import Slots
-from trainyard.packing.failure_policy import FailurePolicy, Place
+from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.messages import WorkerSetup, WorkerStarted
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker import Worker
 from trainyard.packing.worker_gpu import CHECK_SECONDS, GpuChecked
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Journal, Location, SlotDown, SlotUp
+from trainyard.planning.journal import Journal, Location, SlotRetired, SlotStarted
 from trainyard.planning.sweep_state import Task
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -72,12 +72,12 @@ class Slot:
         return self.location is not NOWHERE
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SlotLocation:
         """Where its worker runs, or ran last."""
         return _place(self.location.node, self.location.gpu, self.number)
 
     @property
-    def next_place(self) -> Place:
+    def next_place(self) -> SlotLocation:
         """Where its next trial runs: a worker that starts may get another GPU than the one before it."""
         is_known = self.phase is not Phase.STARTING
         return _place(self.location.node, self.location.gpu if is_known else "", self.number)
@@ -87,7 +87,7 @@ class Slot:
         return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"
 
 
-_place = cache(Place)  # the packer asks for the places of all slots whenever a trial starts
+_place = cache(SlotLocation)  # the packer asks for the places of all slots whenever a trial starts
 
 
 START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken
@@ -136,12 +136,12 @@ class SlotPool:
         return {slot.task.trial: now - slot.began for slot in self.slots if slot.task is not None}
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[SlotLocation]:
         """Where trials may run, including places that are not known yet."""
         return [slot.next_place for slot in self.usable if not slot.is_late]
 
     @property
-    def known_places(self) -> list[Place]:
+    def known_places(self) -> list[SlotLocation]:
         """The places of the usable slots that have started at least once."""
         return [slot.place for slot in self.usable if slot.has_started]
 
@@ -192,7 +192,7 @@ class SlotPool:
         slot.location = Location(started.job, started.node, started.gpu, slot.number, self._gpu_model, started.device)
         if started.copy_message:
             log.info("%s", started.copy_message)
-        self._journal.record(SlotUp(slot=slot.number, spent=started.startup))
+        self._journal.record(SlotStarted(slot=slot.number, spent=started.startup))
         for other in self.running:
             if other.task:
                 self._failures.record_running(other.task.trial, other.place, time.monotonic() - other.began)
@@ -275,7 +275,7 @@ class SlotPool:
         if not self.usable:
             raise UserError(reason)
         log.warning("%s; continuing with %d of %d slots", reason, len(self.usable), len(self.slots))
-        self._journal.record(SlotDown(slot=slot.number, error=reason))
+        self._journal.record(SlotRetired(slot=slot.number, error=reason))
         self.wake_idle()
 
     def check_startable(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from trainyard.cluster.slurm_allocation import Allocation
-from trainyard.packing.failure_policy import FailurePolicy, Place
+from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import remaining_seconds, start_order
 from trainyard.planning.sweep_state import Task, TaskSource
@@ -102,7 +102,7 @@ class TrialQueue:
         self._attempts[task.trial] += 1
         return len(task.earlier) + 1
 
-    def take(self, place: Place, others: Sequence[Place]) -> Task | None:
+    def take(self, place: SlotLocation, others: Sequence[SlotLocation]) -> Task | None:
         """The next task for a slot, if there is one for it; `others` are the places of all slots."""
         if self._failures.avoids(place, others):
             return None
@@ -111,7 +111,7 @@ class TrialQueue:
             return task
         return self._source.next_task() if self._source and self._may_suggest() else None
 
-    def has_task(self, place: Place, others: Sequence[Place]) -> bool:
+    def has_task(self, place: SlotLocation, others: Sequence[SlotLocation]) -> bool:
         """Whether `take` has a task for a slot."""
         is_left = self._find(place, others) is not None or (self._remaining > 0 and self._may_suggest())
         return is_left and not self._failures.avoids(place, others)
@@ -121,7 +121,7 @@ class TrialQueue:
         """How many tasks the source can still return."""
         return self._source.remaining if self._source else 0
 
-    def _find(self, place: Place, others: Sequence[Place]) -> Task | None:
+    def _find(self, place: SlotLocation, others: Sequence[SlotLocation]) -> Task | None:
         if self.is_closed:
             return None
         # Suspects start first, so that a broken GPU is found after few trials.

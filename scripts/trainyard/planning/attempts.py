@@ -11,17 +11,17 @@ from trainyard.planning.journal import (
     Ended,
     Epoch,
     Event,
+    FlopsCounted,
+    GpuFraction,
     Location,
     MicroBatchHalved,
     Reread,
     Resumed,
     SessionStarted,
-    Share,
-    SlotUp,
+    SlotStarted,
     Started,
     Suggested,
     TrialEvent,
-    Work,
     decode,
 )
 from trainyard.programs.metrics import merge_row
@@ -146,8 +146,8 @@ class Fold:
         self.attempts: Attempts = {}
         self.sessions: list[Session] = []
         self.suggested: list[Suggested] = []
-        self.work: dict[str, float] = {}  # FLOPs by trial
-        self.share: Share | None = None  # for `gpus_per_trial: auto`
+        self.flops: dict[str, float] = {}  # FLOPs by trial
+        self.gpu_fraction: GpuFraction | None = None  # for `gpus_per_trial: auto`
 
     def update(self) -> "Fold":
         """Read the new lines; all lines, if the journal was replaced."""
@@ -165,10 +165,10 @@ class Fold:
                 update_attempts(self.attempts, event)
             case Suggested():
                 self.suggested.append(event)
-            case Work(flops=flops):
-                self.work |= flops
-            case Share():
-                self.share = event
+            case FlopsCounted(flops=flops):
+                self.flops |= flops
+            case GpuFraction():
+                self.gpu_fraction = event
 
 
 def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
@@ -340,8 +340,8 @@ def _update_session(session: Session, event: Event) -> None:
         case Ended():
             end = event.ended or event.time  # the end of an attempt whose driver was killed is recorded by the next one
             session.last_end = max(session.last_end, end)
-        case Share(slots=slots, gpus_per_trial=share):
+        case GpuFraction(slots=slots, gpus_per_trial=share):
             session.info = replace(session.info, slots=slots, gpus_per_trial=share)
-        case SlotUp():
+        case SlotStarted():
             session.slot_startups.append(event.startup_seconds)
     session.end = max(session.end, end)

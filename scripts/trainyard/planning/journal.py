@@ -170,14 +170,14 @@ class SessionStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayUp(Event):
+class RayStarted(Event):
     """Ray can assign slots; `spent` holds the seconds of each step of its start."""
 
     spent: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlotUp(Event):
+class SlotStarted(Event):
     """The worker process of a slot is ready; `spent` holds the seconds of each step of its start."""
 
     slot: int
@@ -190,7 +190,7 @@ class SlotUp(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlotDown(Event):
+class SlotRetired(Event):
     """A slot is retired."""
 
     slot: int
@@ -198,7 +198,7 @@ class SlotDown(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(Event):
+class FlopsCounted(Event):
     """FLOPs by trial, counted before any has run."""
 
     is_durable = True
@@ -206,7 +206,7 @@ class Work(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share(Event):
+class GpuFraction(Event):
     """The measured number of trials that share a GPU.
 
     `uses` holds the largest GPU memory of a trial that ran alone (in old journals, the memory of each). `throughput` is
@@ -242,11 +242,11 @@ class Suggested(Event):
 
 _KINDS: Final[dict[str, type[Event]]] = {
     "session": SessionStarted,
-    "ray_up": RayUp,
-    "slot_up": SlotUp,
-    "slot_down": SlotDown,
-    "work": Work,
-    "share": Share,
+    "ray_up": RayStarted,
+    "slot_up": SlotStarted,
+    "slot_down": SlotRetired,
+    "work": FlopsCounted,
+    "share": GpuFraction,
     "suggested": Suggested,
     "started": Started,
     "resumed": Resumed,
@@ -278,9 +278,9 @@ def encode(event: Event) -> dict[str, Any]:
             name, names = event.status.value, ("trial", "attempt", *END_FIELDS[event.status])
             content = {each: getattr(event, each) for each in names}
             content = {each: value for each, value in content.items() if value is not None or each == "seconds"}
-        case SlotUp(slot=slot, spent=spent):
+        case SlotStarted(slot=slot, spent=spent):
             name, content = "slot_up", {"slot": slot, **spent}
-        case RayUp(spent=spent):
+        case RayStarted(spent=spent):
             name, content = "ray_up", dict(spent)
         case _:
             name, content = _NAMES[type(event)], {each: getattr(event, each) for each in _FIELDS[type(event)]}
@@ -315,7 +315,7 @@ def decode(record: dict[str, Any]) -> Event | None:
         values["metrics_digest"] = record["heard"]
     if kind is Ended:
         values["status"] = _STATUS[record["event"]]
-    elif kind is SlotUp or kind is RayUp:
+    elif kind is SlotStarted or kind is RayStarted:
         values["spent"] = {name: value for name, value in record.items() if name not in ("event", "time", "slot")}
     return event
 

@@ -44,7 +44,7 @@ def plan_order(
     then the order of the config). The order is `pending` while the number of trials per GPU must be measured: the first
     trials show how much memory a trial needs at most, and the number of slots changes after them.
     """
-    if state.is_share_open or (prediction is None and state.relative_costs(pending)):
+    if state.is_gpu_fraction_open or (prediction is None and state.relative_costs(pending)):
         return pending
     if prediction is None:
         new = [name for name in pending if not state.has_failed(name) and not is_placeholder(name)]

@@ -69,6 +69,7 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
     """The state of a sweep, from its dataset and journal in `results`."""
     folder = results / "sweeps" / name
     known = (fold or Fold(folder / "journal.jsonl")).update()
+    fraction = known.gpu_fraction
     return SweepState(
         name,
         sweep,
@@ -76,8 +77,8 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         folder,
         attempts=group_by_trial(known.attempts.values()),
         sessions=list(known.sessions),
-        work=dict(known.work),
-        measured=known.share if known.share and (known.share.mps or "off") == sweep.slots.mps else None,
+        flops=dict(known.flops),
+        measured=fraction if fraction and (fraction.mps or "off") == sweep.slots.mps else None,
     )
 
 

@@ -174,7 +174,7 @@ def _basis(plan: Plan) -> str:
         return f"{len(plan.state.measured_seconds)} measured trials"
     if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
-    return "no evidence; ordered by FLOPs" if plan.state.work.keys() >= set(plan.forecast.pending) else "no evidence"
+    return "no evidence; ordered by FLOPs" if plan.state.flops.keys() >= set(plan.forecast.pending) else "no evidence"
 
 
 def _cost(hours: float | None, price: float | None) -> float | None:
@@ -299,7 +299,8 @@ def _describe_slot(plan: Plan) -> str:
     slots, cpus = plan.request.slots, count_of(plan.request.slots.cpus_per_trial, "CPU")
     if not slots.has_gpus:
         return cpus
-    return f"1 (for now) GPU and {cpus}" if plan.state.is_share_open else f"{count_of(slots.share, 'GPU')} and {cpus}"
+    gpus = "1 (for now) GPU" if plan.state.is_gpu_fraction_open else count_of(slots.share, "GPU")
+    return f"{gpus} and {cpus}"
 
 
 def _describe_prediction(plan: Plan) -> str:

@@ -31,7 +31,7 @@ from trainyard.planning.attempts import (
     whole_seconds,
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import Share, Suggested
+from trainyard.planning.journal import GpuFraction, Suggested
 from trainyard.programs.metrics import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
 from trainyard.utils.files import digest_of
@@ -190,8 +190,8 @@ class SweepState:
     folder: Path  # of its results
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)  # by trial, oldest first
     sessions: list[Session] = field(default_factory=list)  # runs of the driver
-    work: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
-    measured: Share | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
+    flops: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
+    measured: GpuFraction | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -315,7 +315,7 @@ class SweepState:
     def present_seconds_of(self, attempt: Attempt) -> float | None:
         """`full_seconds_of` an attempt at the present share of a GPU, if the slowdown by sharing was measured."""
         seconds = self.full_seconds_of(attempt)
-        then, now = self._slowdown(attempt.gpus_per_trial), self._slowdown(self.share)
+        then, now = self._slowdown(attempt.gpus_per_trial), self._slowdown(self.gpus_per_trial)
         return seconds * now / then if seconds and then and now else seconds
 
     def _slowdown(self, gpus_per_trial: float) -> float | None:
@@ -415,7 +415,7 @@ class SweepState:
         return EarlyStoppingRule(self.stop, *self.sweep.compared_by, known)
 
     @property
-    def is_share_open(self) -> bool:
+    def is_gpu_fraction_open(self) -> bool:
         """Whether the number of trials that share a GPU must still be measured."""
         return self.sweep.slots.gpus_per_trial == "auto" and self.measured is None
 
@@ -428,7 +428,7 @@ class SweepState:
         return slots.model_copy(update={"gpus_per_trial": self.measured.gpus_per_trial})
 
     @property
-    def share(self) -> float:
+    def gpus_per_trial(self) -> float:
         """GPUs per trial."""
         return self.max_slots.share
 
@@ -452,7 +452,8 @@ class SweepState:
         if self.sweep.can_resume or self.evidence(trial):
             return 0.0
         tries = (each for each in self.attempts_at(trial) if each.generation >= self.sweep.retrain)
-        cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED and each.gpus_per_trial == self.share)
+        cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED)
+        cut = (each for each in cut if each.gpus_per_trial == self.gpus_per_trial)
         return max((each.end - each.start for each in cut), default=0.0)
 
     @property
@@ -466,7 +467,8 @@ class SweepState:
         Attempts with the present share of a GPU take precedence over others.
         """
         attempts = self.attempts_at(trial)
-        result = find_result([each for each in attempts if each.gpus_per_trial == self.share]) or find_result(attempts)
+        comparable = [each for each in attempts if each.gpus_per_trial == self.gpus_per_trial]
+        result = find_result(comparable) or find_result(attempts)
         return result if result and result.seconds else None
 
     @cached_property
@@ -478,5 +480,5 @@ class SweepState:
     def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
         """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""
         if self.sweep.cost is None:
-            return {name: self.work[name] for name in names} if self.work.keys() >= set(names) else {}
+            return {name: self.flops[name] for name in names} if self.flops.keys() >= set(names) else {}
         return {name: relative_cost(self.sweep.cost, self.trials[name]) for name in names}

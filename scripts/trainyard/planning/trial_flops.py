@@ -23,11 +23,11 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
     With at least as many slots as trials, the order does not matter.
     """
     state, forecast = plan.state, plan.forecast
-    is_unknown = isinstance(state.sweep, TrainSweep) and any(name not in state.work for name in forecast.pending)
+    is_unknown = isinstance(state.sweep, TrainSweep) and any(name not in state.flops for name in forecast.pending)
     return is_unknown and not forecast.seconds and state.sweep.cost is None and len(forecast.pending) > slots
 
 
-def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
+def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
     """Training FLOPs per image of each pending trial, times its epochs; empty if they cannot be counted.
 
     Each model is counted once. If all trials have the same model, it counts as 1, since only the epochs matter. Users'

@@ -9,13 +9,13 @@ from trainyard.packing.failure_policy import (
     QUICK_SECONDS,
     SAME_ERRORS,
     FailurePolicy,
-    Place,
+    SlotLocation,
     TrialFailure,
     error_pattern,
 )
 
-HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
-THERE = Place("n2", "0", 2)
+HERE, BESIDE = SlotLocation("n1", "0", 0), SlotLocation("n1", "1", 1)
+THERE = SlotLocation("n2", "0", 2)
 ALL = [HERE, BESIDE, THERE]
 
 
@@ -53,7 +53,7 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
     policy.record_failure(failure("a", HERE))
     assert suitable(policy, "a", ALL) == [THERE], "another node"
     assert suitable(policy, "a", [HERE, BESIDE]) == [BESIDE], "another GPU"
-    shared = Place("n1", "0", 3)
+    shared = SlotLocation("n1", "0", 3)
     assert suitable(policy, "a", [HERE, shared]) == [shared], "another slot"
     assert suitable(policy, "a", [HERE]) == [HERE], "there is no other place"
     policy.record_failure(failure("a", THERE))
@@ -64,7 +64,7 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
 
 
 def test_the_places_of_a_large_cluster_are_looked_at_only_up_to_the_first_better_one():
-    policy, places = FailurePolicy(retries=9), [Place(f"n{number}", "0", number) for number in range(512)]
+    policy, places = FailurePolicy(retries=9), [SlotLocation(f"n{number}", "0", number) for number in range(512)]
     policy.record_failure(failure("a", places[0]))
     left = iter(places)
     assert not policy.allows("a", places[0], left)
@@ -114,7 +114,7 @@ def test_a_gpu_is_likely_broken_if_different_trials_that_failed_there_finish_els
         policy.record_success(f"t{number}", BESIDE)
     assert policy.is_likely_broken(HERE)
     assert not policy.is_likely_broken(BESIDE)
-    policy.record_success("x", Place("n1", "0", 9))
+    policy.record_success("x", SlotLocation("n1", "0", 9))
     assert not policy.is_suspect(HERE), "a trial succeeded on another slot of the same GPU"
 
 
@@ -155,7 +155,7 @@ def test_without_retries_a_gpu_gets_no_trial_while_those_of_others_succeed():
     policy = unretried(*good, *[(HERE, False)] * 5)
     assert not policy.avoids(BESIDE, ALL)
     assert not policy.avoids(HERE, [HERE]), "there is no other GPU"
-    assert not policy.avoids(HERE, [HERE, Place("n1", "0", 3)]), "a slot on the same GPU is no better"
+    assert not policy.avoids(HERE, [HERE, SlotLocation("n1", "0", 3)]), "a slot on the same GPU is no better"
     policy.record_success("x", HERE)
     assert not policy.avoids(HERE, ALL)
     assert not unretried(*good, *[(HERE, False)] * 5, retries=1).avoids(HERE, ALL), "retries tell more"

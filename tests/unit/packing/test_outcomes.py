@@ -11,7 +11,7 @@ from slurm_cluster.waiting import wait_until
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.failure_policy import SAME_ERRORS, FailurePolicy, Place
+from trainyard.packing.failure_policy import SAME_ERRORS, FailurePolicy, SlotLocation
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot_pool import Slot
@@ -143,7 +143,7 @@ def test_an_error_with_the_bytes_of_a_file_name_that_is_not_utf_8_ends_no_sweep(
 @pytest.mark.parametrize("fails_up_to", [14, 1000])
 def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_ones_ends_a_sweep(tmp_path, fails_up_to):
     """The first trials may all have too large a learning rate. On four slots, more fail than needed."""
-    at, spec = Place("n", "", 0), UserProgram(command="true")
+    at, spec = SlotLocation("n", "", 0), UserProgram(command="true")
     slots, started = deque(Slot(number) for number in range(4)), []
     with Journal.opened(tmp_path / "journal.jsonl") as journal:
         outcomes, queue, _ = handler(journal, places=[at])

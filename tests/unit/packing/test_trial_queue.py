@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
+from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.list_scheduling import makespan
 from trainyard.planning.sweep_state import Task
 
-HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
+HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)
 BOTH = [HERE, THERE]
 ENDLESS = TimeLimits(None, can_resume=True)
 

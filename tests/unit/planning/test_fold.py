@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.planning.attempts import Fold, Session, fold_attempts, update_sessions
-from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
+from trainyard.planning.journal import FlopsCounted, GpuFraction, Journal, Suggested, read_journal
 from trainyard.utils import jsonl
 
 TRIALS = ("a", "b", 'with "quotes"')
@@ -53,8 +53,10 @@ def check(fold, path):
         update_sessions(sessions, event)
     assert fold.sessions == sessions
     assert fold.suggested == [each for each in events if isinstance(each, Suggested)]
-    assert fold.work == {key: value for each in events if isinstance(each, Work) for key, value in each.flops.items()}
-    assert fold.share == next((each for each in reversed(events) if isinstance(each, Share)), None)
+    assert fold.flops == {
+        key: value for each in events if isinstance(each, FlopsCounted) for key, value in each.flops.items()
+    }
+    assert fold.gpu_fraction == next((each for each in reversed(events) if isinstance(each, GpuFraction)), None)
 
 
 @given(TOLD, st.lists(st.floats(0, 1), max_size=6))

@@ -23,7 +23,7 @@ def plan(tmp_path):
 
 
 def counted(plan, tmp_path):
-    flops = trial_flops.count_work(plan, Staged(tmp_path / "data/tiny"))
+    flops = trial_flops.count_trial_flops(plan, Staged(tmp_path / "data/tiny"))
     return {tuple(plan.state.trials[name].values.values()): value for name, value in flops.items()}
 
 
@@ -42,7 +42,7 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
     before = plan(**sweep)
     assert trial_flops.is_needed(before)
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
-        journal.append("work", flops=trial_flops.count_work(before, Staged(tmp_path / "data/tiny")))
+        journal.append("work", flops=trial_flops.count_trial_flops(before, Staged(tmp_path / "data/tiny")))
     after = plan(**sweep)
     order = [tuple(after.state.trials[name].values.values()) for name in after.forecast.pending]
     assert order[:2] == [(9, 3), (5, 3)]
@@ -73,10 +73,10 @@ def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(pla
     """Not in a job: their code may do anything, and GPUs are waiting."""
     trials = plan(train={"model": "no_such_module:build"}, grid={"model_args.size": [1, 2]})
     staged = Staged(tmp_path / "data/tiny")
-    assert trial_flops.count_work(trials, staged, own=False) == {}
+    assert trial_flops.count_trial_flops(trials, staged, own=False) == {}
     blocks = plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]})
-    assert len(trial_flops.count_work(blocks, staged, own=False)) == 2
-    assert trial_flops.count_work(blocks, staged, own=False, seconds=0) == {}
+    assert len(trial_flops.count_trial_flops(blocks, staged, own=False)) == 2
+    assert trial_flops.count_trial_flops(blocks, staged, own=False, seconds=0) == {}
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):

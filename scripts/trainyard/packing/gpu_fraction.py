@@ -17,7 +17,7 @@ from trainyard.config.trials import full_seconds
 from trainyard.packing.worker_gpu import GpuUse, trials_that_fit
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.journal import Share
+from trainyard.planning.journal import GpuFraction
 from trainyard.planning.sweep_state import SweepState, Task
 
 MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide
@@ -55,7 +55,7 @@ class MeasuredTasks:
         return self._waiting.popleft()
 
 
-class ShareMeasurement:
+class GpuFractionMeasurement:
     """Runs trials with one, two, four, ... on each GPU, as long as that makes more of them end per hour and they fit.
 
     `run` takes trials from the tasks that it is given.
@@ -68,7 +68,7 @@ class ShareMeasurement:
         self._limit = MAX_TRIALS_PER_GPU
         self._remark = ""  # why there are not more trials per GPU, where the numbers do not tell
 
-    def measure(self, waiting: deque[Task]) -> Share | None:
+    def measure(self, waiting: deque[Task]) -> GpuFraction | None:
         """The best share of a GPU; None if too few trials waited or ended to compare two of them."""
         best = count = 1
         while self._pays(count, best, waiting):
@@ -108,7 +108,7 @@ class ShareMeasurement:
         fitting = trials_that_fit(self._largest) if self._largest else 1
         return max(1, min(self._limit, fitting))
 
-    def _share(self, best: int) -> Share | None:
+    def _share(self, best: int) -> GpuFraction | None:
         if not self._throughput or (len(self._throughput) == 1 and self._most > 1):
             return None
         slots, largest = self._slots(best), self._largest
@@ -116,7 +116,7 @@ class ShareMeasurement:
         rates = [f"trials per hour, relative to one at a time: {', '.join(facts)}"] if facts else []
         used = f"the largest used {largest.peak_mib:.0f} of {largest.total_mib:.0f} MiB" if largest else NOT_MEASURED
         chosen = f"{best} trials share a GPU" if best > 1 else "each trial has a GPU of its own"
-        return Share(
+        return GpuFraction(
             gpus_per_trial=slots.share,
             slots=slots.count,
             uses=[asdict(largest)] if largest else [],

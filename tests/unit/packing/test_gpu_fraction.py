@@ -10,10 +10,10 @@ import pytest
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing import driver, share_measurement
-from trainyard.packing.share_measurement import ShareMeasurement
+from trainyard.packing import driver, gpu_fraction
+from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.worker_gpu import GpuUse
-from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, SessionStarted, Share, Started, encode
+from trainyard.planning.journal import Ended, Epoch, GpuFraction, MicroBatchHalved, SessionStarted, Started, encode
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.sweep_state import Task
@@ -33,7 +33,7 @@ class Yard:
         self.journal = folder / "sweeps/s/journal.jsonl"
         self.journal.parent.mkdir(parents=True)
         self.write(SessionStarted(time=self.now, slots=gpus, gpus=gpus))
-        monkeypatch.setattr(share_measurement, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(gpu_fraction, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def read(self, *, mps):
         sweep = {**self.sweep, "slots": {**self.slots, "mps": mps}}
@@ -54,10 +54,10 @@ class Yard:
         """
         self.capacity, self.seconds, self.epochs_run, self.earlier = capacity, seconds, epochs_run, earlier
         plan = self.plan
-        state = replace(plan.state, work=work(plan) if work else {})
+        state = replace(plan.state, flops=work(plan) if work else {})
         self.trials = state.trials
         waiting = deque(Task(name, trial.spec, trial.values, 0) for name, trial in state.trials.items())
-        return ShareMeasurement(state, self.run).measure(waiting), len(waiting)
+        return GpuFractionMeasurement(state, self.run).measure(waiting), len(waiting)
 
     def run(self, slots, tasks):
         """Run tasks as the packer does: a slot that is free takes the next one."""
@@ -240,7 +240,7 @@ def test_the_plan_uses_the_measured_share_and_says_why(yard):
 @pytest.mark.parametrize(("configured", "limit"), [("auto", 0.25), (1, 1.0), (0.5, 0.5)])
 def test_the_memory_of_a_trial_is_limited_to_its_present_share(yard, configured, limit):
     own = yard(share=configured)
-    own.write(Share(time=own.now, gpus_per_trial=0.25, slots=4, uses=[]))
+    own.write(GpuFraction(time=own.now, gpus_per_trial=0.25, slots=4, uses=[]))
     plan = driver._fix_slots(own.plan)
     assert driver._worker_setup(plan, own.folder, own.config.data).gpu_share == limit
 
@@ -250,12 +250,12 @@ def test_with_mps_the_share_is_measured_again(yard):
     own = yard(mps=False)
     share, _ = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
     own.write(replace(share, time=own.now))
-    assert not own.plan.state.is_share_open
+    assert not own.plan.state.is_gpu_fraction_open
     own.config = own.read(mps="auto")
-    assert own.plan.state.is_share_open
+    assert own.plan.state.is_gpu_fraction_open
     share, _ = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
     own.write(replace(share, time=own.now))
-    assert not own.plan.state.is_share_open
+    assert not own.plan.state.is_gpu_fraction_open
 
 
 @pytest.mark.parametrize(("slots", "expected"), [({"mps": "auto"}, False), ({"gpus_per_trial": "auto"}, False),
