@@ -17,6 +17,8 @@ from typing import Final
 
 from trainyard.cluster import host, job_step
 from trainyard.cluster.held_folders import private_folder
+from trainyard.utils.guard import TREE_VARIABLE
+from trainyard.utils.process_guard import processes_ended
 from trainyard.utils.process_settings import environment_variables
 from trainyard.utils.text import describe_exit
 
@@ -26,14 +28,6 @@ LONGEST_FOLDER: Final = 60  # the daemon makes Unix sockets there, whose paths h
 START_SECONDS: Final = 30
 QUIT_SECONDS: Final = 5
 PROBE_SECONDS: Final = 60
-# Waits until its standard input closes, which happens however this program ends. Then it ends the daemon, with SIGKILL
-# if that does not answer, and removes its folder.
-GUARD: Final = f"""
-trap "" INT TERM HUP
-read -r _
-echo quit | timeout {QUIT_SECONDS} {CONTROL} || kill -9 "$(cat "${PIPES}/{CONTROL}.pid")"
-rm -rf "$0"
-"""
 # Creates a CUDA context, for which the daemon starts the server of MPS; prints the error code of the CUDA driver.
 PROBE: Final = """
 import ctypes
@@ -93,12 +87,19 @@ def _start(running: contextlib.ExitStack) -> str:
     for path in variables.values():
         Path(path).mkdir()
     running.enter_context(environment_variables(variables))
-    running.enter_context(_guard(folder))
+    quit_command = ["/bin/sh", "-c", f"echo quit | timeout {QUIT_SECONDS} {CONTROL}"]
+    tree = running.enter_context(processes_ended(folders=[str(folder)], command=quit_command))
     output = folder / "start.log"  # a file, because the daemon may keep its output open
     try:
         with open(output, "w") as file, job_step.shielded_children():
             subprocess.run(
-                [CONTROL, "-d"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=START_SECONDS, check=True
+                [CONTROL, "-d"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=os.environ | {TREE_VARIABLE: tree},
+                timeout=START_SECONDS,
+                check=True,
             )
         probe = [sys.executable, "-c", PROBE]
         code = subprocess.run(probe, text=True, capture_output=True, timeout=PROBE_SECONDS, check=False).stdout.strip()
@@ -108,21 +109,3 @@ def _start(running: contextlib.ExitStack) -> str:
     except subprocess.TimeoutExpired as error:
         return f"no answer within {error.timeout:g} s"
     return "" if code == "0" else f"CUDA does not start with it (error {code or 'unknown'})"
-
-
-@contextlib.contextmanager
-def _guard(folder: Path) -> Iterator[None]:
-    """End the daemon of a folder with the block, or with this process."""
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert guard.stdin is not None
-    try:
-        yield
-    finally:
-        guard.stdin.close()
-        guard.wait()

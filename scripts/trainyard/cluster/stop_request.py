@@ -9,7 +9,6 @@ collective. A site may send the signals of a job to all processes; after SIGTERM
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -20,6 +19,8 @@ import time
 from typing import Any, Final, NoReturn
 
 import psutil
+
+from trainyard.utils.guard import signal_at_end_of_parent
 
 # Slurm sends SIGTERM before SIGKILL; with sbatch's `--signal`, also a signal of the user's choice ahead of the end.
 # A terminal that is closed sends SIGHUP, which `nohup` has ignored.
@@ -33,7 +34,6 @@ AGENT_SECONDS: Final = 5.0  # after SIGTERM, for the request of the agent
 NEW_RANK_SECONDS: Final = 0.5  # between looks for ranks that have started after the request
 _DRIVER_POLL_SECONDS: Final = 0.5
 _KEY: Final = b"trainyard-stop"  # in Ray's key-value store
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class StopRequest:
@@ -143,7 +143,7 @@ def block_stop_signals() -> None:
 
 def forward_to_ranks() -> None:
     """In the main thread of an agent, after `block_stop_signals`: forward the request to the ranks from now on."""
-    _end_with_parent()
+    signal_at_end_of_parent(signal.SIGTERM)
     threading.Thread(target=_forward, daemon=True).start()
 
 
@@ -161,7 +161,7 @@ def _forward() -> None:
 
 def stop_request_of_rank() -> StopRequest:
     """The request to a rank. Call this in the main thread."""
-    _end_with_parent()
+    signal_at_end_of_parent(signal.SIGTERM)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -182,8 +182,3 @@ def _end_if_terminated(signals: int) -> None:
             return
         if signal.SIGTERM in numbers:
             ends_at = min(ends_at, time.monotonic() + AGENT_SECONDS)
-
-
-def _end_with_parent() -> None:
-    """Receive SIGTERM when the parent dies, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

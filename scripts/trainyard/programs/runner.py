@@ -163,7 +163,7 @@ def _judge_exit(
     run: ProgramRun, process: GuardedProcess, output: OutputReader, exit_code: int
 ) -> tuple[TrialStatus, str]:
     """The status of a program that ended by itself, and why it did not finish, in one line."""
-    if exit_code == 0 and process.was_told and run.stop_request.is_made:
+    if exit_code == 0 and process.stop_was_requested and run.stop_request.is_made:
         return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
     if exit_code == 0:
         return TrialStatus.FINISHED, ""

@@ -1,6 +1,6 @@
-"""Ends all processes that a program started, even if their owner is killed. `ProcessGuard` runs this file as a program.
+"""Ends processes together with their owner, however that ends. `process_guard` runs this file as a program.
 
-    keeper, one per slot  >  watcher, for one program at a time  >  the program and its descendants
+    keeper, one per owner  >  watcher, one per program  >  the program and its descendants
 
 Keeper and watcher are not children of the process that they serve (the owner), because Ray kills the children of a dead
 worker. Both are subreapers, so that every descendant stays below them, even a daemon. They watch each other and the
@@ -11,6 +11,9 @@ owner:
     the keeper dies        the watcher kills the tree
     watcher and keeper     the kernel kills the program and its process group; the owner, or the next attempt at the
     die at the same time   trial, finds processes that left that group by their environment
+
+What the owner itself must start, such as Ray and the daemon of MPS, has a mark in its environment instead. The keeper
+kills all processes with the mark once the owner has ended, and then removes their folders.
 
 It runs as `python -I -S`, so that it starts in milliseconds: it imports a small part of the standard library only.
 """
@@ -31,13 +34,98 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ABRUPT_SECONDS = 5.0  # the longest grace period after the owner died
 OUTPUT_SECONDS = 2.0  # for a filter of the output (`tee`) to write the rest after the program ended
-KEEPER_DIED = signal.SIGUSR1
+KILL_SECONDS = 10.0  # after SIGKILL: a process that waits for a dead file server does not end
+RELEASE_SECONDS = 10.0  # until processes that have no mark have released their folders
+TREE_VARIABLE = "TRAINYARD_TREE"  # the mark: in the environment of a program and of all its descendants
+KEEPER_DIED = signal.SIGRTMIN
 INT_BYTES = 4
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
-READ, ENDED = b"0", b"1"  # messages of a watcher: it has the descriptors of a request; none of its processes is left
-RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a job's signals go to all its processes
+# A site may send the signals of a job to all its processes.
+RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 _prctl = ctypes.CDLL(None).prctl
+
+
+# ---- for processes that end with their parent, or with all their descendants
+
+
+def signal_at_end_of_parent(number: int) -> None:
+    """Receive this signal when the thread ends that started this process, even by SIGKILL."""
+    _prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose own parent ends, also of a daemon."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants(spare: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+    """Kill all descendants but these children and theirs; returns PID and wait status of the children that ended."""
+    ended: list[tuple[int, int]] = []
+    pause = 0.001
+    while family := find_descendants(spare):
+        for process in family:
+            send_signal(process, signal.SIGKILL)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)  # a process that waits for a dead file server cannot be killed
+        ended += reap_children()
+    return ended
+
+
+def find_descendants(spare: tuple[int, ...] = ()) -> list[int]:
+    """The PIDs of all processes below this one, but the ones to `spare` and those below them."""
+    children: dict[int, list[int]] = {}
+    for process in _all_processes():
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(process)
+    found, below = list[int](), [os.getpid()]
+    while below:
+        new = [each for each in children.get(below.pop(), []) if each not in spare]
+        found += new
+        below += new
+    return found
+
+
+def kill_tree(tree: str) -> None:
+    """Kill the processes with this mark, wherever they are; returns once they have ended."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := find_tree(tree)) and time.monotonic() < deadline:
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def find_tree(tree: str) -> list[int]:
+    """The PIDs of the processes with this mark."""
+    found, mark = list[int](), f"{TREE_VARIABLE}={tree}".encode()
+    for process in _all_processes():
+        with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:  # empty once it has ended
+            if mark in file.read().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def _all_processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def send_signal(process: int, number: int) -> None:
+    """Send a signal to a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)
+
+
+def reap_children() -> list[tuple[int, int]]:
+    """PID and wait status of the children that have ended."""
+    ended: list[tuple[int, int]] = []
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(found)
+    return ended
+
+
+# ---- keeper and watcher
 
 
 class Signals:
@@ -61,162 +149,99 @@ class Signals:
 
 
 class Keeper:
-    """Serves one owner: hands programs to watchers, and takes over from a watcher that dies."""
+    """Serves one owner: starts a watcher for each program, and takes over from one that dies."""
 
     def __init__(self, control: socket.socket, owner: int) -> None:
         self._control, self._owner, self._signals = control, owner, Signals()
-        self._watchers: dict[int, socket.socket] = {}  # by PID
-        # Of busy watchers: the descriptors of the request until they have read it, then those to hold until its end.
-        self._held: dict[int, list[int]] = {}
+        self._held: dict[int, list[int]] = {}  # by the PID of a watcher: the channel of its program, and the lock
         self._serving = True
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._last_request: dict[str, object] = {}  # what to do once the owner has ended
+        adopt_orphans()
 
     def run(self) -> None:
         """Serve until the owner and all watchers have ended."""
-        while self._serving or self._watchers:
+        while self._serving or self._held:
             waiting = select.poll()
-            busy = (self._watchers[watcher].fileno() for watcher in self._held)
-            for fd in (self._signals.fd, *busy, *((self._control.fileno(), self._owner) if self._serving else ())):
+            for fd in (self._signals.fd, *((self._control.fileno(), self._owner) if self._serving else ())):
                 if fd >= 0:
                     waiting.register(fd, select.POLLIN)
             waiting.poll()
             self._signals.drain()
             ended = reap_children()
             for process, status in ended:
-                if process in self._watchers:
+                if process in self._held:
                     ended += self._take_over(process, status)
-            for watcher in [each for each in self._held if is_ready(self._watchers[each].fileno())]:
-                self._hear(watcher)
             if self._serving:
                 self._take_request()
+        if self._last_request:
+            clean_up(**self._last_request)  # type: ignore[arg-type]
 
     def _take_request(self) -> None:
         fds = receive_fds(self._control)
         if fds is None and not is_ready(self._owner):
             return
-        if not fds:  # the owner has ended
-            self._serving = False
-            for watcher in self._watchers.keys() - self._held.keys():
-                self._watchers[watcher].close()  # which ends it
-            return
-        idle = next(iter(self._watchers.keys() - self._held.keys()), None)
-        self._hand_over(fds, to=self._start_watcher(fds) if idle is None else idle)
+        if not fds:
+            self._serving = False  # the owner has ended
+        elif len(fds) == 1:
+            with open(fds[0], "rb") as file:
+                self._last_request = json.load(file)
+        else:
+            self._start_watcher(fds)
 
-    def _hand_over(self, fds: list[int], *, to: int) -> None:
-        with contextlib.suppress(OSError):  # it was killed: `_take_over` handles that
-            socket.send_fds(self._watchers[to], [b"1"], fds)
-        self._held[to] = fds
-
-    def _start_watcher(self, fds: list[int]) -> int:
-        """Fork a watcher, which gets none of these descriptors yet; returns its PID."""
-        keeper, (control, watcher_control) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        watcher = os.fork()
+    def _start_watcher(self, fds: list[int]) -> None:
+        keeper, watcher = os.getpid(), os.fork()
         if watcher:
-            watcher_control.close()
-            self._watchers[watcher] = control
-            return watcher
-        status = 1
+            request, channel, writing, reading, *lock = fds
+            close_all([request, writing, reading])
+            self._held[watcher] = [channel, *lock]
+            return
         try:
-            for each in (self._control, control, *self._watchers.values()):
-                each.close()
-            for fd in (*fds, *(fd for held in self._held.values() for fd in held)):
-                os.close(fd)
-            watch_programs(watcher_control, owner=self._owner, keeper=keeper)
-            status = 0
+            self._control.close()
+            for held in self._held.values():
+                close_all(held)
+            Watcher(fds, owner=self._owner, keeper=keeper).run()
+            os._exit(0)
         finally:
-            os._exit(status)
+            os._exit(1)
 
     def _take_over(self, watcher: int, status: int) -> list[tuple[int, int]]:
-        """Handle the end of a watcher. If it was killed, kill its program; returns what else ended.
-
-        A request that it has not read is handed to another one.
-        """
-        ended = []
-        self._hear(watcher)  # its last message
-        self._watchers.pop(watcher).close()
+        """Handle the end of a watcher. If it was killed, kill its program; returns what else ended."""
+        ended, held = [], self._held.pop(watcher)
         if status:
-            ended = kill_descendants(spare=self._watchers)
-        held = self._held.pop(watcher, [])
-        is_unread = len(held) >= REQUEST_FDS - 1
-        if is_unread and self._serving:
-            self._hand_over(held, to=self._start_watcher(held))
-        elif held:
-            send_message(held[1 if is_unread else 0], {"code": -signal.SIGKILL})
-            close_all(held)
+            ended = kill_descendants(spare=tuple(self._held))
+            send_message(held[0], {"code": -signal.SIGKILL})
+        close_all(held)
         return ended
-
-    def _hear(self, watcher: int) -> None:
-        """Handle a watcher's message: release descriptors of its program, and keep the watcher for the next one."""
-        while is_ready(self._watchers[watcher].fileno()):
-            try:
-                message = self._watchers[watcher].recv(1)
-            except ConnectionError:  # it was killed before it read the request
-                message = b""
-            if not message:  # `_take_over` handles that
-                return
-            if message == READ:
-                request, channel, writing, reading, *lock = self._held[watcher]
-                close_all([request, writing, reading])
-                self._held[watcher] = [channel, *lock]
-            else:
-                close_all(self._held.pop(watcher))
-                if not self._serving:
-                    self._watchers[watcher].close()
-
-
-def watch_programs(control: socket.socket, *, owner: int, keeper: int) -> None:
-    """Watch one program after another, as the keeper sends them."""
-    signals = Signals()
-    os.setsid()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(PR_SET_PDEATHSIG, KEEPER_DIED)
-    if os.getppid() != keeper:
-        signals.seen.add(KEEPER_DIED)
-    waiting = select.poll()
-    for fd in (signals.fd, control.fileno()):
-        waiting.register(fd, select.POLLIN)
-    while KEEPER_DIED not in signals.seen:
-        waiting.poll()
-        signals.drain()
-        fds = receive_fds(control)
-        if fds is None:
-            continue
-        if not fds:
-            return
-        signals.seen.difference_update(RECORDED)  # they ended an earlier program
-        with contextlib.suppress(OSError):  # the keeper has died
-            control.send(READ)
-        Watcher(fds, owner=owner, signals=signals).run()
-        with contextlib.suppress(OSError):
-            control.send(ENDED)
 
 
 class Watcher:
     """Starts one program, ends all its processes, and reports the exit code to the owner."""
 
-    def __init__(self, fds: list[int], *, owner: int, signals: Signals) -> None:
+    def __init__(self, fds: list[int], *, owner: int, keeper: int) -> None:
         request, self._channel, self._output_writing, self._output_reading, *self._lock = fds
-        self._owner, self._signals = owner, signals
+        self._owner, self._keeper, self._signals = owner, keeper, Signals()
         with open(request, "rb") as file:
             self._request = json.load(file)
         self._ending = False
         self._kill_at = float("inf")  # on the monotonic clock
         self._leftovers_at = float("inf")  # when to end what the program left behind, on the monotonic clock
+        os.setsid()
+        adopt_orphans()
+        signal_at_end_of_parent(KEEPER_DIED)
+        if os.getppid() != keeper:  # it has died before that
+            os._exit(1)
 
     def run(self) -> None:
         """Start the program and watch it until none of its processes is left."""
         program = self._start()
-        if program is not None:
-            self._watch(program)
-        close_all([self._channel, *self._lock, self._alarm[1], self._output_reading])
-
-    def _watch(self, program: int) -> None:
-        send_message(self._channel, {"started": program, "guards": [os.getppid(), os.getpid()]})
-        code, told = None, False
+        if program is None:
+            return
+        send_message(self._channel, {"started": program, "guards": [self._keeper, os.getpid()]})
+        code, was_requested = None, False
         while True:
             for process, status in reap_children():
                 if process == program:
-                    code, told = os.waitstatus_to_exitcode(status), self._ending or self._job_is_ending
+                    code, was_requested = os.waitstatus_to_exitcode(status), self._ending or self._job_is_ending
                     self._leftovers_at = time.monotonic() + OUTPUT_SECONDS
             if not has_children():
                 break
@@ -230,7 +255,7 @@ class Watcher:
         if self._owner_is_gone():
             while is_ready(self._output_reading):
                 self._save_output()
-        send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "told": told})
+        send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "requested": was_requested})
 
     def _save_output(self) -> None:
         """Read the output in place of the owner: without a reader, the next write would end the program."""
@@ -278,7 +303,7 @@ class Watcher:
     @property
     def _job_is_ending(self) -> bool:
         """Whether the whole job is ending: the guard receives these signals only then."""
-        return bool(self._signals.seen & {signal.SIGTERM, signal.SIGINT})
+        return bool(self._signals.seen & {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2})
 
     def _owner_is_gone(self) -> bool:
         """Whether the owner has died. If it sent a grace period, the program is ended."""
@@ -334,7 +359,7 @@ class Watcher:
     def _exec(self, watcher: int) -> None:
         """Become the program. Little is done here: what a forked Python touches must be copied, page by page."""
         os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal_at_end_of_parent(signal.SIGKILL)
         fcntl.fcntl(self._alarm[0], fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(self._alarm[0], fcntl.F_SETFL, os.O_ASYNC)
         if os.getppid() != watcher:
@@ -345,6 +370,37 @@ class Watcher:
         os.dup2(self._output_writing, 2)
         command = self._request["command"]
         os.execvpe(command[0], command, self._request["environment"])
+
+
+def clean_up(tree: str, folders: list[str], command: list[str]) -> None:
+    """Run the command, if any, then kill the processes with this mark, and remove folders that match these patterns."""
+    import glob  # these are slow to import
+    import subprocess
+
+    if command:
+        with contextlib.suppress(OSError):
+            subprocess.run(command, check=False)
+    kill_tree(tree)
+    deadline = time.monotonic() + RELEASE_SECONDS
+    for path in (path for pattern in folders for path in glob.glob(pattern)):  # noqa: PTH207  (pathlib takes long to import)
+        while not remove_unless_held(path) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def remove_unless_held(path: str) -> bool:
+    """Remove a folder; False if a process holds it by a lock on it."""
+    with contextlib.suppress(OSError):  # already removed, or the file system locks no folders
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(folder)
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+    return True
 
 
 def receive_fds(control: socket.socket) -> list[int] | None:
@@ -385,15 +441,6 @@ def is_ready(fd: int, events: int = select.POLLIN) -> bool:
     return bool(waiting.poll(0))
 
 
-def reap_children() -> list[tuple[int, int]]:
-    """PID and wait status of the children that have ended."""
-    ended: list[tuple[int, int]] = []
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append(found)
-    return ended
-
-
 def has_children() -> bool:
     """Whether there is a child, ended or not."""
     try:
@@ -401,44 +448,6 @@ def has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def kill_descendants(spare: "dict[int, socket.socket] | None" = None) -> list[tuple[int, int]]:
-    """Kill all descendants but these children and theirs; returns PID and wait status of the children that ended."""
-    ended: list[tuple[int, int]] = []
-    pause = 0.001
-    while family := find_descendants(spare or {}):
-        for process in family:
-            send_signal(process, signal.SIGKILL)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)  # a process that waits for a dead file server cannot be killed
-        ended += reap_children()
-    return ended
-
-
-def find_descendants(spare: "dict[int, socket.socket] | None" = None) -> list[int]:
-    """The PIDs of all processes below this one, but the ones to `spare` and those below them."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except (OSError, IndexError):  # it has just ended
-                continue
-            children.setdefault(parent, []).append(int(name))
-    found, below = list[int](), [os.getpid()]
-    while below:
-        new = [each for each in children.get(below.pop(), []) if each not in (spare or {})]
-        found += new
-        below += new
-    return found
-
-
-def send_signal(process: int, number: int) -> None:
-    """Send a signal to a process that may have ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process, number)
 
 
 def main() -> None:

@@ -12,20 +12,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from trainyard.utils.errors import UserError
+from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, kill_tree
 from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
-TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
 CHUNK_BYTES: Final = 2**16  # of output: what a pipe holds,
 PIPE_BYTES: Final = 2**20  # and what one can hold at most
-KILL_SECONDS: Final = 10.0  # after SIGKILL, before an error reports that a program does not end
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
 # network, Ray ends its workers once its head has not answered for a minute.
 CLAIM_SECONDS: Final = 100.0
@@ -40,7 +39,6 @@ class ProcessGuard:
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
-        self._identities: list[list[int]] = []  # of the guards of the last program, which usually serve the next one
 
     def start(
         self,
@@ -66,28 +64,60 @@ class ProcessGuard:
         request |= {"log": str(log.absolute())} if log else {}
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
-        with guard_channel, os.fdopen(os.memfd_create("request"), "wb+") as file, os.fdopen(writing, "wb"):
-            file.write(json.dumps(request).encode())
-            file.seek(0)  # writes its buffer first
+        with guard_channel, os.fdopen(writing, "wb"):
             lock = [claim.fd] if claim else []
-            self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
+            self._send(request, guard_channel.fileno(), writing, reading, *lock)
         process = GuardedProcess(channel, reading, tree, on_output)
         if claim:
-            if [each[0] for each in self._identities if each] != process.guards:
-                self._identities = [_identity(pid) for pid in process.guards]
             with contextlib.suppress(OSError):  # the disk is full
-                claim.update_record(tree=tree, guards=self._identities)
+                claim.update_record(tree=tree, guards=[_identity(pid) for pid in process.guards])
         return process
 
-    def _send(self, fds: list[int]) -> None:
-        """Send a request to the keeper. Starts one if there is none, or if it was killed."""
+    def end_marked_at_exit(self, tree: str, *, folders: Sequence[str] = (), command: Sequence[str] = ()) -> None:
+        """Once this process has ended, or has closed the guard, end the processes with this mark.
+
+        Then `command` runs first, all processes whose `TREE_VARIABLE` is `tree` are killed, and folders that match one
+        of these glob patterns are removed as soon as no process holds them.
+        """
+        self._send({"tree": tree, "folders": list(folders), "command": list(command)})
+
+    def close(self) -> None:
+        """Wait until the guard has done what it does after the end of this process."""
         if self._control is not None:
-            with contextlib.suppress(OSError):
-                socket.send_fds(self._control, [b"1"], fds)
-                return
+            self._control.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                self._control.recv(1)  # nothing: it returns once the guard has ended
             self._control.close()
-        self._control = _start_keeper()
-        socket.send_fds(self._control, [b"1"], fds)
+            self._control = None
+
+    def _send(self, request: Mapping[str, Any], *fds: int) -> None:
+        """Send a request to the keeper. Starts one if there is none, or if it was killed."""
+        with os.fdopen(os.memfd_create("request"), "wb+") as file:
+            file.write(json.dumps(request).encode())
+            file.seek(0)  # writes its buffer first
+            if self._control is not None:
+                with contextlib.suppress(OSError):
+                    socket.send_fds(self._control, [b"1"], [file.fileno(), *fds])
+                    return
+                self._control.close()
+            self._control = _start_keeper()
+            socket.send_fds(self._control, [b"1"], [file.fileno(), *fds])
+
+
+@contextlib.contextmanager
+def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ()) -> Iterator[str]:
+    """Yields a value of `TREE_VARIABLE`: the processes with it in their environment end with the block.
+
+    They also end if this process is killed, and then folders that match the glob patterns are removed, too. `command`
+    runs first in each case.
+    """
+    guard, tree = ProcessGuard(), secrets.token_hex(8)
+    guard.end_marked_at_exit(tree, folders=folders, command=command)
+    try:
+        yield tree
+    finally:
+        guard.end_marked_at_exit(tree, command=command)
+        guard.close()
 
 
 def _start_keeper() -> socket.socket:
@@ -105,6 +135,7 @@ def _start_keeper() -> socket.socket:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != TREE_VARIABLE},
             check=True,
         )
     if owner >= 0:
@@ -120,7 +151,7 @@ class GuardedProcess:
         self._exit_code: int | None = None
         self._ended = threading.Event()
         self.ended_at: float | None = None  # on the monotonic clock, once none of its processes runs
-        self.was_told = False  # whether it, or its whole job, had been told to end before it did
+        self.stop_was_requested = False  # of it, or of its whole job, before it ended
         first = self._receive()
         if "error" in first:
             os.close(output)
@@ -161,7 +192,8 @@ class GuardedProcess:
         try:
             return self.wait(grace_seconds + KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            left = ", ".join(f"{each.pid} ({each.name()})" for each in _processes_of(self._tree)) or str(self.pid)
+            found = map(psutil.Process, find_tree(self._tree))
+            left = ", ".join(f"{each.pid} ({each.name()})" for each in found) or str(self.pid)
             raise UserError(f"these processes do not end, even by SIGKILL: {left}") from None
 
     def _receive(self) -> dict[str, Any]:
@@ -188,9 +220,10 @@ class GuardedProcess:
                 else:
                     waiting.unregister(self._output)
         if "code" not in fields:  # keeper and watcher were killed at once
-            _kill_tree(self._tree)
+            kill_tree(self._tree)
         self.ended_at = time.monotonic()
-        self._exit_code, self.was_told = int(fields.get("code", -signal.SIGKILL)), bool(fields.get("told"))
+        self._exit_code = int(fields.get("code", -signal.SIGKILL))
+        self.stop_was_requested = bool(fields.get("requested"))
         self._read_rest()
         self._channel.close()
         self._ended.set()
@@ -240,7 +273,7 @@ def _kill_orphans(holder: Holder, is_held: bool) -> None:
     if holder.host != socket.gethostname() or not holder.tree:
         return
     if not is_held or not any(each and _identity(each[0]) == each for each in holder.guards):
-        _kill_tree(holder.tree)
+        kill_tree(holder.tree)
 
 
 def _identity(pid: int) -> list[int]:
@@ -253,22 +286,3 @@ def _identity(pid: int) -> list[int]:
     except PermissionError:  # it is another user's, and /proc is mounted with hidepid
         return []
     return [pid, ticks] if ticks else []
-
-
-def _kill_tree(tree: str) -> None:
-    """Kill the processes of a program, found by their environment."""
-    deadline = time.monotonic() + KILL_SECONDS
-    while (left := _processes_of(tree)) and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=1.0)
-
-
-def _processes_of(tree: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(TREE_VARIABLE) == tree and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT
+from project import ROOT, is_alive
 from slurm_cluster.waiting import wait_until
 from trainyard.utils.locks import LockHeldError
 from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
@@ -155,20 +155,20 @@ def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
         assert process.wait(PATIENCE) == (-signal.SIGKILL if kills else 3)
 
 
-def test_a_watcher_serves_programs_one_after_another_with_nothing_left_of_the_last():
-    """Neither its descriptors, nor a signal that it was ended by; one that was killed between two is replaced."""
-    guard, seen = ProcessGuard(), []
+def test_a_guard_serves_programs_one_after_another_with_nothing_left_of_the_last():
+    """Neither descriptors, nor a signal by which the last one was ended."""
+    guard, keepers, fds = ProcessGuard(), [], []
 
     def run(*line):
         output = []
         process = guard.start(line, **HERE | {"on_output": output.append}, grace_seconds=PATIENCE)
-        watcher = psutil.Process(process.guards[1])
         if line[-1] == "wait":
             wait_until(lambda: output, timeout_seconds=PATIENCE, what="the program")
-            watcher.send_signal(signal.SIGTERM)
+            os.kill(process.guards[1], signal.SIGTERM)
             process.end(0.0)
         code = process.wait(PATIENCE)
-        seen.append((watcher.pid, watcher.num_fds()))
+        keepers.append(psutil.Process(process.guards[0]))
+        fds.append(keepers[-1].num_fds())
         return code
 
     assert run("/bin/sh", "-c", "exit 3") == 3
@@ -178,38 +178,71 @@ def test_a_watcher_serves_programs_one_after_another_with_nothing_left_of_the_la
     with pytest.raises(FileNotFoundError):
         run("no-such-program")
     assert run("/bin/sh", "-c", "exit 5") == 5
-    # On a busy machine, a request may overtake the watcher's word that it is idle: then another one serves it.
-    assert len({watcher for watcher, _ in seen}) < len(seen)
-    assert len({fds for _, fds in seen}) == 1
-    idle = psutil.Process(seen[0][0])
-    idle.kill()
-    idle.wait(PATIENCE)
+    assert len(set(keepers)) == len(set(fds)) == 1
+    keepers[0].kill()
+    keepers[0].wait(PATIENCE)
     assert run("/bin/sh", "-c", "exit 6") == 6
-    assert seen[-1][0] != seen[0][0]
 
 
-def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with_another_one():
-    guard, started, output = ProcessGuard(), [], []
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_user_signal_to_all_processes_of_a_job_ends_no_guard(number):
+    """As `--signal=USR1@60` of sbatch sends it at sites without proctrack/cgroup."""
+    process = ProcessGuard().start(["/bin/sh", "-c", "sleep 1; exit 3"], **HERE, grace_seconds=PATIENCE)
+    for pid in process.guards:
+        os.kill(pid, number)
+    assert process.wait(PATIENCE) == 3
 
-    def start(*line):
-        started.append(guard.start(line, **HERE | {"on_output": output.append}, grace_seconds=PATIENCE))
 
-    start("true")
-    assert started[0].wait(PATIENCE) == 0
-    keeper, watcher = map(psutil.Process, started[0].guards)
-    before = keeper.num_fds()
-    for program, code in enumerate((4, 5), start=1):
-        watcher.suspend()
-        starting = threading.Thread(target=start, args=("/bin/sh", "-c", f"echo up; exit {code}"))
-        starting.start()
-        wait_until(lambda: keeper.num_fds() > before, timeout_seconds=PATIENCE, what="the request")
-        watcher.kill()
-        starting.join(PATIENCE)
-        assert started[program].wait(PATIENCE) == code
-        assert b"".join(output) == b"up\n" * program
-        assert started[program].guards[0] == keeper.pid
-        watcher = psutil.Process(started[program].guards[1])
-    assert keeper.num_fds() == before
+# Starts a process as Ray starts its daemons: below nobody, in an environment with the mark of its owner.
+MARKS = """
+import os, subprocess, sys
+sys.path.insert(0, {scripts!r})
+from trainyard.utils.guard import TREE_VARIABLE
+from trainyard.utils.process_guard import processes_ended
+with processes_ended(folders=[sys.argv[1] + "/*-files"], command=["touch", sys.argv[1] + "/quit"]) as tree:
+    environment = os.environ | {{TREE_VARIABLE: tree}}
+    sleep = ["/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
+    print(subprocess.run(sleep, env=environment, stdout=subprocess.PIPE, text=True).stdout, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def keepers_of(folder):
+    """The keepers of the owner that has this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[1:3] == ["-I", "-S"] and process.environ().get("OWNER_OF") == str(folder):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("how", ["killed", "keeper killed", "ended"])
+def test_marked_processes_end_with_their_owner(folder, how):
+    """If it is killed, their folders are removed, too, once nobody holds them. Otherwise, it removes them itself."""
+    (folder / "ray-files").mkdir()
+    code, streams = textwrap.dedent(MARKS).format(scripts=str(ROOT / "scripts")), {"stdin": -1, "stdout": -1}
+    environment = os.environ | {"OWNER_OF": str(folder)}
+    line = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(line, text=True, env=environment, **streams) as owner:
+        marked = psutil.Process(int(owner.stdout.readline()))
+        if how == "keeper killed":
+            (keeper,) = keepers_of(folder)
+            keeper.kill()
+            keeper.wait()
+        if how == "killed":
+            owner.kill()
+        else:
+            assert is_alive(marked)
+            owner.communicate("\n", timeout=PATIENCE)
+            assert owner.returncode == 0
+            assert not is_alive(marked)
+    wait_until(lambda: not is_alive(marked), timeout_seconds=PATIENCE, what="the end of the marked process")
+    is_removed = how == "killed"
+    wait_until(
+        lambda: (folder / "ray-files").exists() != is_removed, timeout_seconds=PATIENCE, what="the end of the folder"
+    )
+    assert (folder / "quit").exists()
 
 
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):

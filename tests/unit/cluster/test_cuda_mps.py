@@ -83,7 +83,7 @@ def test_the_daemon_ends_when_the_job_is_killed(told):
 
 
 def test_a_daemon_that_does_not_answer_is_killed(told, monkeypatch):
-    monkeypatch.setattr(cuda_mps, "GUARD", cuda_mps.GUARD.replace("timeout 5", "timeout 0.2"))
+    monkeypatch.setattr(cuda_mps, "QUIT_SECONDS", 0.2)
     monkeypatch.setenv("FAKE_MPS_HANGS", "1")
     with run_mps(True):
         running = daemon()

@@ -4,9 +4,7 @@ srun starts it on the nodes of the job, as `python scripts/trainyard cluster.ray
 """
 
 import contextlib
-import ctypes
 import json
-import os
 import select
 import signal
 import subprocess
@@ -15,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from trainyard.cluster import host
 from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
@@ -24,11 +20,11 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment
 from trainyard.cluster.ray.worker_parent import worker_parent
 from trainyard.cluster.stop_request import STOP_SIGNALS
+from trainyard.utils.guard import adopt_orphans, kill_descendants
 from trainyard.utils.import_path import SCRIPTS
 
 STDIN_POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 # Imports Ray while the head starts, then runs `ray start` with the arguments from standard input. Words that follow in
 # its command line are the program that starts a worker.
@@ -97,16 +93,11 @@ def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> 
 @contextlib.contextmanager
 def _no_orphans() -> Iterator[None]:
     """Adopt orphaned descendants during the block, and kill all descendants at its end."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
         yield
     finally:
-        while family := psutil.Process().children(recursive=True):
-            for process in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+        kill_descendants()
 
 
 def _tails(directory: Path) -> str:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,9 @@ from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.cluster.stop_request import ignore_signal
 from trainyard.utils.errors import UserError, storage_error
+from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.import_path import helper_command
+from trainyard.utils.process_guard import processes_ended
 from trainyard.utils.process_settings import environment_variables
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
-KILL_SECONDS: Final = 5.0  # after SIGKILL
 NEVER: Final = str(10**9)  # failed health checks, which take seconds each
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
@@ -153,8 +154,8 @@ def local_ray(
     With the `parent` of the workers, they are forked from it, and it ends with Ray.
 
     With an `address` of this host, Ray listens there instead of on loopback, and nodes with the token can join.
-    If the driver is killed with SIGKILL, the kernel and a watchdog clean up, including folders that match a pattern in
-    `cleanup`. `cpus` also limits how many workers start concurrently: it should be at least the number of actors.
+    If the driver is killed with SIGKILL, a guard does that, and also removes folders that match a pattern in `cleanup`.
+    `cpus` also limits how many workers start concurrently: it should be at least the number of actors.
 
     Do not import Ray before: its C++ part reads the environment on import. Call this from the main thread: Ray's
     daemons use PR_SET_PDEATHSIG, which is sent when the *thread* that started them ends.
@@ -165,17 +166,19 @@ def local_ray(
     has_ended = threading.Event()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
-        register = stack.enter_context(_watchdog(directory=directory, cleanup=cleanup))
+        # The kernel ends Ray's two daemons with the driver, and the workers exit within 1.6 s. But Ray's two agents,
+        # where `quick_start` does not replace them, would stay for 62 s, trying to reach a server that is gone, and
+        # workers that are still starting would create Ray's folders again.
+        tree = stack.enter_context(processes_ended(folders=[str(directory), *cleanup]))
+        stack.enter_context(environment_variables({TREE_VARIABLE: tree}))
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             importlib.import_module("ray")
         if parent:
             stack.callback(parent.close)
-        stack.callback(_end_starting_workers, directory)
         stack.callback(_shut_down)
         with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(parent.serve(directory) if parent else ()):
             _start(directory, gpus=gpus, cpus=cpus, address=address)
-        register()
         _reap_raylet(has_ended)
         yield RunningRay(seconds, has_ended)
 
@@ -264,53 +267,6 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 def private_directory() -> contextlib.AbstractContextManager[Path]:
     """A directory on this node for the files of Ray, with a short path and mode 0700."""
     return held_folders.private_folder(held_folders.RAY_PREFIX, max_path_length=LONGEST_DIRECTORY)
-
-
-@contextlib.contextmanager
-def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Run a shell that cleans up if this program is killed: the pipe to the shell closes.
-
-    The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but Ray's two agents,
-    where `quick_start` does not replace them, would stay for 62 s, trying to reach a server that is gone. Yields a
-    function that registers all processes started since then. Earlier ones are excluded: the srun of the other nodes
-    must survive to stop Ray there.
-    """
-    earlier = psutil.Process().children()
-    script = """trap "" TERM
-        while read -r pid; do daemons="$daemons $pid"; done
-        kill -9 $daemons 2>/dev/null; sleep 1
-        rm -rf "$0"; IFS=""; for pattern in "$@"; do rm -rf $pattern; done"""
-    with subprocess.Popen(
-        ["/bin/sh", "-c", script, str(directory), *cleanup], stdin=subprocess.PIPE, start_new_session=True, text=True
-    ) as watchdog:
-        pipe = watchdog.stdin
-        assert pipe is not None
-
-        def register() -> None:
-            new = [child for child in psutil.Process().children() if child not in earlier and child.pid != watchdog.pid]
-            family = [*new, *(grandchild for child in new for grandchild in child.children(recursive=True))]
-            print(*(process.pid for process in family), sep="\n", file=pipe, flush=True)
-
-        try:
-            yield register
-        finally:
-            watchdog.kill()
-
-
-def _end_starting_workers(directory: Path) -> None:
-    """Kill the workers that were still starting when Ray ended: they would create its folders again."""
-    left = [each for each in psutil.process_iter() if _has_option_with(str(directory), each)]
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=KILL_SECONDS)
-
-
-def _has_option_with(text: str, process: psutil.Process) -> bool:
-    try:
-        return any(word.startswith("--") and text in word for word in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 @functools.cache

@@ -10,7 +10,6 @@ becomes the worker.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -32,6 +31,7 @@ import psutil
 from trainyard.cluster.ray.quick_start import SWITCH
 from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
+from trainyard.utils.guard import signal_at_end_of_parent
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
@@ -45,7 +45,6 @@ END_SECONDS: Final = 5.0  # after SIGKILL
 # The kernel's OOM killer shall select a worker, not the driver or Ray. Ray sets this for the process that it started.
 OOM_SCORE: Final = "1000"
 FIRST_JOB: Final = "01000000"  # the ID of the first job of a new Ray, in which a driver is the only one
-_PR_SET_PDEATHSIG: Final = 1
 _seconds: dict[str, float] = {}  # in which each module was imported ahead of its use
 
 
@@ -175,7 +174,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _become_worker(request: dict[str, Any], standard: list[int], parent: int, connection: socket.socket) -> list[str]:
     """Make this forked process what the one that sent the request would be as a worker; returns its command line."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal_at_end_of_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         os.setpgid(0, request["group"])  # Ray kills the process group of a worker that has ended

@@ -15,21 +15,6 @@ from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 
 
-def test_workers_that_outlive_ray_are_killed_before_they_create_its_folders_again(tmp_path):
-    """As on a busy machine, where Ray kills its raylet before that has killed the workers that start."""
-    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-    starting = subprocess.Popen([*sleep, f"--temp-dir={tmp_path}/r"])
-    watchdog = subprocess.Popen([*sleep, str(tmp_path)])
-    try:
-        start._end_starting_workers(tmp_path)
-        assert starting.poll() is not None
-        assert watchdog.poll() is None
-    finally:
-        for process in (starting, watchdog):
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_the_stand_in_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
     """Also if the raylet ended before the stand-in asks for its parent, which then is init or whoever adopts."""
