@@ -1,8 +1,4 @@
-"""Reads and writes config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; unsafe content is refused.
-
-A file is untrusted. Its size, nesting and aliases are limited, and its text can be written to files
-and passed to programs.
-"""
+"""Reads and writes config files: YAML 1.1 with the numbers of YAML 1.2, or JSON."""
 
 import json
 import math
@@ -17,9 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from trainyard.utils.errors import UserError
 
-MAX_BYTES: Final = 2**23  # a list of 100,000 trials has less
-MAX_DEPTH: Final = 60
-MAX_VALUES: Final = 2_000_000  # with every alias expanded
+MAX_DEPTH: Final = 60  # a node that contains itself by an alias is deeper
 
 
 class ConfigError(UserError):
@@ -35,7 +29,7 @@ def read_file(path: Path) -> Any:
     parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
     text = ""
     try:
-        raw = parse(text := _read_text(path))
+        raw = parse(text := path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
@@ -70,15 +64,6 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
     return " ".join(problem.split()) + remedy
 
 
-def _read_text(path: Path) -> str:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"{path}: is not a file, but a device or a pipe")
-    if path.is_file() and (size := path.stat().st_size) > MAX_BYTES:
-        limit = f"{MAX_BYTES:,} bytes are the limit: let `grid` or `sample` make the trials"
-        raise ConfigError(f"{path}: has {size:,} bytes, and {limit}")
-    return path.read_text(encoding="utf-8-sig")
-
-
 def _render(raw: Mapping[str, Any], path: Path) -> Any:
     import yte
 
@@ -89,7 +74,7 @@ def _render(raw: Mapping[str, Any], path: Path) -> Any:
 
 
 def find_unusable(raw: Any) -> str | None:
-    """The place and problem of the first value, however deep, that cannot be written to files or passed to programs."""
+    """The place and problem of the first value, however deep, that is no text, number, list or mapping."""
     return next(_unusable(raw, ()), None)
 
 
@@ -103,23 +88,17 @@ def _unusable(value: Any, place: tuple[str, ...]) -> Iterator[str]:
                 yield f"{'.'.join(place) or 'the file'}: the key {str(key)[:40]!r} {problem}"
             yield from _unusable(inner, (*place, str(key)[:40]))
     elif problem := _problem_of(value):
-        shown = f"{value[:40]!r} " if isinstance(value, str) else ""
-        yield f"{'.'.join(place)}: {shown}{problem}"
+        yield f"{'.'.join(place)}: {problem}"
 
 
 def _problem_of(value: Any) -> str:
-    if isinstance(value, str):
-        if "\0" in value:
-            return "contains a null character"
-        return "" if value.isascii() or not _SURROGATE.search(value) else "is not valid Unicode"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "is too large for an integer; if it is text, write it in quotes"
-    if value is None or isinstance(value, (int, float, date)):
+    if value is None or isinstance(value, (str, int, float, date)):
         return ""
     return f"is a {type(value).__name__}; use text, numbers, lists or mappings"
 
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML is built with it
 
@@ -190,22 +169,16 @@ def _parse_yaml(text: str) -> Any:
     loader = _Loader(text)
     if (root := loader.get_single_node()) is None:
         return {}
-    _check_nodes(root, {}, ())
+    _check_keys(root, set())
     return loader.construct_document(root)
 
 
-def _check_nodes(node: yaml.Node, sizes: dict[int, int], above: tuple[int, ...]) -> int:
-    """Convert all keys to text, and reject duplicate keys, which PyYAML accepts, and aliases that loop or explode.
-
-    `above` has the ids of the node's parents, `sizes` the number of values in each node that is checked. Returns it.
-    """
-    if id(node) in above:
-        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself (alias)")
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) in sizes:
-        return sizes[id(node)]
-    lines, size = dict[str, int](), 1
+def _check_keys(node: yaml.Node, seen: set[int]) -> None:
+    """Convert all keys to text, and reject duplicate keys, which PyYAML accepts."""
+    if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    lines = dict[str, int]()
     for item in node.value:
         key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
         if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
@@ -214,12 +187,7 @@ def _check_nodes(node: yaml.Node, sizes: dict[int, int], above: tuple[int, ...])
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
             lines[key.value] = key.start_mark.line + 1
             key.tag = _TAG + "str"
-        size += _check_nodes(value, sizes, (*above, id(node)))
-    if size > MAX_VALUES:
-        line = node.start_mark.line + 1
-        raise ValueError(f"the node that begins in line {line} has more than {MAX_VALUES:,} values with its aliases")
-    sizes[id(node)] = size
-    return size
+        _check_keys(value, seen)
 
 
 def _parse_json(text: str) -> Any:

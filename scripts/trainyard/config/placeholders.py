@@ -111,10 +111,7 @@ _REMEDIES: Final = {
 
 @cache
 def _parse(command: str) -> shell_syntax.CommandLine:
-    try:
-        return shell_syntax.parse_command(command, PLACEHOLDER)
-    except RecursionError:
-        raise PydanticCustomError("quoting", "its quotes and parentheses are nested too deeply") from None
+    return shell_syntax.parse_command(command, PLACEHOLDER)
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:

@@ -315,10 +315,8 @@ def relative_cost(expression: str, trial: Trial) -> float:
         if not math.isfinite(cost):
             raise ValueError(f"it is {cost:g}")
         return cost
-    except (SyntaxError, TypeError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
+    except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else error
-        if isinstance(error, (MemoryError, RecursionError)):  # of Python's parser
-            reason = "it is nested too deeply"
         values = ", ".join(f"{key} = {value!r}" for key, value in trial.values.items())
         which = f" for {values}" if values else ""
         raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None

@@ -53,8 +53,6 @@ TEXTS = [
     f"x {SHELL}",
     "../..",
     "-x",
-    "a\0b",
-    "\ud800",
     "\x1b[2J",
     "9" * 5000,
 ]
@@ -93,18 +91,10 @@ def test_a_config_with_any_values_is_valid_or_an_error_of_few_lines(changes):
         assert not Path("executed").exists()
 
 
-BILLION = "x0: &x0 [a, a]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
-MERGED = "x0: &x0 {a: 1}\n" + "".join(f"x{n}: &x{n} {{<<: [*x{n - 1}, *x{n - 1}]}}\n" for n in range(1, 40))
 GRID = "sweeps: {s: {function: 'a:b', grid: {x: %s}}}"
 FILES = {  # name and content, and what the error says
-    "aliases that explode": ("c.yaml", BILLION, "has more than 2,000,000 values with its aliases"),
-    "merged aliases that explode": ("c.yaml", MERGED, "has more than 2,000,000 values with its aliases"),
-    "10 MB of YAML": ("c.yaml", "k: 1\n" * 2_000_000, "bytes are the limit"),
-    "10 MB of text": ("c.json", json.dumps({"datasets": "x" * 10**7}), "bytes are the limit"),
     "tabs": ("c.yaml", "datasets:\n\tdigits: {source: digits}", "not valid YAML: .* cannot start any token"),
     "latin-1": ("c.yaml", "{café: 1}".encode("latin-1"), "'utf-8' codec can't decode"),
-    "a null character": ("c.yaml", 'data: {local: "a\\0b"}', r"data.local: 'a\\x00b' contains a null character"),
-    "half a character": ("c.json", '{"data": {"local": "\\ud800"}}', "is not valid Unicode"),
     "a number of 5000 digits": ("c.yaml", "trees: {t: {rounds: 0x" + "f" * 5000 + "}}", "is too large for an integer"),
     "a type of Python": ("c.yaml", "data: !!python/object/apply:os.mkdir [executed]", "could not determine a"),
     "bytes": ("c.yaml", "data: {local: !!binary gIGC}", "data.local: is a bytes; use text, numbers"),
@@ -114,13 +104,11 @@ FILES = {  # name and content, and what the error says
     "many trials": ("c.yaml", GRID % "{start: 0, stop: 1.0e12}", r"has 1e\+12 configurations; 1,000,000 are"),
     "a tiny step": ("c.yaml", GRID % "{start: 0, stop: 1, step: 1.0e-300}", r"has 1e\+300 configurations"),
     "many errors": ("c.yaml", "\n".join(f"k{n}: 1" for n in range(3000)), r"^1000 errors in (.|\n)*and 950 more"),
-    "a deep cost": ("c.yaml", f"sweeps: {{s: {{function: 'a:b', cost: '{'(' * 210}1{')' * 210}'}}}}", "too many"),
-    "a deep command": ("c.yaml", f"sweeps: {{s: {{command: '{'$(' * 3000}'}}}}", "nested too deeply"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_hostile_file_is_an_error_of_few_lines(tmp_path, monkeypatch, name):
+def test_a_file_that_is_no_config_is_an_error_of_few_lines(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     file, content, message = FILES[name]
     Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -128,13 +116,6 @@ def test_a_hostile_file_is_an_error_of_few_lines(tmp_path, monkeypatch, name):
         check_config(compose([Path(file)], {}))
     assert len(str(error.value).splitlines()) <= MAX_ERRORS + 2
     assert os.listdir() == [file]
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
-def test_a_config_that_is_not_a_file_is_an_error(tmp_path, make):
-    make(tmp_path / "c.yaml")
-    with pytest.raises(ConfigError, match=r"c.yaml: is not a file, but a device or a pipe"):
-        compose([tmp_path / "c.yaml"], {})
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)
