@@ -82,7 +82,7 @@ def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first
         log.info(summarize_plan(plan))
         if _close_open_attempts(journal, plan):
             plan = _fix_slots(plan_sweep(config, name, results))
-        if plan.state.to_reread or plan.state.to_read_first:
+        if plan.state.to_reparse or plan.state.to_reparse_first:
             reparse_outputs(journal, plan.state)
             found = _fix_slots(plan_sweep(config, name, results))
             _check_can_run(plan, found)
@@ -304,7 +304,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         end_seconds=command.grace_seconds if command else GRACE_SECONDS,
         timeout_seconds=60 * program.timeout_minutes if program and program.timeout_minutes else None,
         cwd=str(Path.cwd()),
-        own_workdirs=program is not None and program.workdir == "trial",
+        trial_workdirs=program is not None and program.workdir == "trial",
         python=find_interpreter(sweep),
     )
 

@@ -39,7 +39,7 @@ class WorkerSetup:
     grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
     end_seconds: float = GRACE_SECONDS  # for a trial to save its state when the sweep is interrupted
     cwd: str = ""  # where users' programs run
-    own_workdirs: bool = False  # whether each trial runs in its own folder instead
+    trial_workdirs: bool = False  # whether each trial runs in its own folder instead
     python: Path | None = None  # the interpreter of the environment in which commands run, if it is not the user's
 
     def trial_folder(self, task: Task) -> Path:

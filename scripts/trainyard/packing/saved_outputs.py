@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 def reparse_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    for attempt in state.to_read_first:
-        _record(journal, state, attempt, _parse_own(state, attempt), outcome=attempt.outcome, error=attempt.error)
+    for attempt in state.to_reparse_first:
+        _record(journal, state, attempt, _parse_alone(state, attempt), outcome=attempt.outcome, error=attempt.error)
     warning, readable, continued = "", 0, 0
-    for attempt in state.to_reread:
+    for attempt in state.to_reparse:
         parsed, outcome = reparse_output(journal, state, attempt)
         readable += not parsed.missing
         if parsed.warning and not warning:
@@ -39,8 +39,8 @@ def reparse_outputs(journal: Journal, state: SweepState) -> None:
         continued += outcome == TrialStatus.INTERRUPTED
     if warning:
         log.warning("%s", warning)
-    if state.to_reread:
-        count = len(state.to_reread)
+    if state.to_reparse:
+        count = len(state.to_reparse)
         log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
     if continued:
         log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
@@ -73,13 +73,13 @@ def _record(
 
 def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
-    parsed, metrics = _parse_own(state, attempt), state.sweep.program_metrics
+    parsed, metrics = _parse_alone(state, attempt), state.sweep.program_metrics
     earlier = [each for each in map(state.output_of, state.continued_by(attempt)) if each.exists()]
     latest = latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier) if parsed.missing else {}
     return replace(parsed, metrics=latest, missing="") if latest else parsed
 
 
-def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
+def _parse_alone(state: SweepState, attempt: Attempt) -> ParsedOutput:
     output, metrics = state.output_of(attempt), state.sweep.program_metrics
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
     torn = attempt.outcome not in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)

@@ -189,12 +189,12 @@ class Worker:
                 "resume_from": str(folder / checkpoint.name) if checkpoint else "",
                 "dataset": str(self._dataset.folder) if self._dataset else "",
             }
-            start = Path(setup.cwd) if setup.own_workdirs else None
+            start = Path(setup.cwd) if setup.trial_workdirs else None
             resume = setup.resume if checkpoint else None
             earlier = range(1, request.attempt) if checkpoint else range(0)
             run = ProgramRun(
                 command=held.enter_context(trial_command(spec, placeholders, resume=resume, start=start)),
-                cwd=str(folder) if setup.own_workdirs else setup.cwd,
+                cwd=str(folder) if setup.trial_workdirs else setup.cwd,
                 environment=trial_environment(
                     self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
                 ),
@@ -231,7 +231,7 @@ class Worker:
         )
         with claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=0.0):
             function = import_object(spec.function, role="function")
-            if self._setup.own_workdirs:
+            if self._setup.trial_workdirs:
                 os.chdir(request.folder)
             return (yield from run_function(function, spec.args, context))
 

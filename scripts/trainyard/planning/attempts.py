@@ -1,6 +1,5 @@
 """The fold of a sweep's journal: attempts at trials, runs of the driver, and what else its events tell."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from trainyard.planning.journal import (
     TrialEvent,
     decode,
 )
-from trainyard.programs.metrics import merge_row
+from trainyard.programs.metrics import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.jsonl import Reader
 from trainyard.utils.process_settings import pause_garbage_collection
@@ -294,11 +293,7 @@ def find_parts(attempts: Sequence[Attempt], last: Attempt) -> dict[int, float]:
 
 def whole_epochs(attempts: Sequence[Attempt], last: Attempt) -> list[dict[str, Any]]:
     """The rows of an attempt, after the rows of the attempts that it continued."""
-    rows = list(last.epochs)
-    for attempt, _ in reversed(find_continued(attempts, last)):
-        first = rows[0].get("epoch", 1) if rows else math.inf
-        rows = [row for row in attempt.epochs if row.get("epoch", math.inf) < first] + rows
-    return rows
+    return join_rows([*(attempt.epochs for attempt, _ in find_continued(attempts, last)), last.epochs])
 
 
 @dataclass

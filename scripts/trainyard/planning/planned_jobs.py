@@ -314,7 +314,7 @@ def _describe_prediction(plan: Plan) -> str:
 
 
 def _count_rereads(plan: Plan) -> str:
-    count = len(plan.state.to_reread)
+    count = len(plan.state.to_reparse)
     return f", {count_of(count, 'output')} to re-read without running anything" if count else ""
 
 

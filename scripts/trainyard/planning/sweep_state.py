@@ -350,7 +350,7 @@ class SweepState:
         return attempts_before(self.attempts_at(attempt.trial), attempt) if attempt.resumed else []
 
     @cached_property
-    def to_reread(self) -> list[Attempt]:
+    def to_reparse(self) -> list[Attempt]:
         """Ended attempts whose kept output must be read again: it had no metrics, or the `metrics` rules have changed.
 
         This includes attempts that diverged at their end by a metric that is no longer monitored. A file of metrics is
@@ -369,7 +369,7 @@ class SweepState:
         return not has_file or end is self.last_attempt(end.trial)
 
     @cached_property
-    def to_read_first(self) -> list[Attempt]:
+    def to_reparse_first(self) -> list[Attempt]:
         """Attempts that others have continued or may continue, whose kept output must be read before a trial runs.
 
         Their driver was killed before it had read all, or the `metrics` rules have changed. Rows in a file of metrics

@@ -217,6 +217,15 @@ def merge_row(epochs: list[dict[str, Any]], row: dict[str, Any], *, resumed: boo
         epochs.append(row)
 
 
+def join_rows(parts: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of consecutive attempts; each repeats earlier epochs from its own first epoch on."""
+    joined: list[dict[str, Any]] = []
+    for rows in parts:
+        first = rows[0].get("epoch", 1) if rows else math.inf
+        joined = [row for row in joined if row.get("epoch", math.inf) < first] + list(rows)
+    return joined
+
+
 def shift_epoch(row: Row, by: int) -> Row:
     """The row as that of a later epoch."""
     return {**row, "epoch": int(row["epoch"] or 0) + by}

@@ -260,6 +260,6 @@ def trial_environment(
     `start` is as in `trial_command`.
     """
     inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
-    own = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder)}
-    own |= module_path(start, inherited) if start else {}
-    return inherited | own | thread_variables(cpus) | {"PYTHONUNBUFFERED": "1"}
+    modules = module_path(start, inherited) if start else {}
+    added = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    return inherited | modules | added | thread_variables(cpus)

@@ -7,7 +7,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 
 from trainyard.config.user_programs import Metrics
 from trainyard.planning.attempts import ReportedEpochs
-from trainyard.programs.metrics import Row, merge_row, parse_saved_output, shift_epoch
+from trainyard.programs.metrics import Row, join_rows, merge_row, parse_saved_output, shift_epoch
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
 from trainyard.utils.jsonl import Event, EventLog, read_clock, read_decoded
@@ -105,7 +105,7 @@ class Launches:
     def report(self, *, ended: float) -> Report:
         """What has been reported until the last launch `ended` (Unix seconds)."""
         launches = list(_launches(self._events))
-        rows = _join([rows for _, rows in launches])
+        rows = join_rows([rows for _, rows in launches])
         return Report(
             [{name: value for name, value in row.items() if name not in _TIMES} for row in rows],
             [row["_seconds"] for row in rows],
@@ -138,7 +138,7 @@ class Launches:
         if metrics and metrics.numbers_rows:
             launches = dict(enumerate(each.before for each in self.epochs()))
             parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
-        rows = _join(parts)
+        rows = join_rows(parts)
         return rows, "" if rows else parsed[-1].missing, all(each.counts_epochs for each in parsed if each.rows)
 
     def _earlier_outputs(self) -> list[Path]:
@@ -173,12 +173,3 @@ def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, A
             began,
             [row | {"_seconds": later - earlier} for row, (earlier, later) in zip(rows, pairwise(times), strict=True)],
         )
-
-
-def _join(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of consecutive launches; each repeats earlier epochs from its own first epoch on."""
-    joined: list[dict[str, Any]] = []
-    for rows in launches:
-        first = rows[0]["epoch"] if rows else math.inf
-        joined = [row for row in joined if row["epoch"] < first] + list(rows)
-    return joined

@@ -144,7 +144,7 @@ class UserScript:
     def _command(self, results: Path, checkpoint: Path | None, meeting: str) -> list[str]:
         study = self._study
         dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
-        own = {
+        predefined = {
             "out_dir": str(self._out),
             "resume_from": str(checkpoint or ""),
             "nodes": self._nodes,
@@ -159,7 +159,7 @@ class UserScript:
         if study.workdir == "trial":
             command = resolve_program_paths(command, Path.cwd())
             options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
-        words = build_argv(command, make_values(command, study.args, own), in_shell=False)
+        words = build_argv(command, make_values(command, study.args, predefined), in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry")]

@@ -57,7 +57,7 @@ def test_the_epochs_of_continued_attempts_are_read_again_too(tmp_path):
     assert result.metrics == {"acc": 0.6}
     assert state.epochs_of(result) == [{"epoch": e, "acc": a} for e, a in [(1, 0.1), (2, 0.2), (3, 0.5), (4, 0.6)]]
     assert [each.outcome for each in state.attempts_at(trial)] == [TrialStatus.INTERRUPTED, TrialStatus.FINISHED]
-    assert not state.to_reread
+    assert not state.to_reparse
 
 
 def test_a_line_that_an_ended_program_could_not_complete_is_not_read_again(tmp_path):
@@ -251,4 +251,4 @@ def test_what_a_killed_driver_had_not_read_is_read_before_the_trial_goes_on(tmp_
     (attempt,) = state.attempts_at(trial)
     assert attempt.epochs == [{"epoch": epoch, "acc": epoch / 10} for epoch in (1, 2, 3)]
     assert attempt.epoch_times[2] < attempt.epoch_times[3] == attempt.end
-    assert (attempt.outcome, state.unfinished, state.to_read_first) == (TrialStatus.INTERRUPTED, [trial], [])
+    assert (attempt.outcome, state.unfinished, state.to_reparse_first) == (TrialStatus.INTERRUPTED, [trial], [])

@@ -71,7 +71,7 @@ def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_
     )
     worker = Worker()
     worker._dataset, worker._stop_request = None, StopRequest()
-    worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), own_workdirs=own)
+    worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), trial_workdirs=own)
     for trial in ("a", "b"):
         folder = tmp_path / "trials" / trial
         spec = UserProgram(function=f"leaving_{own}:run")
