@@ -80,8 +80,7 @@ def shared_folder(path: Path, *, is_complete: Callable[[Path], bool], fill: Call
     try:
         yield path
     finally:
-        with contextlib.suppress(BlockingIOError):  # another process still uses it
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _lock_alone(lock):
             shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
@@ -97,9 +96,14 @@ def _lock_shared(path: Path, is_complete: Callable[[Path], bool], fill: Callable
             fcntl.flock(lock, fcntl.LOCK_SH)
             if is_at(lock, path) and is_complete(path):
                 return lock
+            # It does not wait: the other may have filled the folder meanwhile, and hold it for as long as it runs.
             is_alone = _lock_alone(lock)
             if is_alone and is_at(lock, path) and not is_complete(path):
-                _fill_or_remove(path, fill)
+                try:
+                    fill(path)
+                except BaseException:
+                    shutil.rmtree(path, ignore_errors=True)
+                    raise
         except BaseException:
             os.close(lock)
             raise
@@ -109,23 +113,12 @@ def _lock_shared(path: Path, is_complete: Callable[[Path], bool], fill: Callable
 
 
 def _lock_alone(lock: int) -> bool:
-    """Take an exclusive lock in place of a shared one; False if another process has one.
-
-    It does not wait for that: the other may have filled the folder in between, and hold it for as long as it runs.
-    """
+    """Take an exclusive lock; False if another process has one."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _fill_or_remove(path: Path, fill: Callable[[Path], None]) -> None:
-    try:
-        fill(path)
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
 
 
 def remove_unheld(parent: Path, pattern: str, *, older_than_seconds: float = 0.0, wait_seconds: float = 0.0) -> None:
@@ -148,13 +141,14 @@ def _remove_if_unheld(path: Path, older_than_seconds: float) -> bool:
     except OSError:  # already removed, or not a folder
         return True
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:  # held, or the file system locks no folders
+        is_ours = _lock_alone(lock)
+        if is_ours:
+            shutil.rmtree(path, ignore_errors=True)
+        return is_ours
+    except OSError:  # the file system locks no folders
         return False
     finally:
         os.close(lock)
-    return True
 
 
 # ---- copies of datasets

@@ -64,8 +64,9 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
     if allocation is None:
         yield
         return
-    path = _record_path(folder, allocation)
-    earlier = read_records(folder)
+    names = [host.short_name(name) for name in allocation.nodes]
+    number = names.index(host.node_name()) if host.node_name() in names else 0
+    path, earlier = folder / (f"memory-{number}.json" if number else "memory.json"), read_records(folder)
     record = MemoryRecord(
         job=allocation.job,
         processes=max(1, processes),
@@ -78,12 +79,6 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
         yield
     finally:
         sampler.end()
-
-
-def _record_path(folder: Path, allocation: slurm_allocation.Allocation) -> Path:
-    names = [host.short_name(name) for name in allocation.nodes]
-    number = names.index(host.node_name()) if host.node_name() in names else 0
-    return folder / (f"memory-{number}.json" if number else "memory.json")
 
 
 class _Sampler(threading.Thread):

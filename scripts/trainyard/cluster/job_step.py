@@ -31,8 +31,10 @@ def become_task() -> None:
     """
     if "SLURM_JOB_ID" not in os.environ or signals_reach_all_processes():
         return
-    if _parent() == "slurmstepd":
-        _name_all_nodes()
+    if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd":  # it is a task already
+        if given := slurm_allocation.current_allocation():
+            # srun names the node of its step there, and another srun would see no other node.
+            os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
         return
     try:
         step = _srun()
@@ -44,12 +46,6 @@ def become_task() -> None:
     except (OSError, subprocess.SubprocessError, UserError) as error:
         reason = str(error)
     log.warning("a preemption will come without notice, since srun cannot start a step in this job: %s", reason)
-
-
-def _name_all_nodes() -> None:
-    """Correct SLURM_JOB_NODELIST, in which srun names the node of its step: another srun would see no other node."""
-    if given := slurm_allocation.current_allocation():
-        os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
 
 
 def _srun() -> list[str]:
@@ -71,11 +67,6 @@ def signals_reach_all_processes() -> bool:
         return True
     forwards = settings.get("SignalChildrenProcesses", "no").lower() == "yes"
     return forwards or settings.get("ProctrackType") != "proctrack/cgroup"
-
-
-def _parent() -> str:
-    """The name of the parent process."""
-    return Path(f"/proc/{os.getppid()}/comm").read_text().strip()
 
 
 @contextmanager

@@ -26,8 +26,11 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         MissingResultError: the file does not exist.
     """
+    types: dict[str, type] = {"trial": str}
+    if (metadata := _metadata(path)).exists():
+        columns = json.loads(metadata.read_text())["tableSchema"]["columns"]
+        types |= {column["titles"]: str for column in columns if column["datatype"] == "string"}
     try:
-        types = dict.fromkeys(["trial", *_read_text_columns(path)], str)
         return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=types)
     except FileNotFoundError:
         raise MissingResultError(path) from None
@@ -51,14 +54,6 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 
 def _metadata(path: Path) -> Path:
     return path.with_name(f"{path.name}-metadata.json")
-
-
-def _read_text_columns(path: Path) -> list[str]:
-    """The columns of a table that its metadata declares as text."""
-    if not (metadata := _metadata(path)).exists():
-        return []
-    columns = json.loads(metadata.read_text())["tableSchema"]["columns"]
-    return [column["titles"] for column in columns if column["datatype"] == "string"]
 
 
 def _looks_typed(values: pd.Series) -> bool:

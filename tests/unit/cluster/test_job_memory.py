@@ -47,7 +47,10 @@ def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, in_job):
 def test_a_node_is_found_in_the_allocation_by_its_name_in_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-2")
     allocation = Allocation(job="77001", nodes=("gpu-1", "gpu-2"), end_time=0.0)
-    assert job_memory._record_path(tmp_path, allocation).name == "memory-1.json"
+    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: allocation)
+    with record_memory(tmp_path, processes=1):
+        pass
+    assert (tmp_path / "memory-1.json").exists()
 
 
 def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, in_job):

@@ -107,10 +107,15 @@ def _do_nothing(*_args: object, **_options: object) -> None:
 
 def _polling_faster(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     """Ray's `get_node`, called once the node is registered."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
     def get_registered_node(gcs_address: str, node_id: str) -> Any:
         with contextlib.suppress(Exception):  # the original polls on, and reports what is wrong
-            _wait_for_registration(gcs_address=gcs_address, node_id=node_id)
+            client, deadline = GcsClient(address=gcs_address), time.monotonic() + REGISTRATION_TIMEOUT_SECONDS
+            while time.monotonic() < deadline:
+                if any(known.hex() == node_id for known in client.get_all_node_info(timeout=5)):
+                    break
+                time.sleep(0.02)
         return get_node(gcs_address, node_id)
 
     return get_registered_node
@@ -124,39 +129,23 @@ def _trimmed(start_process: Callable[..., Any], worker_program: Sequence[str]) -
 
     def start(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
         if process_type == "raylet":
-            command = [*(_without_agent(word) for word in command), f"--dashboard_agent_listen_port={CLOSED_PORT}"]
-            command = [_with_worker_program(word, worker_program) for word in command] if worker_program else command
+            command = [*(_trimmed_option(word, worker_program) for word in command)]
+            command.append(f"--dashboard_agent_listen_port={CLOSED_PORT}")
         return start_process(command, process_type, *arguments, **options)
 
     return start
 
 
-def _without_agent(option: str) -> str:
-    """The same option of a raylet, but for the commands and the ports of its agents."""
+def _trimmed_option(option: str, worker_program: Sequence[str]) -> str:
+    """The same option of a raylet, but for its agents' commands and ports, and for the program that starts a worker."""
+    import ray
+
     name, _, value = option.partition("=")
     if name in ("--dashboard_agent_command", "--runtime_env_agent_command"):
         value = subprocess.list2cmdline([sys.executable, "-I", "-S", "-c", WAITING, f"in place of {name[2:-8]}"])
     elif name in ("--metrics-agent-port", "--metrics_export_port", "--runtime_env_agent_port"):
         value = str(CLOSED_PORT)
+    elif name == "--python_worker_command" and worker_program:
+        of_ray = [sys.executable, str(Path(ray.__file__).with_name("_private") / "workers" / "setup_worker.py")]
+        value = value.replace(subprocess.list2cmdline(of_ray), subprocess.list2cmdline(worker_program), 1)
     return f"{name}={value}" if value else option
-
-
-def _with_worker_program(option: str, program: Sequence[str]) -> str:
-    """The same option of a raylet, but for the program that starts a worker."""
-    import ray
-
-    of_ray = [sys.executable, str(Path(ray.__file__).with_name("_private") / "workers" / "setup_worker.py")]
-    name, _, command = option.partition("=")
-    if name != "--python_worker_command":
-        return option
-    return f"{name}={command.replace(subprocess.list2cmdline(of_ray), subprocess.list2cmdline(program), 1)}"
-
-
-def _wait_for_registration(*, gcs_address: str, node_id: str) -> None:
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-    client, deadline = GcsClient(address=gcs_address), time.monotonic() + REGISTRATION_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        if any(known.hex() == node_id for known in client.get_all_node_info(timeout=5)):
-            return
-        time.sleep(0.02)

@@ -58,10 +58,10 @@ WORKER_COMMAND = """
 import sys
 from pathlib import Path
 import ray
-from trainyard.cluster.ray.quick_start import _with_worker_program
+from trainyard.cluster.ray.quick_start import _trimmed_option
 program = Path(ray.__file__).parent / "_private/workers/setup_worker.py"
 assert program.exists()
-print(_with_worker_program(f"--python_worker_command={sys.executable} {program} x --y=z", ["a b", "c"]))
+print(_trimmed_option(f"--python_worker_command={sys.executable} {program} x --y=z", ["a b", "c"]))
 """
 
 
