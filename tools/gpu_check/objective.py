@@ -17,6 +17,6 @@ def check_objective(rig: Rig) -> None:
     devices = rig.device, torch.device("cpu")
     ours, theirs = (next(start(spec, synthetic_images(device, **images)).epochs()) for device in devices)
     loss = abs(ours.val_loss - theirs.val_loss)
-    top5 = abs(ours.own["val_top5_accuracy"] - theirs.own["val_top5_accuracy"])
+    top5 = abs(ours.metrics["val_top5_accuracy"] - theirs.metrics["val_top5_accuracy"])
     seen = f"val loss {ours.val_loss:.5f}, on a CPU {theirs.val_loss:.5f}; top-5 accuracy differs by {top5:.3f}"
     rig.report.check("own loss, metric, average", loss < LOSS_TOLERANCE["fp32"] and top5 < CHANCE_TOLERANCE, seen)

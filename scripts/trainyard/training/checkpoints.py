@@ -23,6 +23,7 @@ from torch import Tensor
 
 from trainyard.config.placeholders import dotted_items
 from trainyard.training.models import gradient_bytes
+from trainyard.training.optimizers import STATE_TENSORS
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import synchronize
@@ -197,7 +198,11 @@ class Checkpointer:
         self._assumed_seconds = _checkpoint_bytes(state) / ASSUMED_BYTES_PER_SECOND if store else 0.0  # of the first
         self.total_seconds = 0.0  # for which the training waited, including previous runs
         if store and (found := _latest(store, state.group)):
-            _check_global_batch(found["global_batch"], global_batch)
+            if (saved := found["global_batch"]) != global_batch:
+                remedy = "on a different number of GPUs, set the same `global_batch_size`"
+                raise UserError(
+                    f"the checkpoint has {saved} images per step, but this training has {global_batch}: {remedy}"
+                )
             _restore(state, found, store)
             self._blocked_seconds = found.get("saving_seconds", 0.0)
             self.last_seconds = found.get("writing_seconds", self._blocked_seconds)
@@ -254,20 +259,17 @@ class Checkpointer:
         state = self._state.state_dict() | self._facts | {"checkpoint_seconds": self.total_seconds}
         state |= {"saving_seconds": expected, "writing_seconds": self.last_seconds}
         if self._state.group.is_main:
-            self._start_writing(self._store, state)
+            epoch, step = len(self._state.history), self._state.progress.step
+            best = self._state.best_of(self._store.epochs() | (set() if step else {epoch}))
+            copied = host_copy(state)
+            synchronize(self._state.group.device)
+            thread = ThreadPoolExecutor(1, "checkpoint")
+            self._writing = thread.submit(_write, self._store, copied, epoch, step, best)
+            thread.shutdown(wait=False)  # it ends after the write
         self.total_seconds += time.perf_counter() - began
         if wait:
             self._wait()
         self._blocked_seconds = self.total_seconds - before
-
-    def _start_writing(self, store: CheckpointStore, state: dict[str, Any]) -> None:
-        epoch, step = len(self._state.history), self._state.progress.step
-        saved = store.epochs() | (set() if step else {epoch})
-        copied = host_copy(state)
-        synchronize(self._state.group.device)
-        thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing = thread.submit(_write, store, copied, epoch, step, self._state.best_of(saved))
-        thread.shutdown(wait=False)  # it ends after the write
 
     def _wait(self) -> None:
         """Wait for the write in progress, and raise its error."""
@@ -342,13 +344,6 @@ def host_copy(value: Any) -> Any:
 
 
 def _checkpoint_bytes(state: TrainingState) -> int:
-    """The size of a checkpoint at most: the weights, their average, and the two averages of Adam."""
+    """The size of a checkpoint at most: the weights, their average, and the state of the optimizer."""
     weights = [each.nbytes for module in state.modules.values() for each in (*module.parameters(), *module.buffers())]
-    return sum(weights) + 2 * gradient_bytes(state.module)
-
-
-def _check_global_batch(saved: int, ours: int) -> None:
-    """A training resumes on a different number of GPUs only if a step has the same number of images."""
-    if saved != ours:
-        remedy = "on a different number of GPUs, set the same `global_batch_size`"
-        raise UserError(f"the checkpoint has {saved} images per step, but this training has {ours}: {remedy}")
+    return sum(weights) + STATE_TENSORS * gradient_bytes(state.module)

@@ -29,7 +29,7 @@ class EpochMetrics:
     step_ms_p50: float
     step_ms_p95: float
     data_wait_fraction: float  # of the training time, in which rank 0 waited for images
-    own: dict[str, float] = field(default_factory=dict)  # further columns: the `metrics` of the config
+    metrics: dict[str, float] = field(default_factory=dict)  # of the config, by column: `val_<name>`
 
     @classmethod
     def measured(
@@ -49,24 +49,24 @@ class EpochMetrics:
             step_ms_p50=step_ms_p50,
             step_ms_p95=step_ms_p95,
             data_wait_fraction=times.waited_seconds / times.seconds,
-            own={f"val_{name}": value for name, value in val.own.items()},
+            metrics={f"val_{name}": value for name, value in val.metrics.items()},
         )
 
     def as_row(self) -> dict[str, Any]:
         """All metrics by column."""
         row = asdict(self)
-        own: dict[str, float] = row.pop("own")
-        return row | own
+        metrics: dict[str, float] = row.pop("metrics")
+        return row | metrics
 
     def value(self, name: str) -> Any:
         """The metric in this column."""
-        return self.own[name] if name in self.own else getattr(self, name)
+        return self.metrics[name] if name in self.metrics else getattr(self, name)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "EpochMetrics":
         """The metrics from `as_row`."""
         known = {name: row[name] for name in EPOCH_METRICS}
-        return cls(**known, own={name: value for name, value in row.items() if name not in known})
+        return cls(**known, metrics={name: value for name, value in row.items() if name not in known})
 
 
 def epoch_line(row: EpochMetrics, epochs: int) -> str:
@@ -77,7 +77,7 @@ def epoch_line(row: EpochMetrics, epochs: int) -> str:
     ]
     if row.train_accuracy is not None and row.val_accuracy is not None:
         parts.append(f"Accuracy (train, val): {row.train_accuracy:.2%}, {row.val_accuracy:.2%}")
-    parts += [f"{name.removeprefix('val_')} (val): {value:.4g}" for name, value in row.own.items()]
+    parts += [f"{name.removeprefix('val_')} (val): {value:.4g}" for name, value in row.metrics.items()]
     return " | ".join([*parts, f"Throughput: {row.images_per_second:.1f} img/s"])
 
 

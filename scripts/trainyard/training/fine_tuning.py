@@ -40,15 +40,12 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError("freeze: the patterns match all parameters of the model, so nothing is left to train")
     for name, module in inner.named_modules():
-        if isinstance(module, _BatchNorm) and _is_frozen(name, module, patterns):
-            module.is_frozen = True  # type: ignore[assignment]
-
-
-def _is_frozen(name: str, norm: nn.Module, patterns: Sequence[str]) -> bool:
-    own = list(norm.parameters())
-    if not own:  # without scale and shift
-        return any(matches(name, pattern) for pattern in patterns)
-    return not any(parameter.requires_grad for parameter in own)
+        if not isinstance(module, _BatchNorm):
+            continue
+        if trained := [parameter.requires_grad for parameter in module.parameters()]:
+            module.is_frozen = not any(trained)  # type: ignore[assignment]
+        else:  # without scale and shift
+            module.is_frozen = any(matches(name, pattern) for pattern in patterns)  # type: ignore[assignment]
 
 
 def set_training_mode(model: nn.Module) -> None:

@@ -146,13 +146,11 @@ class MappedSplit:
     def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         sender = _Sender(self._device)
-        gathered = (sender.send(self._gather(indices)) for indices in order)
+        images, labels = self._images, self._labels
+        gathered = (sender.send(ImageBatch(torch.index_select(images, 0, at), labels[at], at)) for at in order)
         with _prefetched(gathered, device=self._device) as sent:
             for item in sent:
                 yield sender.receive(item)
-
-    def _gather(self, indices: Tensor) -> ImageBatch:
-        return ImageBatch(torch.index_select(self._images, 0, indices), self._labels[indices], indices)
 
 
 class LoaderSplit:

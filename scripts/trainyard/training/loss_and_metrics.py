@@ -1,6 +1,6 @@
 """What a training minimizes and reports: losses and metrics by name, or by the path of a user's own code."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -139,7 +139,7 @@ class Means:
     loss: float  # per image
     accuracy: float | None  # None if labels are numbers instead of classes
     images: float  # that were counted
-    own: dict[str, float] = field(default_factory=dict)  # the `metrics` of the config by name
+    metrics: dict[str, float] = field(default_factory=dict)  # those of the config, by name
 
 
 class Objective:
@@ -156,15 +156,15 @@ class Objective:
 
     def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
         self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
-        self._own_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_own_loss else None
+        self._user_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_own_loss else None
         self._loss_path, self._paths = spec.loss, dict(spec.metrics)
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
-        self._sizes = self._try(spec, device) if self._own_loss is not None or self._metrics else []
+        self._sizes = self._try(spec, device) if self._user_loss is not None or self._metrics else []
 
     @property
-    def own_module(self) -> nn.Module | None:
-        """The own loss if it is a module, whose buffers belong to the state of the training; each rank has its own."""
-        return self._own_loss if isinstance(self._own_loss, nn.Module) else None
+    def loss_module(self) -> nn.Module | None:
+        """The user's loss if it is a module: its buffers are state of the training, and each rank has its own."""
+        return self._user_loss if isinstance(self._user_loss, nn.Module) else None
 
     def _try(self, spec: Train, device: torch.device) -> list[int]:
         """Compute own loss and metrics once; returns the number of sums of each metric.
@@ -173,11 +173,11 @@ class Objective:
         """
         outputs = torch.zeros(_TRIED, self._classes, device=device, requires_grad=True)
         targets = self.zero_targets(_TRIED, device)
-        if self._own_loss is not None:
+        if self._user_loss is not None:
             mixes = not self._numeric and (spec.augment.mixup or spec.augment.cutmix)
             labels = nn.functional.one_hot(targets, self._classes).float() if mixes else targets
-            with naming("loss", spec.loss), unchanged_buffers(*filter(None, [self.own_module])):
-                check_loss(self._own_loss(outputs, labels))
+            with naming("loss", spec.loss), unchanged_buffers(*filter(None, [self.loss_module])):
+                check_loss(self._user_loss(outputs, labels))
         sizes = []
         for name, metric in self._metrics.items():
             with naming("metric", spec.metrics[name]):
@@ -201,8 +201,14 @@ class Objective:
         if self._numeric and outputs.shape != targets.shape:  # many losses would broadcast them
             shapes = f"outputs of the shape {tuple(outputs.shape)}, but the labels have {tuple(targets.shape)}"
             raise ObjectiveError(f"the model returns {shapes}")
-        if self._own_loss is not None:
-            return self._own_loss_of(outputs.float(), targets, self._own_loss)
+        if self._user_loss is not None:
+            outputs = outputs.float()
+            if torch.compiler.is_compiling():  # which reports errors with a stack trace of its own
+                return self._user_loss(outputs, targets)
+            with naming("loss", self._loss_path):
+                value = self._user_loss(outputs, targets)
+                check_loss(value)
+            return value
         smoothing = self._smoothing if training else 0.0
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
 
@@ -230,28 +236,25 @@ class Objective:
         sums = torch.stack([loss.detach().double() * count, correct.double(), counted.double()])
         if training or not self._metrics:
             return sums
-        sizes = zip(self._metrics, self._sizes, strict=True)
-        return torch.cat([sums, *(self._own_sums(name, outputs.float(), targets, size=size) for name, size in sizes)])
-
-    def _own_sums(self, name: str, outputs: Tensor, targets: Tensor, *, size: int) -> Tensor:
-        with naming("metric", self._paths[name]):
-            sums = self._metrics[name].sums(outputs, targets)
-            check_sums(sums, outputs.device, size=size)
-            return sums.double()
+        parts = [sums]
+        for (name, metric), size in zip(self._metrics.items(), self._sizes, strict=True):
+            with naming("metric", self._paths[name]):
+                sums_of_metric = metric.sums(outputs.float(), targets)
+                check_sums(sums_of_metric, outputs.device, size=size)
+                parts.append(sums_of_metric.double())
+        return torch.cat(parts)
 
     def means(self, sums: Tensor) -> Means:
         """The metrics of all images whose `sums` were added up, over all batches and ranks."""
         loss, correct, images = sums[:SUMS].tolist()
         accuracy = None if self._numeric else correct / images
-        own = self._own_values(torch.split(sums[SUMS:].cpu(), self._sizes)) if len(sums) > SUMS else {}
-        return Means(loss / images, accuracy, images, own)
-
-    def _own_values(self, sums: Sequence[Tensor]) -> dict[str, float]:
-        return {name: self._value(name, part) for name, part in zip(self._metrics, sums, strict=True)}
-
-    def _value(self, name: str, sums: Tensor) -> float:
-        with naming("metric", self._paths[name]):
-            return float(self._metrics[name].value(sums))
+        values = {}
+        if len(sums) > SUMS:
+            of_metrics = torch.split(sums[SUMS:].cpu(), self._sizes)
+            for (name, metric), part in zip(self._metrics.items(), of_metrics, strict=True):
+                with naming("metric", self._paths[name]):
+                    values[name] = float(metric.value(part))
+        return Means(loss / images, accuracy, images, values)
 
 
 def main_labels(targets: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,17 +15,19 @@ from trainyard.training.fine_tuning import lr_scales
 from trainyard.training.models import inner_model
 from trainyard.training.running_statistics import running_statistics
 
+_CLASSES: Final[dict[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+STATE_TENSORS: Final = 2  # of the size of a parameter, that an optimizer keeps for it, at most: Adam's two averages
+
 
 def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     """The fused optimizer of a training, on GPUs and CPUs."""
     arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
-    kinds: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     parameters = dict(inner_model(model).named_parameters())
     if spec.freeze:
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    optimizer = kinds[spec.optimizer](_groups(spec, parameters), **arguments)
+    optimizer = _CLASSES[spec.optimizer](_groups(spec, parameters), **arguments)
     create_momentum(optimizer)
     return optimizer
 
@@ -39,6 +41,17 @@ def create_momentum(optimizer: Optimizer) -> None:
         for parameter in group["params"] if group.get("momentum") else ():
             if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+def missing_state_bytes(optimizer: Optimizer) -> int:
+    """The size of what the first update creates: two averages of Adam; the momentum of SGD exists already.
+
+    They also exist for the parameters of a training that resumes.
+    """
+    if isinstance(optimizer, SGD):
+        return 0
+    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    return sum(STATE_TENSORS * each.nbytes for each in parameters if not optimizer.state.get(each))
 
 
 def _groups(spec: Train, parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
     history, group = trainer.history, trainer.group
     nodes, gpus_per_node = split_scale(scale)
     last, given = history[-1].as_row(), slurm_allocation.current_allocation()
-    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].own)
+    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {
         "scale": scale.partition("/")[0],

@@ -218,7 +218,7 @@ class Gpu:
             memory and round(memory.used / 2**20),
             memory and round(memory.total / 2**20),
             getattr(self._query(pynvml.nvmlDeviceGetUtilizationRates), "gpu", ""),
-            _watts(self._query(pynvml.nvmlDeviceGetPowerUsage)),
+            "" if (milliwatts := self._query(pynvml.nvmlDeviceGetPowerUsage)) == "" else round(milliwatts / 1000, 1),
             self._query(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
         ]
 
@@ -239,10 +239,6 @@ class Gpu:
             return query(self._handle, *more)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return ""
-
-
-def _watts(milliwatts: Any) -> Any:
-    return "" if milliwatts == "" else round(milliwatts / 1000, 1)
 
 
 # ---- statistics of the samples

@@ -89,7 +89,11 @@ class Trainer:
         self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
         parts = (self.module, spec, data, group, self.objective)
         self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
-        self.state = self._initial_state()
+        optimizer = optimizers.build_optimizer(spec, self.module)
+        schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
+        scaler = numerics.gradient_scaler(self.precision, group.device)
+        loss = self.objective.loss_module
+        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, loss)
         if spec.activation_checkpointing:
             checkpoint_blocks(self.module)  # after the optimizer has seen the names of the parameters
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
@@ -98,13 +102,6 @@ class Trainer:
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )
-
-    def _initial_state(self) -> TrainingState:
-        optimizer = optimizers.build_optimizer(self.spec, self.module)
-        schedule = LambdaLR(optimizer, optimizers.lr_factor(self.spec.schedule, self.steps, self.spec.epochs))
-        scaler = numerics.gradient_scaler(self.precision, self.group.device)
-        loss = self.objective.own_module
-        return TrainingState(self.module, optimizer, schedule, scaler, self.group, self.spec, loss)
 
     @property
     def model(self) -> nn.Module:
@@ -250,8 +247,8 @@ class Trainer:
             with self.forward.no_sync() if remaining else nullcontext():
                 loss, sums_of_batch = self.forward.compute_loss(images, model=self.model, training=True)
                 sums += sums_of_batch
-                if not remaining:
-                    self._start_flags(sums)  # so that their all-reduce overlaps the backward pass
+                if not remaining:  # so that the all-reduce of the flags overlaps the backward pass
+                    self._flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
                 share = len(images.labels) / self.batch.per_rank
                 self.state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         return sums
@@ -261,9 +258,6 @@ class Trainer:
         for micro in islice(images, self.batch.accumulation):
             augmented = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
             yield self.mix(augmented, epoch=len(self.history) + 1, step=self.state.progress.step)
-
-    def _start_flags(self, sums: Tensor) -> None:
-        self._flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""

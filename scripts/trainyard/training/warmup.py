@@ -11,11 +11,11 @@ from types import MethodType
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import SGD, Optimizer
 
 from trainyard.training.fine_tuning import set_training_mode
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.models import gradient_bytes
+from trainyard.training.optimizers import missing_state_bytes
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.running_statistics import unchanged_buffers
 from trainyard.training.step_timing import synchronize
@@ -94,7 +94,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     The block does not update parameters, and each epoch seeds its random numbers. After an error nothing is restored:
     it ends the training, and wrapping the model again is a collective operation.
     """
-    with unchanged_buffers(trainer.module, *filter(None, [trainer.objective.own_module])):
+    with unchanged_buffers(trainer.module, *filter(None, [trainer.objective.loss_module])):
         if not trainer.spec.compile:
             trainer.wrap(for_warm_up=True)
         yield
@@ -107,7 +107,7 @@ def _fits(trainer: Trainer) -> bool:
     On several ranks, the pass has no collectives, in which the others would wait for a rank that runs out of memory.
     """
     device = trainer.group.device
-    reserve = _missing_state_bytes(trainer.state.optimizer)
+    reserve = missing_state_bytes(trainer.state.optimizer)
     if trainer.group.world_size > 1:
         reserve += gradient_bytes(trainer.module)  # of DDP's buckets
     fits = torch.ones((), dtype=torch.int64, device=device)
@@ -125,17 +125,6 @@ def _fits(trainer: Trainer) -> bool:
         log.info("%s", error)
         fits.zero_()
     return bool(trainer.group.minimum(fits))
-
-
-def _missing_state_bytes(optimizer: Optimizer) -> int:
-    """The size of what the first update creates: two averages of Adam; the momentum of SGD exists already.
-
-    It also exists for the parameters of a training that resumes.
-    """
-    if isinstance(optimizer, SGD):
-        return 0
-    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    return sum(2 * each.nbytes for each in parameters if not optimizer.state.get(each))
 
 
 def _find_unused_parameters(trainer: Trainer) -> None:

@@ -183,7 +183,7 @@ def test_an_own_loss_of_the_same_formula_gives_the_same_numbers(data, own_code):
 def test_the_buffers_of_an_own_loss_are_in_its_checkpoint(data, own_code, tmp_path, name):
     """Also those of a checkpoint within an epoch; trying the loss beforehand does not change them."""
     spec = changed(SPEC, loss=f"own_objective:{name}")
-    own = start(spec, data).objective.own_module
+    own = start(spec, data).objective.loss_module
     assert own.average == 1
     assert getattr(own, "steps", None) is None
     whole, _ = train(spec, data)
@@ -211,7 +211,7 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
     images = next(data.val.batches([torch.arange(len(data.val))]))
     outputs = training.module(data.normalize(images.pixels, channels_last=False))
     ranks = outputs.argsort(1, descending=True).argsort(1)[torch.arange(len(outputs)), images.labels]
-    assert row.own["val_top5_accuracy"] == (ranks < 5).double().mean()
+    assert row.metrics["val_top5_accuracy"] == (ranks < 5).double().mean()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_own_code_that_fails_for_real_images_is_one_line_with_its_place(data, ow
 
 def test_a_metric_may_be_undefined_for_the_images_of_zeros_on_which_it_is_tried(data, own_code):
     (row,) = start(changed(SPEC, metrics=["own_objective:LogOfPositives"], epochs=1), data).epochs()
-    assert row.own["val_LogOfPositives"] > 0
+    assert row.metrics["val_LogOfPositives"] > 0
 
 
 def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(data, tmp_path, monkeypatch):
@@ -312,7 +312,7 @@ def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp
         training = start(changed(LEARNER, **values, monitor_mode=mode), numeric)
         warm_up(training)
         rows = list(training.epochs())
-        found = [row.own[f"val_{metric}"] for row in rows]
+        found = [row.metrics[f"val_{metric}"] for row in rows]
         best = min(found) if mode == "min" else max(found)
         assert training.state.best_epoch == found.index(best) + 1
         assert (best < found[0]) if mode == "min" else (best > found[0]), found

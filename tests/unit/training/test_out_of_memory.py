@@ -3,8 +3,8 @@
 import pytest
 import torch
 from loops import LEARNER, assert_close, changed, start, train
+from trainyard.training.optimizers import missing_state_bytes
 from trainyard.training.out_of_memory import halve_until_it_fits, is_out_of_memory
-from trainyard.training.warmup import _missing_state_bytes
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
@@ -121,7 +121,7 @@ def test_an_update_that_did_not_fit_is_repeated_with_the_same_loss_scale(data, c
 def test_a_training_that_resumes_reserves_no_memory_for_averages_that_it_has(data):
     training = start(changed(LEARNER, optimizer="adam", epochs=1), data)
     weights = sum(each.nbytes for each in training.module.parameters())
-    assert _missing_state_bytes(training.state.optimizer) == 2 * weights
+    assert missing_state_bytes(training.state.optimizer) == 2 * weights
     list(training.epochs())
-    assert _missing_state_bytes(training.state.optimizer) == 0
-    assert _missing_state_bytes(start(changed(LEARNER, optimizer="sgd"), data).state.optimizer) == 0
+    assert missing_state_bytes(training.state.optimizer) == 0
+    assert missing_state_bytes(start(changed(LEARNER, optimizer="sgd"), data).state.optimizer) == 0

@@ -235,7 +235,7 @@ def test_the_epoch_line_has_rate_losses_accuracies_and_throughput():
 
 
 def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():
-    assert tuple(field.name for field in fields(EpochMetrics)) == (*EPOCH_METRICS, "own")
+    assert tuple(field.name for field in fields(EpochMetrics)) == (*EPOCH_METRICS, "metrics")
 
 
 class SlowStore(CheckpointStore):
