@@ -8,6 +8,7 @@ What is checked of a fenced block depends on its language and on the HTML commen
     ```yaml     a config, or a section `train`, which is validated
     ```python   is compiled
     ```snakemake  is a Snakefile, which test_imported.py runs
+    ```         a walk through the code: each numbered line begins with `file:function`, which exist
 """
 
 import ast
@@ -52,7 +53,7 @@ class Block:
         word = remark[0].partition(":")[0] if remark else ""
         known = {("sh", ""): "run", ("sh", "not run"): "parse", ("text", ""): "output", ("text", "message"): "message",
                  ("text", "example"): "example", ("yaml", ""): "config", ("python", ""): "compile",
-                 ("snakemake", ""): "snakefile"}  # fmt: skip
+                 ("snakemake", ""): "snakefile", ("", ""): "walk"}  # fmt: skip
         return known.get((self.language, word), "unknown")
 
 
@@ -143,6 +144,14 @@ def test_messages_are_those_of_the_code(block):
     for line in block.text.splitlines():
         for part in line.split("..."):
             assert part.strip() in strings_in_the_code()
+
+
+@of_kind("walk")
+def test_walks_lead_through_functions_that_exist(block):
+    hops = re.findall(r"^ *(\d+)  ([\w/]+\.py):(\w+)", block.text, re.M)
+    assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
+    for _, path, name in hops:
+        assert f"def {name}(" in (ROOT / "scripts/trainyard" / path).read_text(), f"{path}:{name}"
 
 
 @of_kind("config")
