@@ -20,10 +20,10 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import ask_helper
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
-from trainyard.config.scaling import Scaling, TrainScaling
-from trainyard.config.sweep import FunctionSweep, Sweep, TrainSweep
+from trainyard.config.scaling import TrainScaling
+from trainyard.config.sweep import FunctionSweep, TrainSweep
 from trainyard.config.train import OWN_MODELS, Train
-from trainyard.config.trials import Trial, expand, trainings
+from trainyard.config.trials import expand, trainings
 from trainyard.data.known_images import known_images
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
@@ -94,7 +94,7 @@ def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:
 
 
 def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
-    """SlotLocation, import path, role and the arguments of the later call for all code of the user."""
+    """Place, import path, role and the arguments of the later call for all code of the user."""
     for name, dataset in config.datasets.items():
         if isinstance(dataset, Python):
             called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
@@ -112,29 +112,21 @@ def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | N
 
 
 def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """SlotLocation in the config, tried settings, and what is known of the images of each training that is tried."""
+    """Place in the config, tried settings, and what is known of the images of each training that is tried."""
     for section, study in config.studies():
-        if study.dataset is None:
+        if not isinstance(study, (TrainSweep, TrainScaling)):
             continue
+        trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, TrainSweep) else []
+        specs = [(each.spec, each.values) for each in trials if isinstance(each.spec, Train)] or [(study.train, {})]
         images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
         found = dict[str, tuple[str, dict[str, Any]]]()
-        for spec, values in _specs(study):
+        for spec, values in specs:
             if tried := _tried(spec):
-                found.setdefault(json.dumps(tried), (_place(f"{section}.train", tried, values), tried))
+                varied = [f"{key} = {value!r}" for key, value in values.items() if key.partition(".")[0] in tried]
+                place = f"{section}.train with {', '.join(varied)}" if varied else f"{section}.train"
+                found.setdefault(json.dumps(tried), (place, tried))
         for place, tried in list(found.values())[:most]:
             yield place, tried, images
-
-
-def _specs(study: Sweep | Scaling) -> Iterator[tuple[Train, dict[str, Any]]]:
-    """The configurations of a study's trainings, with the values of their varied keys."""
-    trials: list[Trial] = []
-    if isinstance(study, Sweep):
-        trials = [*expand(study).trials, *expand(study).examples]
-    for trial in trials:
-        if isinstance(trial.spec, Train):
-            yield trial.spec, trial.values
-    if not trials and isinstance(study, (TrainSweep, TrainScaling)):
-        yield study.train, {}
 
 
 def _tried(spec: Train) -> dict[str, Any]:
@@ -145,12 +137,6 @@ def _tried(spec: Train) -> dict[str, Any]:
     settings = spec.model_dump(mode="json", exclude_defaults=True, include={*_TRIED, *_TOGETHER_WITH})
     mixing = {key: 1.0 for key in ("mixup", "cutmix") if getattr(spec.augment, key)}  # other labels for the loss
     return {"model": spec.model, **settings, **({"augment": mixing} if mixing else {})}
-
-
-def _place(place: str, tried: dict[str, Any], values: dict[str, Any]) -> str:
-    """The place of a training in the config, with the values that tell it from the others of its sweep."""
-    varied = [f"{key} = {value!r}" for key, value in values.items() if key.partition(".")[0] in tried]
-    return f"{place} with {', '.join(varied)}" if varied else place
 
 
 # ---- the cache

@@ -42,7 +42,8 @@ def check_use(
         yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
     for place, study in config.studies():
         if isinstance(study, Sweep):
-            yield _trials(place, study)
+            cost = f", their cost by {study.cost}" if study.cost else ""
+            yield Finding(place, "ok", f"{count_of(_count_trials(study), 'trial')}{cost}")  # each of them is valid
         if isinstance(study, (TrainSweep, TrainScaling)) and (specs := trainings(study)):
             images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
             yield from _model_arguments(place, specs)
@@ -57,12 +58,6 @@ def check_use(
             may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
         )
     yield from check_code(config, results, anew=anew)
-
-
-def _trials(place: str, sweep: Sweep) -> Finding:
-    """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
-    cost = f", their cost by {sweep.cost}" if sweep.cost else ""
-    return Finding(place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
 
 
 def _count_trials(sweep: Sweep) -> int:
@@ -90,20 +85,16 @@ def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
 
 def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
     """Arguments that Trainyard's own models do not have; other models are tried in another process."""
-    for key, value, model in dict.fromkeys(_wrong_arguments(specs)):
-        known = OWN_MODEL_ARGS[model]
-        problem = "must be a positive integer" if key in known else f"is not an argument of {model}"
-        remedy = f"it is {value}" if key in known else suggest(key, known)
-        yield Finding(f"{place}.train.model_args.{key}", "fails", problem, remedy)
-
-
-def _wrong_arguments(specs: Iterable[Train]) -> Iterator[tuple[str, str, str]]:
-    """Key, value as text, and model."""
-    for spec in specs:
-        known = OWN_MODEL_ARGS.get(spec.model)
-        for key, value in spec.model_args.items() if known else ():
-            if key not in (known or ()) or type(value) is not int or value < (key == "width"):
-                yield key, repr(value), spec.model
+    given = ((spec.model, key, value) for spec in specs for key, value in spec.model_args.items())
+    found: dict[Finding, None] = {}  # each once
+    for model, key, value in given:
+        known = OWN_MODEL_ARGS.get(model)
+        where = f"{place}.train.model_args.{key}"
+        if known and key not in known:
+            found[Finding(where, "fails", f"is not an argument of {model}", suggest(key, known))] = None
+        elif known and (type(value) is not int or value < (key == "width")):
+            found[Finding(where, "fails", "must be a positive integer", f"it is {value!r}")] = None
+    yield from found
 
 
 def _batches(place: str, study: TrainSweep | TrainScaling, specs: Iterable[Train], images: KnownImages) -> Finding:

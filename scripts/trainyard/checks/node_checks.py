@@ -32,41 +32,29 @@ def probe_nodes(
     folder = results.absolute() / f".doctor-{secrets.token_hex(4)}"
     folder.mkdir(parents=True)
     try:
-        nonce = secrets.token_hex(8)
+        nonce, lock_error = secrets.token_hex(8), ""
         write_json(folder / NONCE, nonce)
-        with _locked(folder / LOCK) as lock_error:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hold(folder / LOCK))  # as a driver holds its journal
+            except StorageError as error:
+                lock_error = str(error)
             job, line = _submit(requests, folder)
+            stack.callback(subprocess.run, ["scancel", "--quiet", job], check=False)
             notify(f"submitted job {job}: {line}")
-            with _cancelled_at_exit(job):
-                ended = _wait_for_end(job, folder, wait_minutes * 60, notify)
-            yield from _read_reports(folder, f"job {job}", nonce, lock_error, wait_minutes if not ended else 0)
+            has_ended = _wait_for_end(job, folder, wait_minutes * 60, notify)
+        _wait_until_visible(folder)
+        if report := read_job(folder):
+            yield from check_nodes(report, list(read_nodes(folder)), nonce=nonce, lock_error=lock_error)
+        elif not has_ended:
+            remedy = "see `squeue --me --start`, and allow more time with --wait-minutes"
+            yield Finding("node", "unknown", f"job {job} had not ended after {wait_minutes:g} minutes", remedy)
+        else:
+            output = (folder / LOG).read_text().strip()[-500:] if (folder / LOG).exists() else "(nothing)"
+            remedy = "put this folder and this Python on a file system that the nodes share"
+            yield Finding("node", "fails", f"job {job} wrote no report into {folder}; its output: {output}", remedy)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_reports(folder: Path, job: str, nonce: str, lock_error: str, waited_minutes: float) -> Iterator[Finding]:
-    _wait_until_visible(folder)
-    if report := read_job(folder):
-        yield from check_nodes(report, list(read_nodes(folder)), nonce=nonce, lock_error=lock_error)
-    elif waited_minutes:
-        remedy = "see `squeue --me --start`, and allow more time with --wait-minutes"
-        yield Finding("node", "unknown", f"{job} had not ended after {waited_minutes:g} minutes", remedy)
-    else:
-        output = (folder / LOG).read_text().strip()[-500:] if (folder / LOG).exists() else "(nothing)"
-        remedy = "put this folder and this Python on a file system that the nodes share"
-        yield Finding("node", "fails", f"{job} wrote no report into {folder}; its output: {output}", remedy)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[str]:
-    """Hold a lock like the lock of a journal; yields the reason if that is impossible, or ""."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(hold(path))
-        except StorageError as error:
-            yield str(error)
-        else:
-            yield ""
 
 
 def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
@@ -86,14 +74,6 @@ def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
     if done.returncode:
         raise UserError(f"`{shlex.join(line)}` failed: {done.stderr.strip()}")
     return done.stdout.strip().split(";")[0], shlex.join(line)
-
-
-@contextlib.contextmanager
-def _cancelled_at_exit(job: str) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        subprocess.run(["scancel", "--quiet", job], check=False)
 
 
 def _wait_for_end(job: str, folder: Path, seconds: float, notify: Callable[[str], None]) -> bool:
@@ -226,27 +206,28 @@ def check_python(reports: Reports) -> Iterator[Finding]:
 
 def check_gpus(reports: Reports) -> Iterator[Finding]:
     """Torch computes on every GPU of the job, on every node."""
-    if reports.job.gpus_per_node:
-        imported = replace(reports, nodes=[each for each in reports.nodes if not each.import_error])
-        yield from _on_nodes(imported, lambda node: _check_gpus_of(node, reports.job.gpus_per_node))
-    else:
+    wanted = reports.job.gpus_per_node
+    if not wanted:
         yield Finding("GPU", "ok", "not needed: no job of the config requests one")
+        return
 
+    def check(node: NodeReport) -> Finding:
+        count = len(node.devices)
+        if count == wanted:
+            names = ", ".join(f"{node.devices.count(name)} {name}" for name in dict.fromkeys(node.devices))
+            return Finding("GPU", "ok", f"torch computes on {names}; CUDA {node.cuda}")
+        if not count and not node.driver:
+            message = f"Slurm allocated {wanted}, but there is no NVIDIA driver: training would run on the CPU"
+            return Finding("GPU", "fails", message, "ask the site's administrators whether these GPUs are real")
+        if node.device_error or count:
+            message = f"torch computes on {count} of {wanted}; {node.device_error or 'it finds no others'}"
+            remedy = "check the node with `nvidia-smi`, and report it to its administrators"
+            return Finding("GPU", "fails", message, remedy)
+        build = f"is built for CUDA {node.cuda}" if node.cuda else "is built without CUDA"
+        message = f"torch finds none of {wanted}; it {build}, and the node has {node.driver}"
+        return Finding("GPU", "fails", message, "install a torch for this driver: see https://pytorch.org/get-started")
 
-def _check_gpus_of(node: NodeReport, wanted: int) -> Finding:
-    count = len(node.devices)
-    if count == wanted:
-        names = ", ".join(f"{node.devices.count(name)} {name}" for name in dict.fromkeys(node.devices))
-        return Finding("GPU", "ok", f"torch computes on {names}; CUDA {node.cuda}")
-    if not count and not node.driver:
-        message = f"Slurm allocated {wanted}, but there is no NVIDIA driver: training would run on the CPU"
-        return Finding("GPU", "fails", message, "ask the site's administrators whether these GPUs are real")
-    if node.device_error or count:
-        message = f"torch computes on {count} of {wanted}; {node.device_error or 'it finds no others'}"
-        return Finding("GPU", "fails", message, "check the node with `nvidia-smi`, and report it to its administrators")
-    build = f"is built for CUDA {node.cuda}" if node.cuda else "is built without CUDA"
-    message = f"torch finds none of {wanted}; it {build}, and the node has {node.driver}"
-    return Finding("GPU", "fails", message, "install a torch for this driver: see https://pytorch.org/get-started")
+    yield from _on_nodes(replace(reports, nodes=[each for each in reports.nodes if not each.import_error]), check)
 
 
 def check_meeting(reports: Reports) -> Iterator[Finding]:

@@ -201,28 +201,15 @@ def _run_step(line: list[str]) -> str:
 def probe_node(folder: Path) -> None:
     """Write the report about this node."""
     report = NodeReport(node=host.node_name(), python=platform.python_version())
-    for part in (_read_shared_folder, _try_lock, _check_temporary_folder, _count_cpus, _import_libraries):
-        part(report, folder)
-    report.write(folder)
-
-
-def _read_shared_folder(report: NodeReport, folder: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         report.nonce = json.loads((folder / NONCE).read_text())
-
-
-def _try_lock(report: NodeReport, folder: Path) -> None:
-    """Try to take the lock that the login node holds."""
     try:
-        with hold(folder / LOCK):
+        with hold(folder / LOCK):  # as the login node does
             pass
     except LockHeldError as error:
         report.lock, report.lock_held = str(error), True
     except (UserError, OSError) as error:
         report.lock = str(error)
-
-
-def _check_temporary_folder(report: NodeReport, folder: Path) -> None:
     report.tmp = tempfile.gettempdir()
     report.tmp_gib = shutil.disk_usage(report.tmp).free / 2**30
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(OSError):
@@ -230,13 +217,12 @@ def _check_temporary_folder(report: NodeReport, folder: Path) -> None:
         program.write_text("#!/bin/sh\nexit 0\n")
         program.chmod(0o700)
         report.tmp_executes = subprocess.run([program], check=False).returncode == 0
-
-
-def _count_cpus(report: NodeReport, folder: Path) -> None:
     report.cpus, report.machine_cpus = slurm_allocation.available_cpus(), os.cpu_count() or 1
+    _import_libraries(report)
+    report.write(folder)
 
 
-def _import_libraries(report: NodeReport, folder: Path) -> None:
+def _import_libraries(report: NodeReport) -> None:
     """Import torch and Ray, and compute on each GPU."""
     report.driver = NVIDIA_DRIVER.read_text().splitlines()[0] if NVIDIA_DRIVER.exists() else ""
     try:

@@ -38,20 +38,20 @@ class Conclusion:
     @cached_property
     def _text(self) -> str:
         try:
-            text = {"sweeps": self._best_trial, "scaling": self._recommendation}.get(self.kind, str)()
+            if self.kind == "sweeps":
+                from trainyard.planning.plan import read_state
+                from trainyard.results.ranking import describe_ranking, rank_sweep
+
+                state = read_state(self.config.sweeps[self.name], self.name, self.results)
+                best = describe_ranking(rank_sweep(state))[0]
+                text = f"{best[:1].upper()}{best[1:]}."
+            elif self.kind == "scaling":
+                from trainyard.scaling.table import recommendation
+                from trainyard.utils.csv_files import read_table
+
+                text = recommendation(read_table(self.results / "scaling" / self.name / "scaling.csv"))
+            else:
+                text = ""
         except UserError:  # a table does not exist yet
             return ""
         return re.sub(r"([*_`|\\])", r"\\\1", text)
-
-    def _best_trial(self) -> str:
-        from trainyard.planning.plan import read_state
-        from trainyard.results.ranking import describe_ranking, rank_sweep
-
-        best = describe_ranking(rank_sweep(read_state(self.config.sweeps[self.name], self.name, self.results)))[0]
-        return f"{best[:1].upper()}{best[1:]}."
-
-    def _recommendation(self) -> str:
-        from trainyard.scaling.table import recommendation
-        from trainyard.utils.csv_files import read_table
-
-        return recommendation(read_table(self.results / "scaling" / self.name / "scaling.csv"))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from trainyard.cli.job_limits import JobLimits, find_limits
+from trainyard.cluster.slurm_limits import JobLimits, find_limits
 from trainyard.cluster.slurm_queries import (
     Partition,
     controller_settings,

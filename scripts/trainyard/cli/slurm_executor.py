@@ -56,10 +56,9 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from trainyard.cli.command_line import continued_mark, final_mark
-from trainyard.cli.job_limits import find_limits
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
-from trainyard.cluster.slurm_limits import find_excesses
+from trainyard.cluster.slurm_limits import find_excesses, find_limits
 from trainyard.cluster.slurm_queries import (
     COMPLETING,
     TEMPORARY,

@@ -215,7 +215,7 @@ def _counts(sweep: Sweep) -> dict[str, int]:
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
-    """SlotLocation in the config and values of the varied keys of each configuration of the sweep."""
+    """Place in the config and values of the varied keys of each configuration of the sweep."""
     if sweep.grid:
         choices = [values.values() if isinstance(values, Range) else values for values in sweep.grid.values()]
         for combination in itertools.product(*choices):

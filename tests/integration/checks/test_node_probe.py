@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from trainyard.checks import node_probe
-from trainyard.checks.node_probe import LOCK, NONCE, NodeReport, read_job, read_nodes
+from trainyard.checks.node_probe import LOCK, NONCE, read_job, read_nodes
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.locks import hold
@@ -22,8 +22,8 @@ def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
     assert report.machine_cpus > 1
     assert report.ray
     assert not report.import_error
-    free = NodeReport(node="n1", python="")
-    node_probe._try_lock(free, tmp_path)
+    node_probe.probe_node(tmp_path)
+    (free,) = read_nodes(tmp_path)
     assert (free.lock, free.lock_held) == ("", False)
 
 

@@ -8,8 +8,9 @@ from snakemake.resources import Resources
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
-from trainyard.cli import job_limits, profile, slurm_executor
+from trainyard.cli import profile, slurm_executor
 from trainyard.cli.workflow import Workflow
+from trainyard.cluster import slurm_limits
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.result_digests import script_inputs_digest
@@ -284,7 +285,7 @@ def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
 ):
     """A user may start it in one; the Snakemake in a submitted job submits none, and asks for no limits."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(job_limits, "list_limits", lambda *_, **__: [Limits(origin="QOS", walltime_minutes=50)])
+    monkeypatch.setattr(slurm_limits, "list_limits", lambda *_, **__: [Limits(origin="QOS", walltime_minutes=50)])
     every = parsed("runtime=60", "qos=fifty")
     yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
     assert yard.sweep._plan("one", 1).limit_minutes == minutes

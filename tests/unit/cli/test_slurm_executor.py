@@ -13,9 +13,8 @@ from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from trainyard.cli import slurm_executor
 from trainyard.cli.command_line import continued_mark, final_mark
-from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.slurm_executor import SlurmExecutor
-from trainyard.cluster.slurm_limits import Limits
+from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import Request, UserJob
 from trainyard.utils.errors import UserError
 

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from snakemake.resources import Resources
 from trainyard.cli import profile
-from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.workflow import Workflow
-from trainyard.cluster.slurm_limits import Limits
+from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.result_digests import fit_digest, result_digest

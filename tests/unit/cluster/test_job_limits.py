@@ -2,8 +2,7 @@
 
 import math
 
-from trainyard.cli.job_limits import JobLimits
-from trainyard.cluster.slurm_limits import Limits
+from trainyard.cluster.slurm_limits import JobLimits, Limits
 
 LEVELS = (
     Limits(origin="QOS part", job_resources={"cpu": 64}),
