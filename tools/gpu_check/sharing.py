@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import yaml
-from trainyard.cluster.cuda_mps import CONTROL, PIPES, run_mps
+from trainyard.cluster.gpus import CONTROL, PIPES, run_mps
 from trainyard.planning.attempts import Fold
 
 from gpu_check.programs import SCRIPTS

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainyard.cluster.cuda_mps import run_mps
+from trainyard.cluster.gpus import run_mps
 from trainyard.config.train import Augment, Train
 from trainyard.packing import worker_gpu
 from trainyard.training.augmentation import Augmenter

@@ -7,16 +7,13 @@ program that must hear the signals of its job gets a step of its own.
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host, job_script, slurm_allocation, slurm_queries
-from trainyard.cluster.stop_request import STOP_SIGNALS
 from trainyard.utils.errors import UserError
 
 START_SECONDS: Final = 60  # for a step to start
@@ -67,21 +64,6 @@ def signals_reach_all_processes() -> bool:
         return True
     forwards = settings.get("SignalChildrenProcesses", "no").lower() == "yes"
     return forwards or settings.get("ProctrackType") != "proctrack/cgroup"
-
-
-@contextmanager
-def shielded_children() -> Iterator[None]:
-    """Processes that are started in the block do not get the signals that end a program, nor do their descendants.
-
-    Slurm may send these to all processes of a job, and a terminal, `timeout` and CI systems send them to all processes
-    of a group. What trials need, such as Ray, must not end before they have saved their state. They inherit that these
-    signals are blocked, and are ended by SIGKILL.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def srun_options(nodes: Sequence[str], *, tasks_per_node: int = 1, cpus_per_task: int) -> list[str]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 import psutil
@@ -182,3 +183,18 @@ def _end_if_terminated(signals: int) -> None:
             return
         if signal.SIGTERM in numbers:
             ends_at = min(ends_at, time.monotonic() + AGENT_SECONDS)
+
+
+@contextlib.contextmanager
+def shielded_children() -> Iterator[None]:
+    """Processes that are started in the block do not get the signals that end a program, nor do their descendants.
+
+    Slurm may send these to all processes of a job, and a terminal, `timeout` and CI systems send them to all processes
+    of a group. What trials need, such as Ray, must not end before they have saved their state. They inherit that these
+    signals are blocked, and are ended by SIGKILL.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

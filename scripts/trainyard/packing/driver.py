@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster import host, slurm_allocation
-from trainyard.cluster.cuda_mps import run_mps
+from trainyard.cluster.gpus import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host
-from trainyard.cluster.cuda_mps import run_mps
+from trainyard.cluster.gpus import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment

@@ -72,7 +72,7 @@ def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
 def trimmed_ray_shutdown() -> Iterator[None]:
     """Within the block, Ray kills its processes at once: saves 2 s, since they do not react to SIGTERM.
 
-    `job_step.shielded_children` blocks it. Ray would wait for a second for each of its two daemons to end by itself.
+    `stop_request.shielded_children` blocks it. Ray would wait for a second for each of its two daemons to end.
     """
     from ray._private import node
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from trainyard.cluster import held_folders, host, job_step, slurm_allocation
+from trainyard.cluster import held_folders, host, slurm_allocation
 from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
-from trainyard.cluster.stop_request import ignore_signal
+from trainyard.cluster.stop_request import ignore_signal, shielded_children
 from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.import_path import helper_command
@@ -186,7 +186,7 @@ def local_ray(
 def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> None:
     import ray
 
-    with job_step.shielded_children(), _handler_of_sigterm_kept(), _failures_named():
+    with shielded_children(), _handler_of_sigterm_kept(), _failures_named():
         ray.init(
             address="local",  # otherwise it may connect to a cluster that an earlier job left behind
             num_gpus=gpus,

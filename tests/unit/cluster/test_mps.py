@@ -11,15 +11,15 @@ import psutil
 import pytest
 from project import FAKE_MPS, ROOT, is_alive
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import cuda_mps
-from trainyard.cluster.cuda_mps import CONTROL, LOGS, PIPES, PROBE, run_mps
+from trainyard.cluster import gpus
+from trainyard.cluster.gpus import CONTROL, LOGS, PIPES, PROBE, run_mps
 
 RUN = """
 import os, time
-from trainyard.cluster import cuda_mps
-cuda_mps.PROBE = "print(0)"
-with cuda_mps.run_mps(True):
-    print(os.environ[cuda_mps.PIPES], flush=True)
+from trainyard.cluster import gpus
+gpus.PROBE = "print(0)"
+with gpus.run_mps(True):
+    print(os.environ[gpus.PIPES], flush=True)
     time.sleep(60)
 """
 
@@ -37,7 +37,7 @@ def told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("tempfile.tempdir", None)
     for name in (PIPES, LOGS, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cuda_mps, "PROBE", "print(0)")  # with a GPU, it would look for the real daemon
+    monkeypatch.setattr(gpus, "PROBE", "print(0)")  # with a GPU, it would look for the real daemon
     caplog.set_level(logging.INFO)
     return lambda: (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
 
@@ -83,7 +83,7 @@ def test_the_daemon_ends_when_the_job_is_killed(told):
 
 
 def test_a_daemon_that_does_not_answer_is_killed(told, monkeypatch):
-    monkeypatch.setattr(cuda_mps, "QUIT_SECONDS", 0.2)
+    monkeypatch.setattr(gpus, "QUIT_SECONDS", 0.2)
     monkeypatch.setenv("FAKE_MPS_HANGS", "1")
     with run_mps(True):
         running = daemon()
@@ -106,7 +106,7 @@ def test_where_mps_does_not_work_one_line_says_so_and_trials_run_without(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(cuda_mps, "PROBE", environment.get("FAKE_PROBE", "print(0)"))
+    monkeypatch.setattr(gpus, "PROBE", environment.get("FAKE_PROBE", "print(0)"))
     with run_mps(True):
         assert os.environ.get(PIPES) == environment.get(PIPES)
         assert told() == lines, "the daemon is not left running"
