@@ -1,4 +1,4 @@
-"""The trials of a sweep: their configurations from its grid, lists and samples, and their identities."""
+"""The trials of a sweep: their configurations from its grid, lists and samples, and what identifies each result."""
 
 import ast
 import itertools
@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from trainyard.config.config import Trees
 from trainyard.config.placeholders import dotted_items, insert_resume_option
-from trainyard.config.scaling import Scaling, TrainScaling
-from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, Range, Sample, Sweep, TrainSweep, Uniform
+from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
+from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, Range, Sweep, TrainSweep, Uniform
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
@@ -130,13 +131,58 @@ def _expand(sweep: Sweep) -> Expansion:
     return expansion
 
 
+# ---- what identifies other results; `dataset` is the digest of the staged dataset
+
+
+def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]:
+    """Everything that changes the result of a run such as `4x2`; `study.train` is that of this run (`train_at`)."""
+    return {
+        "train": identifying(study.train.model_dump(mode="json", exclude_defaults=True)),
+        "mode": study.mode,
+        "retrain": study.retrain,
+        "scale": run,
+        "dataset": dataset,
+        "version": RESULT_VERSION,
+    }
+
+
+def script_digest(study: ScriptScaling) -> str:
+    """Changes with a study's script and its arguments."""
+    what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
+    what |= {"script": study.program} | ({"env": study.env} if study.env else {})
+    return digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
+
+
+def script_inputs_digest(study: ScriptScaling, dataset: str) -> str:
+    """Changes with everything else that changes the result of a study's script."""
+    return digest_of([study.launcher_options, study.mode, dataset])
+
+
+def result_digest(study: Scaling, run: str, dataset: str) -> str:
+    """The digest of a run of a scaling study, which its summary has as `spec_digest`."""
+    if isinstance(study, ScriptScaling):
+        return digest_of([script_digest(study), script_inputs_digest(study, dataset)], length=10)
+    assert isinstance(study, TrainScaling)
+    study = study.model_copy(update={"train": study.train_at(run)})
+    return digest_of(training_spec(study, run, dataset), length=10)
+
+
+def fit_digest(study: Trees, model: str, dataset: str) -> str:
+    """The digest of a fitted model of a tree study."""
+    params = study.params.get(model, {})  # type: ignore[call-overload]
+    seed = retrain = 0  # keys of earlier versions
+    return digest_of([model, study.rounds, seed, params, retrain, dataset, RESULT_VERSION])
+
+
+# ---- what a study trains
+
+
 def trainings(study: Sweep | Scaling) -> list[Train]:
     """The configurations of a study's trainings: of all trials, or of the examples of a search."""
-    trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
-    specs = [trial.spec for trial in trials]
-    if not specs and isinstance(study, (TrainSweep, TrainScaling)):
-        return [study.train]
-    return [spec for spec in specs if isinstance(spec, Train)]
+    if not isinstance(study, TrainSweep):
+        return [study.train] if isinstance(study, TrainScaling) else []
+    trials = [*expand(study).trials, *expand(study).examples]
+    return [trial.spec for trial in trials if isinstance(trial.spec, Train)] or [study.train]
 
 
 def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
@@ -223,20 +269,15 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:
-        for values in _draws(sweep.sample):
-            yield "sample", values
+        generator = random.Random(sweep.sample.seed)
+        for _ in range(sweep.sample.count):
+            yield "sample", {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
     if sweep.search:
         ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
         for index in range(max(map(len, ends.values()))):
             yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
     if sweep.is_single_call:
         yield "args", {}
-
-
-def _draws(sample: Sample) -> Iterator[dict[str, Any]]:
-    generator = random.Random(sample.seed)
-    for _ in range(sample.count):
-        yield {key: _draw(generator, choice) for key, choice in sample.values.items()}
 
 
 def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.config.config import Config, Trees
-from trainyard.config.result_digests import fit_digest, result_digest
 from trainyard.config.scaling import EFFICIENT, Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.planning.sweep_state import SweepState

@@ -19,8 +19,8 @@ from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
-from trainyard.config.result_digests import training_spec
 from trainyard.config.scaling import TrainScaling, split_scale
+from trainyard.config.trials import training_spec
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling import rank_failures

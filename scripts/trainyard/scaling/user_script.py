@@ -16,9 +16,9 @@ from typing import Any, Final
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option, make_values
-from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import ScriptScaling, repeat_of, split_scale
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import result_digest, script_digest, script_inputs_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, shift_epoch

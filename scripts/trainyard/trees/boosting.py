@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainyard.config.config import Trees
-from trainyard.config.result_digests import fit_digest
+from trainyard.config.trials import fit_digest
 from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json

@@ -13,7 +13,7 @@ from trainyard.cli.workflow import Workflow
 from trainyard.cluster import slurm_limits
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
-from trainyard.config.result_digests import script_inputs_digest
+from trainyard.config.trials import script_inputs_digest
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import dataset_digest
 from trainyard.scaling.user_script import UserScript

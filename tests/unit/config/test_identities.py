@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from trainyard.config.load import check_config, read_config
-from trainyard.config.result_digests import fit_digest, result_digest
-from trainyard.config.trials import expand
+from trainyard.config.trials import expand, fit_digest, result_digest
 from trainyard.utils.files import digest_of
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
-from trainyard.config.result_digests import fit_digest, result_digest
+from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
