@@ -43,7 +43,7 @@ test: env ## Run what every change must pass: 20 CPU minutes
 	$(say) 'running the tests that every change must pass'
 	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait
 
-test-unit: env ## Run the unit tests (200 CPU seconds: about 2 minutes on two cores)
+test-unit: env ## Run the unit tests (2 CPU minutes)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 test-all: env ## Run all tests, with the table of faults, and write docs/faults.md (40 minutes on two cores)
