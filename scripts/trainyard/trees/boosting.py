@@ -7,10 +7,9 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,13 +94,12 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
     defaults = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": 0}
     settings = defaults | {_main_name(name, key): value for key, value in params.items()}
     target: Array = data.train_target
-    decode: Callable[[Any], Array] = np.asarray
+    classes: Array | None = None
     if data.task == "classification":  # XGBoost refuses numbers of classes with a gap: of a class without training rows
         classes, target = np.unique(target, return_inverse=True)
-        decode = partial(_decode, classes)
     started = time.perf_counter()
     try:
-        model = _MODELS[name](data.task, settings)
+        model = _new_model(name, data.task, settings)
         model.fit(data.train, target)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name} cannot be fitted with {settings}: {_reason(error)}") from error
@@ -111,25 +109,45 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         raise DataError(f"{name} does not accept the data or its parameters: {_reason(error)}") from error
     seconds = time.perf_counter() - started
     score = accuracy if data.task == "classification" else rmse
-    suffix = {"xgboost": "ubj", "lightgbm": "txt"}[name]
+    if name == "xgboost":
+        booster, suffix = model.get_booster(), "ubj"
+        content, rounds = bytes(booster.save_raw(suffix)), booster.num_boosted_rounds()
+        used = int(json.loads(booster.save_config())["learner"]["generic_param"]["nthread"])
+    else:
+        booster, suffix = model.booster_, "txt"
+        content, rounds = booster.model_to_string().encode(), booster.current_iteration()
+        used = int(booster.params["num_threads"])
     with atomic_write(folder / f"{name}.{suffix}", "wb") as file:
-        file.write(_saved(model, name))
-    rounds, used = _rounds_and_threads(model, name)
+        file.write(content)
     return {
         "model": name,
         "metric": score.__name__,
-        "train": score(data.train_target, decode(model.predict(data.train))),
-        "val": score(data.val_target, decode(model.predict(data.val))),
+        "train": score(data.train_target, _decode(model.predict(data.train), classes)),
+        "val": score(data.val_target, _decode(model.predict(data.val), classes)),
         "seconds": seconds,
-        "threads": used if used > 0 else threads,  # XGBoost: all available
-        "rounds": rounds,
+        "threads": used if used > 0 else threads,  # 0 or less: all available
+        "rounds": int(rounds),
         "file": f"{name}.{suffix}",
     }
 
 
-def _decode(classes: Array, predicted: Array) -> Array:
-    """The classes that a model predicts by their positions, int (N,), or by a column for each, (N, classes)."""
-    return classes[predicted.argmax(axis=1) if predicted.ndim == 2 else predicted]
+def _decode(predicted: Any, classes: Array | None) -> Array:
+    """Predicted values, or the classes that are predicted by position, int (N,), or by a column for each."""
+    if classes is None:
+        return np.asarray(predicted)
+    positions = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted
+    return np.asarray(classes[positions])
+
+
+def _new_model(name: str, task: str, settings: dict[str, Any]) -> Any:
+    """A model of a library with the interface of scikit-learn."""
+    if name == "xgboost":
+        from xgboost import XGBClassifier, XGBRegressor
+
+        return (XGBClassifier if task == "classification" else XGBRegressor)(**{"enable_categorical": True, **settings})
+    from lightgbm import LGBMClassifier, LGBMRegressor
+
+    return (LGBMClassifier if task == "classification" else LGBMRegressor)(**{"verbosity": -1, **settings})
 
 
 def _reason(error: Exception) -> str:
@@ -146,21 +164,6 @@ def accuracy(truth: Array, predicted: Array) -> float:
 def rmse(truth: Array, predicted: Array) -> float:
     """Root mean squared error, in the unit of the target."""
     return float(np.sqrt(np.mean((truth - predicted) ** 2)))
-
-
-def _xgboost(task: str, settings: dict[str, Any]) -> Any:
-    from xgboost import XGBClassifier, XGBRegressor
-
-    return (XGBClassifier if task == "classification" else XGBRegressor)(**{"enable_categorical": True, **settings})
-
-
-def _lightgbm(task: str, settings: dict[str, Any]) -> Any:
-    from lightgbm import LGBMClassifier, LGBMRegressor
-
-    return (LGBMClassifier if task == "classification" else LGBMRegressor)(**{"verbosity": -1, **settings})
-
-
-_MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost, "lightgbm": _lightgbm}
 
 
 def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
@@ -231,21 +234,3 @@ def _lightgbm_aliases() -> dict[str, list[str]]:
     from lightgbm.basic import _ConfigAliases
 
     return dict(_ConfigAliases._get_all_param_aliases())
-
-
-def _rounds_and_threads(model: Any, name: str) -> tuple[int, int]:
-    """The number of boosting rounds and of threads of a fitted model, by its library; 0 or less: all threads."""
-    if name == "lightgbm":
-        booster = model.booster_
-        return int(booster.current_iteration()), int(booster.params["num_threads"])
-    booster = model.get_booster()
-    used = json.loads(booster.save_config())["learner"]["generic_param"]["nthread"]
-    return int(booster.num_boosted_rounds()), int(used)
-
-
-def _saved(model: Any, name: str) -> bytes:
-    """The fitted model in the format of its library."""
-    if name == "xgboost":
-        return bytes(model.get_booster().save_raw("ubj"))
-    text: str = model.booster_.model_to_string()
-    return text.encode()
