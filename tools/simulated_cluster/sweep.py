@@ -17,7 +17,7 @@ from trainyard.cluster.ray.start import RunningRay
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
-from trainyard.packing import driver, live_view, outcomes, packer, shutdown, slot_pool, trial_queue
+from trainyard.packing import driver, live_view, outcomes, packer, slot_pool, trial_queue
 from trainyard.planning import journal
 from trainyard.planning.list_scheduling import lower_bound
 from trainyard.planning.plan import plan_sweep
@@ -27,9 +27,9 @@ from trainyard.utils.errors import UserError
 from simulated_cluster.cluster import Account, Cluster, Conditions
 from simulated_cluster.workers import Trial
 
-WITH_TIME: Final = (driver, outcomes, packer, shutdown, slot_pool, trial_queue)  # modules
+WITH_TIME: Final = (driver, outcomes, packer, slot_pool, trial_queue)  # modules
 WITH_CLOCK: Final = (journal, live_view)
-WITH_RAY: Final = (packer, shutdown, slot_pool)
+WITH_RAY: Final = (packer, slot_pool)
 END_SECONDS: Final = 15.0  # to shut a job down
 MAX_JOBS: Final = 100
 MEMORY: Final = Path("/dev/shm")  # a journal there costs no time to sync

@@ -1,9 +1,11 @@
 """Runs the trials of a sweep on slots: one long-lived worker per slot, which gets one trial after another."""
 
+import logging
 import math
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from threading import Event
 from typing import Any, Final
 
@@ -13,14 +15,14 @@ from ray.exceptions import RayError
 from trainyard.cluster import host
 from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.ray.start import RayEndedError
+from trainyard.cluster.stop_request import request_stop_of_workers
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
-from trainyard.packing.shutdown import end_trials, record_interrupted
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool, death_reason
-from trainyard.packing.trial_queue import Predict, TimeLimits, TrialQueue
+from trainyard.packing.trial_queue import STOP_SECONDS, Predict, TimeLimits, TrialQueue
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
@@ -31,6 +33,7 @@ from trainyard.programs.metrics import shift_epoch
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.utils.errors import ContinuedError, UserError
+from trainyard.utils.process_guard import wait_for_folder
 from trainyard.utils.text import SHELL_SIGNAL, count_of
 
 # The signals of a cancelled job arrive everywhere at about the same time. When workers or programs die first, the
@@ -39,6 +42,11 @@ SIGNAL_SECONDS: Final = 1.0
 SYNC_POLL_SECONDS: Final = 0.1  # until an end that could not be synced ends the sweep
 RAY_POLL_SECONDS: Final = 1.0  # until the end of the raylet is noticed, also if no worker reports it
 SIGNAL_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, SHELL_SIGNAL + signal.SIGTERM, SHELL_SIGNAL + signal.SIGINT)
+LOSS_WARNING: Final = (
+    "trial %s was interrupted by the end of the walltime and has nothing in its checkpoint_dir: it will start from the "
+    "beginning; if the function cannot resume, set `resumable: false`, so that a trial starts only if it can end"
+)
+log = logging.getLogger(__name__)
 
 
 class Packer:
@@ -109,12 +117,10 @@ class Packer:
             self._run_loop()
         except (KeyboardInterrupt, UserError):
             self._queue.is_closed = True
-            end_trials(self._pool.slots, self._setup, recorder=self._recorder, handle_message=self._handle_message)
+            self._end_trials()
             raise
         finally:
-            interrupted = record_interrupted(
-                self._pool.running, self._setup, recorder=self._recorder, limits=self._limits
-            )
+            interrupted = self._record_interrupted()
             self._pool.release()
         self._check_complete(interrupted + self._outcomes.interrupted)
 
@@ -152,6 +158,44 @@ class Packer:
                 error = timeout_error(self._setup.timeout_seconds or 0.0)
                 self._outcomes.handle_failure(slot, TrialEnded(status=TrialStatus.FAILED, error=error))
         return bool(overdue)
+
+    def _end_trials(self) -> None:
+        """End the running trials, which may save a checkpoint within the grace period, and record how they ended."""
+        setup, running = self._setup, [slot for slot in self._pool.running if slot.phase is Phase.RUNNING]
+        if not running:
+            return
+        count = count_of(len(running), "running trial")
+        log.info("%s may take up to %g s to save a checkpoint", count, setup.end_seconds)
+        deadline = time.monotonic() + setup.end_seconds + STOP_SECONDS
+        with suppress(RayError):  # Ray has ended before the driver
+            request_stop_of_workers()
+        while answers := {slot.answer: slot for slot in running if slot.answer is not None}:
+            left = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(answers), num_returns=1, timeout=left, fetch_local=False)
+            if not ready:
+                return
+            slot = answers[ready[0]]
+            assert slot.task is not None
+            try:
+                message = ray.get(slot.answer)
+            except RayError:  # the worker has died; then the guard ends its command
+                if setup.grace_seconds:
+                    wait_for_folder(setup.trial_folder(slot.task), timeout_seconds=left)
+                self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
+            else:
+                self._handle_message(slot, message)
+
+    def _record_interrupted(self) -> int:
+        """Record the attempts that still run as interrupted; returns how many there were."""
+        running = self._pool.running
+        for slot in running:
+            assert slot.task is not None
+            if self._limits.seconds_left() == 0 and self._setup.can_resume and slot.task.is_function:
+                checkpoints = self._setup.checkpoint_folder(slot.task)
+                if not (checkpoints.exists() and any(checkpoints.iterdir())):
+                    log.warning(LOSS_WARNING, slot.task.trial)
+            self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
+        return len(running)
 
     def _check_complete(self, interrupted: int) -> None:
         left = self._queue.waiting + interrupted
