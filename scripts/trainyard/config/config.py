@@ -12,9 +12,11 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, fiel
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import AnyScaling, Scaling
 from trainyard.config.sweep import AnySweep, Sweep, Unit
-from trainyard.config.train import Name, Section
+from trainyard.config.train import Name, Section, hint
 
-EnvModule = Annotated[str, Field(pattern=r"^[\w.+/-]+$")]
+EnvModule = Annotated[
+    str, Field(pattern=r"^[\w.+/-]+$"), hint("an environment module is named as in `module load`: cuda/13.0")
+]
 TreeModel = Literal["xgboost", "lightgbm"]
 _DEVICES = {"device", "device_type", "tree_method"}  # parameters by which the libraries choose a GPU
 

@@ -12,7 +12,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.train import Section
+from trainyard.config.train import FunctionPath, Section, hint
+
+Url = Annotated[
+    str,
+    Field(pattern=r"^https?://[^/]+/.*[^/]$"),
+    hint("a URL begins with http:// or https:// and ends in the name of a file"),
+]
+Checksum = Annotated[
+    str,
+    Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$"),
+    hint("a checksum is md5:... or sha256:..., in full"),
+]
 
 
 class Digits(Section):
@@ -61,16 +72,8 @@ class ImageFolder(Section):
 
     source: Literal["imagefolder"] = Field(description="Image files.")
     root: str | None = Field(None, description="A folder, or a `.zip`, `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz`.")
-    url: str | None = Field(
-        None,
-        description="Instead of `root`: the URL of such an archive to download.",
-        pattern=r"^https?://[^/]+/.*[^/]$",
-    )
-    checksum: str | None = Field(
-        None,
-        description="Checksum of the archive at `url`: `md5:...` or `sha256:...`.",
-        pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$",
-    )
+    url: Url | None = Field(None, description="Instead of `root`: the URL of such an archive to download.")
+    checksum: Checksum | None = Field(None, description="Checksum of the archive at `url`: `md5:...` or `sha256:...`.")
     height: PositiveInt | None = Field(
         None,
         description="Height in pixels. By default it is the most frequent one, and images of another size are bad.",
@@ -112,7 +115,9 @@ class Table(Section):
     """
 
     source: Literal["table"] = Field(description="A table file.")
-    path: str = Field(description="The `.csv` or `.parquet` file.", pattern=r"\.(csv|parquet)$")
+    path: Annotated[str, Field(pattern=r"\.(csv|parquet)$"), hint("a table must end in .csv or .parquet")] = Field(
+        description="The `.csv` or `.parquet` file."
+    )
     target: str = Field(description="The target column.")
     task: Literal["auto", "classification", "regression"] = Field(
         "auto", description="`auto`: regression for a floating-point target, else classification."
@@ -130,7 +135,7 @@ class Python(Section):
     """
 
     source: Literal["python"] = Field(description="A function of yours.")
-    factory: str = Field(description="The function: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
+    factory: FunctionPath = Field(description="The function: `package.module:function`.")
     args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
     classes: list[str] | None = Field(None, description="Names of the classes; by default their numbers.")
     targets: list[str] | None = Field(

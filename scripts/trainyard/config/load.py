@@ -253,8 +253,8 @@ def _reason(item: Any) -> str:
         return (
             "is required for a training; or give " + others if section.kind == "train" else "is required, but missing"
         )
-    if kind == "string_pattern_mismatch":
-        return f"{item['input']!r} is not valid; {_PATTERN_HINTS.get(item['ctx']['pattern'], item['msg'])}"
+    if kind == "pattern":
+        return str(item["msg"])
     value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
     return f"{item['msg'][0].lower()}{item['msg'][1:]}{value}"
 
@@ -309,23 +309,6 @@ def _find(loc: tuple[Any, ...]) -> _Place:
         else:
             place = _Place((*place.path, str(part)), _value_type(place.type, part))
     return place
-
-
-_PATTERN_HINTS = {
-    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name is used for a folder: letters, digits, `_` and `-`, no leading `_` or `-`",
-    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is <nodes>x<gpus per node>, as in 2x4; without GPUs, train in a sweep with "
-    "`slots: {gpus_per_node: 0}`",
-    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "use fastest, cheapest or, say, deadline 2h",
-    r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is md5:... or sha256:..., in full",
-    r"^https?://[^/]+/.*[^/]$": "a URL begins with http:// or https:// and ends in the name of a file",
-    r"\.(jsonl|json|csv)$": "a metrics file must end in .jsonl, .json or .csv",
-    r"^[\w.]+:\w+$": "a function is package.module:name",
-    r"^cross_entropy$|^[\w.]+:[\w.]+$": "a loss is cross_entropy or package.module:name",
-    r"^top5_accuracy$|^[\w.]+:[\w.]+$": "a metric is top5_accuracy or package.module:name",
-    r"^[A-Za-z_]\w*$": "a name has letters, digits and _",
-    r"^[\w.+/-]+$": "an environment module is named as in `module load`: cuda/13.0",
-    r"\.(csv|parquet)$": "a table must end in .csv or .parquet",
-}
 
 
 def _fields(annotation: Any) -> dict[str, FieldInfo]:

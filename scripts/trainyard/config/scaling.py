@@ -27,11 +27,17 @@ from trainyard.config.placeholders import (
     insert_resume_option,
     takes_all,
 )
-from trainyard.config.train import Name, Section, Train
+from trainyard.config.train import Name, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics
 from trainyard.utils.errors import UserError
 
-Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12)]
+Scale = Annotated[
+    str,
+    StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12),
+    hint(
+        "a scale is <nodes>x<gpus per node>, as in 2x4; without GPUs, train in a sweep with `slots: {gpus_per_node: 0}`"
+    ),
+]
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 

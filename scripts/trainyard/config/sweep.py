@@ -47,8 +47,8 @@ from trainyard.config.placeholders import (
     make_values,
     takes_all,
 )
-from trainyard.config.train import Name, Section, Train
-from trainyard.config.user_programs import CommandOptions, DottedPath, Metrics, ProgramOptions, UserProgram
+from trainyard.config.train import FunctionPath, Name, Section, Train, hint
+from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 
@@ -321,7 +321,11 @@ MIN_SHARE: Final = 0.01
 MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests CPUs for as many
 MAX_GPUS: Final = 100_000
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
-Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
+Goal = Annotated[
+    str,
+    StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$"),
+    hint("use fastest, cheapest or, say, deadline 2h"),
+]
 
 
 class Sweep(Section):
@@ -650,7 +654,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
 class FunctionSweep(ProgramSweep):
     """A sweep whose trials call a Python function."""
 
-    function: DottedPath = Field(
+    function: FunctionPath = Field(
         description="Your own Python function, `package.module:function`, called as `function(config, context)`."
     )
     resumable: bool = Field(

@@ -20,6 +20,8 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -28,9 +30,30 @@ from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MINIMIZ
 from trainyard.config.weights import is_published
 from trainyard.utils.text import is_number
 
+
+def hint(text: str) -> WrapValidator:
+    """In an annotation, after a pattern: what is valid, for the error about a value that does not match it."""
+
+    def validate(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return inner(value)
+        except ValidationError as error:
+            if error.errors(include_url=False)[0]["type"] != "string_pattern_mismatch":
+                raise
+            message = {"value": repr(value), "hint": text}
+            raise PydanticCustomError("pattern", "{value} is not valid; {hint}", message) from None
+
+    return WrapValidator(validate)
+
+
 IMPORT_PATH = r"^[\w.]+:[\w.]+$"
+FunctionPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$"), hint("a function is package.module:name")]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
+Name = Annotated[
+    str,
+    StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64),
+    hint("a name is used for a folder: letters, digits, `_` and `-`, no leading `_` or `-`"),
+]
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
 OWN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
 OWN_MODELS = tuple(OWN_MODEL_ARGS)
@@ -92,8 +115,19 @@ def _find_mistake(value: Any) -> PydanticCustomError | None:
     return _TRUE if value is True else None
 
 
-MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
-MetricPath = Annotated[str, StringConstraints(pattern=rf"^top5_accuracy$|{IMPORT_PATH}")]
+MetricName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64), hint("a name has letters, digits and _")
+]
+MetricPath = Annotated[
+    str,
+    StringConstraints(pattern=rf"^top5_accuracy$|{IMPORT_PATH}"),
+    hint("a metric is top5_accuracy or package.module:name"),
+]
+LossPath = Annotated[
+    str,
+    StringConstraints(pattern=rf"^cross_entropy$|{IMPORT_PATH}"),
+    hint("a loss is cross_entropy or package.module:name"),
+]
 Metrics = list[MetricPath] | dict[MetricName, MetricPath]
 
 
@@ -206,9 +240,8 @@ class Train(Section):
         lt=1,
         description="Label smoothing of the training loss. `train_loss` includes it, `val_loss` does not.",
     )
-    loss: str = Field(
+    loss: LossPath = Field(
         "cross_entropy",
-        pattern=rf"^cross_entropy$|{IMPORT_PATH}",
         description="`cross_entropy`, or your own, `package.module:name`: a function `loss(outputs, targets)` that "
         "returns the mean of a batch, or a class of such objects, e.g. `torch.nn:BCEWithLogitsLoss`.",
     )

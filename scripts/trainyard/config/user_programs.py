@@ -5,14 +5,12 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.placeholders import Command, check_quoting, check_resume_option, find_placeholders
-from trainyard.config.train import Section
+from trainyard.config.train import Section, hint
 from trainyard.utils.files import digest_of
-
-DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
 
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
 # applies to all of it. The quantifiers of its digits are possessive: with backtracking, the time to find that nothing
@@ -42,12 +40,14 @@ class Metrics(Section):
     searched, without escape codes such as colors.
     """
 
-    file: str | None = Field(
+    file: (
+        Annotated[str, Field(pattern=r"\.(jsonl|json|csv)$"), hint("a metrics file must end in .jsonl, .json or .csv")]
+        | None
+    ) = Field(
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
         "`{out_dir}` in a scaling study). `.jsonl`: one row per line; `.csv`: with a header; `.json`: a row or a list "
         "of rows.",
-        pattern=r"\.(jsonl|json|csv)$",
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
         None,
