@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,21 +76,17 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    line = _find_line(job, _describe_job(job))
+    output = _describe_job(job)
+    # One task of an array has the ID of the array, for which Slurm prints all tasks.
+    line = next((line for line in output.splitlines() if line.startswith(f"JobId={job} ")), None)
+    if line is None:
+        raise UserError(f"`scontrol show job {job}` printed no line about this job: {output[:200]!r}")
     nodes = run_slurm_command("scontrol", "show", "hostnames", parse_fields(line)["NodeList"]).split()
     return parse_allocation(job, line, nodes)
 
 
-def _find_line(job: str, output: str) -> str:
-    """The line about a job. One task of an array has the ID of the array, for which Slurm prints all tasks."""
-    for line in output.splitlines():
-        if line.startswith(f"JobId={job} "):
-            return line
-    raise UserError(f"`scontrol show job {job}` printed no line about this job: {output[:200]!r}")
-
-
 def _describe_job(job: str) -> str:
-    """The output of `scontrol show job --details`. If the controller is slow or restarts, it is asked again."""
+    """The output of `scontrol show job --details`. If the controller is slow or restarts, the query is repeated."""
     waits = list(RETRY_SECONDS)
     while True:
         try:
@@ -97,7 +94,7 @@ def _describe_job(job: str) -> str:
         except UserError as error:
             if not waits or not TEMPORARY.search(str(error)):
                 raise
-            log.warning("%s; asking again in %d s", error, waits[0])
+            log.warning("%s; trying again in %d s", error, waits[0])
         time.sleep(waits.pop(0))
 
 
@@ -175,7 +172,8 @@ def _cgroup_memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = P
     """The memory limits, in bytes, of this process's control group and of those above it."""
     for group in memory_groups(proc.read_text(), root):
         for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
-            yield from _read_limit(group / name)
+            with suppress(OSError, ValueError):  # not in this container's view, or `max`
+                yield int((group / name).read_text())
 
 
 def memory_groups(membership: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
@@ -191,10 +189,3 @@ def memory_groups(membership: str, root: Path = Path("/sys/fs/cgroup")) -> Itera
             mount = root / controllers
             group = mount / path.lstrip("/")
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
-
-
-def _read_limit(path: Path) -> list[int]:
-    try:
-        return [int(path.read_text())]
-    except (OSError, ValueError):  # not in this container's view, or `max`
-        return []

@@ -1,1 +1,10 @@
-"""Ray: its start and end on the nodes of a job, and its workers. The door: `start_ray` and `worker_parent`."""
+"""Ray on the nodes of a job. Its door: `start.start_ray`, and `worker_parent.worker_parent` for a quicker start.
+
+start           Ray on this machine, and the srun that runs `node` on the other nodes
+node            Ray on one of the other nodes, until the driver closes the connection
+quick_start     what is patched in Ray while it starts and ends, why, and how much that saves
+worker_parent   the process that imports what workers need, from which they are forked
+worker_request  the program that Ray runs in place of a worker: it requests a fork
+
+With `TRAINYARD_FAST_START=0`, or without the last three, jobs start some seconds later, and nothing else changes.
+"""

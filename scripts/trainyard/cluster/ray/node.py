@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +54,11 @@ def run_node() -> int:
         _no_orphans(),
         run_mps(first["mps"]),
         worker_parent(**first["workers"]) if first["workers"] else contextlib.nullcontext() as parent,
-        _importing_ray(parent.serve(directory) if parent else ()) as ray,
+        subprocess.Popen(
+            [sys.executable, "-c", RAY, str(SCRIPTS), *(parent.serve(directory) if parent else ())],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+        ) as ray,
     ):
         try:
             second = json.loads(sys.stdin.readline() or "null")
@@ -72,11 +76,6 @@ def run_node() -> int:
         finally:
             ray.kill()
     return 0
-
-
-def _importing_ray(worker_program: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", RAY, str(SCRIPTS), *worker_program]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
 
 
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
