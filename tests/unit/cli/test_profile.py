@@ -1,6 +1,5 @@
 """What a Snakemake profile and the command line set for jobs, read as Snakemake and its Slurm plugin read it."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +12,10 @@ from trainyard.cli.workflow import Workflow
 from trainyard.cluster import slurm_limits
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
-from trainyard.config.trials import script_inputs_digest
+from trainyard.config.trials import script_digest, script_inputs_digest
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import dataset_digest
-from trainyard.scaling.user_script import UserScript
+from trainyard.scaling.launches import Launches
 from trainyard.utils.errors import UserError
 
 HYPHENS = "nvidia_a100-sxm4-80gb"
@@ -107,12 +106,12 @@ def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, 
     assert request()["threads"] == 8
     assert request()["nodes"] == int(scale[0])
     assert request().keys() & {"gpu", "gres", "slurm_extra"}
-    script = UserScript(study := yard.config.scaling["s"], scale, tmp_path / "scaling/s")
-    script._reported.output.parent.mkdir(parents=True)
-    script._reported.output.touch()
-    digest = script_inputs_digest(study, dataset_digest(tmp_path, study))
-    whole = {"what": digest, "train_seconds": 1.0, "row_seconds": [], "device": "", "job": ""}
-    script._record.write_text(json.dumps({**whole, "node": "", "node_names": [], "gpu_model": ""}))
+    study = yard.config.scaling["s"]
+    launches = Launches(tmp_path / "scaling/s" / scale / "out" / script_digest(study))
+    launches.output.parent.mkdir(parents=True)
+    with launches.launch(resumes=False):
+        launches.output.touch()
+        launches.add_end(what=script_inputs_digest(study, dataset_digest(tmp_path, study)))
     assert "is read again; nothing runs" in request()["plan"]
     assert request().keys() == {"nodes", "threads", "hardware", "mem_mb", "memory", "plan"}
     assert (request()["nodes"], request()["threads"], request()["mem_mb"]) == (1, 1, 4000)
