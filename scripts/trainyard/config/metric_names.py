@@ -1,4 +1,4 @@
-"""The metrics of Trainyard's training loop, and whether a metric's name says that lower or higher is better."""
+"""The metrics of Trainyard's training loop, and whether lower or higher is better, by the name of a metric."""
 
 import re
 from typing import Final, Literal
@@ -14,7 +14,7 @@ TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best
 DEFAULT_METRIC: Final = "val_accuracy"
 
-# The name of a metric says that smaller is better if one of its words (`val_error_rate` has three) is one of these, or
+# By its name, a metric is to be minimized if one of its words (`val_error_rate` has three) is one of these, or
 # has one of the endings (`valloss`). The words after `per` name a unit, as in `images_per_second`.
 MINIMIZED_ENDINGS: Final = (
     "loss", "error", "perplexity", "rmse", "rmsle", "mse", "mae", "mape", "nll", "seconds",
@@ -39,7 +39,7 @@ _BESIDE_COUNTED: Final = frozenset((
 
 
 def is_counter(metric: str) -> bool:
-    """Whether a number by this name is a counter, a time or a setting, which says nothing about how good a trial is."""
+    """Whether a number by this name is a counter, a time or a setting, which does not measure how good a trial is."""
     words = _words(re.sub("learning[_ -]?rate", "lr", metric, flags=re.IGNORECASE))
     is_rate = words[:1] == ["lr"]  # also of one optimizer, as in `lr-Adam`
     return is_rate or not (_COUNTED.isdisjoint(words) or set(words) - _COUNTED - _BESIDE_COUNTED)

@@ -63,7 +63,7 @@ class Context:
             raise EndTrial(TrialStatus.STOPPED)
 
     def end_unless_it_checks(self) -> None:
-        """End the attempt if the function has never asked whether the `time_is_up`: it would not end by itself."""
+        """End the attempt if the function has never read `time_is_up`: it would not end by itself."""
         if not self._checks_time:
             self._reports.put(TrialEnded(status=TrialStatus.INTERRUPTED, error="it was interrupted"))
 

@@ -21,7 +21,7 @@ from trainyard.programs.output import LineSplitter
 Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
 CHUNK_BYTES: Final = 2**20
 MAX_INTEGER: Final = 2**62  # of a metric
-KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches,
+KEPT_LINES: Final = 100  # the last ones, for the error that names the part of a pattern that matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
 LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
@@ -93,8 +93,8 @@ class MetricsCollector:
     def new_rows(self, *, final: bool = False, torn: bool = False) -> list[Row]:
         """The rows since the last call; a row of a known epoch holds later values of it.
 
-        Not every row is returned: see `RowLimiter`. The `final` call returns the last row in any case. `torn`: the
-        program has not ended by itself, so that the end of its file may be only a part of a row.
+        Not every row is returned: see `RowLimiter`. The `final` call always returns the last row. `torn`: the program
+        was killed or failed, so the end of its file may be only a part of a row.
         """
         self._is_final = final
         new = self._parser.take_rows(final=final)
@@ -365,7 +365,7 @@ def _partial_number_warning(match: "re.Match[str]") -> str:
 
 
 def _start_of_number(match: "re.Match[str]", name: str) -> int:
-    """Where the number of a group begins: before the group, if the pattern does not say what is there."""
+    """Where the number of a group begins: before the group, unless the pattern matches what is there."""
     line, start = match.string, match.start(name)
     if start == 0 or line[start - 1] not in _IN_NUMBER:
         return start

@@ -132,7 +132,7 @@ class OutputReader:
         return "\n".join(list(self._last)[-TAIL_LINES:])[-TAIL_CHARACTERS:]
 
     def error(self) -> str:
-        """The line so far that says why the program failed; "" without any."""
+        """The error of the program, as `find_error` finds it in the output so far."""
         return find_error(list(self._last), recent=TAIL_LINES)
 
 
@@ -168,11 +168,11 @@ class LineSplitter:
 
 
 def find_error(lines: Sequence[str], *, recent: int) -> str:
-    """The line of a failed program's last output that says why, as a person would find it; "" without any.
+    """The line of a failed program's last output that names the error; "" without any output.
 
     It is the exception of the last traceback, if that is among the `recent` lines: an earlier one was handled. The
-    traceback of a launcher only says that another process failed, so the one before it counts. Without a traceback, it
-    is the last line that is not a hint on how to get one.
+    traceback of a launcher only reports that another process failed, so the one before it counts. Without a traceback,
+    it is the last line that is not a hint on how to get one.
     """
     raised = list(_exceptions(lines))
     if raised and raised[-1][0] >= len(lines) - recent:

@@ -164,7 +164,7 @@ def _judge_exit(
 ) -> tuple[TrialStatus, str]:
     """The status of a program that ended by itself, and why it did not finish, in one line."""
     if exit_code == 0 and process.stop_was_requested and run.stop_request.is_made:
-        return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
+        return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has received directly
     if exit_code == 0:
         return TrialStatus.FINISHED, ""
     how, error = describe_exit(exit_code), output.error()

@@ -23,7 +23,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.text import suggest
 
 RECORD: Final = "TRAINYARD_USER_ENVIRONMENT"
-# Variables that say where programs and modules are found, and one that Ray sets.
+# Variables that determine where programs and modules are found, and one that Ray sets.
 RECORDED: Final = (
     "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX",
     "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER", "CONDA_SHLVL", "PYTHONBREAKPOINT",
@@ -114,7 +114,7 @@ def script_interpreter(study: ScriptScaling) -> Path:
 
 
 def _executable(path: Path, name: str) -> Path:
-    """The absolute path of an interpreter, given by itself or by the folder of its environment.
+    """The absolute path of an interpreter, given by its path or by the folder of its environment.
 
     Links are not followed: the `python` of a virtual environment is a link to one outside of it.
     """

@@ -254,7 +254,7 @@ class UserScript:
 def _trained(rows: Sequence[Mapping[str, Any]], *, counts_epochs: bool) -> dict[str, float | None]:
     """How much a script has trained, by its own count: None where unknown.
 
-    The numbers of a script that resumed by itself start late. Rows are thinned, so they are not counted; the first and
+    A script that resumes on its own starts at a later number. Rows are thinned, so they are not counted; the first and
     the last one are always there.
     """
     found: dict[str, float | None] = dict.fromkeys(("trained_epochs", *_COUNTERS))
