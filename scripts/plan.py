@@ -31,7 +31,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Plan all pending work."""
     config, results = read_config(arguments.config), arguments.results
     for name in config.sweeps:
-        _count_work(config, name, results)
+        _count_flops(config, name, results)
     limits = {"limit_minutes": arguments.limit_minutes, "limit_gpus": arguments.limit_gpus}
     minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": dict(arguments.set_minutes)}
     found = list(planned_jobs.plan_jobs(config, results, **minutes, **limits))
@@ -46,7 +46,7 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("plan: %s, with a plot for each sweep", table)
 
 
-def _count_work(config: Config, name: str, results: Path) -> None:
+def _count_flops(config: Config, name: str, results: Path) -> None:
     """Count the FLOPs of each trial if nothing else determines the order of trials and the dataset is staged."""
     plan = plan_sweep(config, name, results)
     staged = Staged(results / "data" / str(plan.state.sweep.dataset))

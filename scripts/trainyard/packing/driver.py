@@ -33,13 +33,12 @@ from trainyard.packing.saved_outputs import reparse_output, reparse_outputs
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
-from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Ended, FlopsCounted, Journal, RayStarted, SessionStarted, TrialEvent
+from trainyard.planning.journal import Ended, FlopsCounted, Journal, RayStarted, SessionStarted
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.search import SuggestionSource
-from trainyard.planning.sweep_state import SweepState, Task, TaskSource
+from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import wait_for_folder
@@ -76,9 +75,16 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
 def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first: bool) -> None:
     """Run the pending trials; all starts of Ray in a job but the first one continue its session."""
     plan = plan_sweep(config, name, results)
-    with _start_worker_parent(plan.state) as parent:
+    sweep = plan.state.sweep
+    starting: AbstractContextManager[WorkerParent | None] = nullcontext()
+    if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
+        modules = [*WORKER_MODULES, *(TRAINING_MODULES if isinstance(sweep, TrainSweep) else ())]
+        starting = worker_parent(modules, threads=sweep.slots.cpus_per_trial)
+    with starting as parent:
         plan = _fix_slots(plan)
-        _check(plan, results)
+        if isinstance(sweep, TrainSweep):
+            Staged(results / "data" / sweep.dataset).check_images()
+        find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
         log.info(summarize_plan(plan))
         if _close_open_attempts(journal, plan):
             plan = _fix_slots(plan_sweep(config, name, results))
@@ -95,14 +101,6 @@ def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first
             _run_pending(plan, journal, results, config, parent)
 
 
-def _start_worker_parent(state: SweepState) -> AbstractContextManager[WorkerParent | None]:
-    """The parent of the workers, which imports what they need during the rest of the preparation; None without any."""
-    if not state.unfinished:
-        return nullcontext()
-    modules = [*WORKER_MODULES, *(TRAINING_MODULES if isinstance(state.sweep, TrainSweep) else ())]
-    return worker_parent(modules, threads=state.sweep.slots.cpus_per_trial)
-
-
 def _fix_slots(plan: Plan) -> Plan:
     """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs or CPUs."""
     slots, allocation = plan.request.slots, slurm_allocation.current_allocation()
@@ -115,13 +113,6 @@ def _fix_slots(plan: Plan) -> Plan:
     fixed = slots.model_copy(update={"auto": False})
     sweep = plan.state.sweep.model_copy(update={"slots": fixed})
     return replace(plan, state=replace(plan.state, sweep=sweep))
-
-
-def _check(plan: Plan, results: Path) -> None:
-    """Check for errors before Ray is started."""
-    if isinstance(plan.state.sweep, TrainSweep):
-        Staged(results / "data" / plan.state.sweep.dataset).check_images()
-    find_interpreter(plan.state.sweep)
 
 
 def _check_can_run(before: Plan, found: Plan) -> None:
@@ -217,21 +208,28 @@ def _run_trials(
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
     expected, least = plan.forecast.seconds, plan.forecast.min_seconds
     tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
+    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
+    results = filter(None, map(plan.state.result, plan.state.trials))
     reread = partial(reparse_output, journal, plan.state)
     search = SuggestionSource(plan.state, journal, reread=reread) if plan.state.sweep.search else None
     create = partial(
         Packer,
         journal,
         limits=limits,
-        failures=_failure_policy(plan),
+        failures=FailurePolicy(
+            retries=plan.state.sweep.retries,
+            has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
+            ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
+            constant_keys=plan.state.constant_keys,
+        ),
         ray_has_ended=running.has_ended,
         gpu_model=allocation.gpu_model if allocation else "",
         rule=plan.state.early_stopping_rule(),
         monitored_metrics=plan.state.sweep.monitored_metrics,
-        required_metrics=set(plan.state.sweep.required_metrics) - _reported_metrics(plan),
+        required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
         predict=plan.forecast.predict,
         may_end_early=plan.state.may_end_early,
-        on_event=partial(_notify, view, search),
+        listeners=[view.update, *([search.update] if search else [])],
     )
     if not plan.state.is_gpu_fraction_open:
         create(slots=slots, setup=setup, source=search).run(tasks)
@@ -260,28 +258,6 @@ def _measure_and_run(
         journal.record(share)
     if waiting:
         run(slots.model_copy(update={"gpus_per_trial": share.gpus_per_trial if share else 1.0}), None, list(waiting))
-
-
-def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent, attempt: Attempt) -> None:
-    """Forward an event of a trial to the live view and the search."""
-    view.update(event, attempt)
-    if search:
-        search.update(event, attempt)
-
-
-def _failure_policy(plan: Plan) -> FailurePolicy:
-    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
-    return FailurePolicy(
-        retries=plan.state.sweep.retries,
-        has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
-        ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
-        constant_keys=plan.state.constant_keys,
-    )
-
-
-def _reported_metrics(plan: Plan) -> set[str]:
-    """The metrics of the results so far."""
-    return {metric for name in plan.state.trials if (result := plan.state.result(name)) for metric in result.metrics}
 
 
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class AttemptRecorder:
-    """Writes the events of attempts to the journal, and passes each to `on_event` with its attempt as it is then."""
+    """Writes the events of attempts to the journal, and calls `listeners` with each and its attempt as it is then."""
 
-    def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent, Attempt], None]) -> None:
-        self._journal, self._logs, self._on_event = journal, folder / "logs", on_event
+    def __init__(
+        self, journal: Journal, *, folder: Path, listeners: Sequence[Callable[[TrialEvent, Attempt], None]]
+    ) -> None:
+        self._journal, self._logs, self._listeners = journal, folder / "logs", listeners
         self._running: Attempts = {}
 
     def record(self, event: TrialEvent, *, then: Callable[[], object] | None = None) -> Attempt:
@@ -40,7 +42,8 @@ class AttemptRecorder:
         attempt = update_attempts(self._running, event)
         if isinstance(event, Ended):
             del self._running[event.trial, event.attempt]
-        self._on_event(event, attempt)
+        for listener in self._listeners:
+            listener(event, attempt)
         return attempt
 
     def record_end(

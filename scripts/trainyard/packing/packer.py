@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, Final
@@ -53,7 +53,7 @@ class Packer:
     """Runs trials on slots until none is left, and records everything in the journal.
 
     With `measures_gpu`, it measures the GPU memory and utilization of trials (`gpu_uses`). `rule` decides which trials
-    to stop early. `on_event` gets each event of a trial, with its attempt. For the metrics, see `OutcomeHandler`; for
+    to stop early. `listeners` are called with each event and its attempt. For the metrics, see `OutcomeHandler`; for
     `ray_has_ended`, `RunningRay`.
     """
 
@@ -74,7 +74,7 @@ class Packer:
         source: TaskSource | None = None,
         predict: Predict | None = None,
         may_end_early: bool = False,
-        on_event: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None,
+        listeners: Sequence[Callable[[TrialEvent, Attempt], None]] = (),
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         self._journal, self._limits, self._ray_has_ended = journal, limits, ray_has_ended
@@ -83,7 +83,7 @@ class Packer:
             limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
         )
         self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
-        self._recorder = AttemptRecorder(journal, folder=setup.folder, on_event=on_event)
+        self._recorder = AttemptRecorder(journal, folder=setup.folder, listeners=listeners)
         self._outcomes = OutcomeHandler(
             setup,
             recorder=self._recorder,

@@ -49,10 +49,10 @@ class Attempt:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     epoch_times: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
-    metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
+    metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why it was stopped early, if its outcome is another one; else `error` has the reason
-    rule: dict[str, Any] | None = None  # of early stopping, that stopped it; None in old journals
+    rule: dict[str, Any] | None = None  # of early stopping, that stopped it
     stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
 
@@ -129,9 +129,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.metrics = event.metrics or {}
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
     attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
-    if event.status == TrialStatus.DIVERGED:
-        # Old journals record only the exit code of a program that was stopped early.
-        attempt.early = event.early or ("it was ended early" if event.exit_code else "")
+    attempt.early = event.early or ""
 
 
 class Fold:
@@ -322,12 +320,10 @@ def update_sessions(found: list[Session], event: Event) -> None:
     """Apply one more event to the runs of the driver."""
     if isinstance(event, SessionStarted):
         found.append(Session(event, end=event.time))
-    elif found and not isinstance(event, Reread):  # which a later run records, possibly without a session of its own
-        _update_session(found[-1], event)
-
-
-def _update_session(session: Session, event: Event) -> None:
-    end = event.time
+        return
+    if not found or isinstance(event, Reread):  # which a later run records, possibly without a session of its own
+        return
+    session, end = found[-1], event.time
     match event:
         case Started():
             session.attempts.append((event.trial, event.attempt))

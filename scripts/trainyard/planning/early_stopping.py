@@ -77,7 +77,7 @@ class EarlyStoppingRule:
         curve.record(epoch, value)
         for at in affected:
             if (old := before[at]) is not None:
-                _remove(self._standings[at], old)
+                del self._standings[at][bisect_left(self._standings[at], old)]
             if (new := self._standing(curve, at)) is not None:
                 insort(self._standings[at], new)
 
@@ -183,10 +183,6 @@ class _Curve:
             return math.fsum(values) / len(values)
         except OverflowError:  # values near the largest float
             return math.fsum(value / len(values) for value in values)
-
-
-def _remove(ascending: list[float], value: float) -> None:
-    del ascending[bisect_left(ascending, value)]
 
 
 def _median_without(ascending: Sequence[float], one: float) -> float:

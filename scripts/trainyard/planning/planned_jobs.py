@@ -75,7 +75,9 @@ def plan_jobs(
             fixed_minutes=fixed.get("sweep"),
         )
         if plan.state.unfinished:
-            yield from _plan_sweep_jobs(plan, has_scheduler=runtime_minutes is not None)
+            others = {each.strategy: each for each in compare_planned_strategies(plan)}
+            yield _plan_packed(plan, others.pop("packed", None), has_scheduler=runtime_minutes is not None)
+            yield from (_plan_alternative(plan, each) for each in others.values())
     for name, study in config.scaling.items():
         runtime = fixed.get("train", runtime_minutes)
         for scale in study.scales:
@@ -113,14 +115,7 @@ def _are_fitted(study: Trees, folder: Path, results: Path) -> bool:
     )
 
 
-def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]:
-    others = {each.strategy: each for each in compare_planned_strategies(plan)}
-    packed = others.pop("packed", None)
-    yield _plan_packed(plan, packed.wasted_fraction if packed else None, has_scheduler=has_scheduler)
-    yield from (_plan_alternative(plan, each) for each in others.values())
-
-
-def _plan_packed(plan: Plan, wasted_fraction: float | None, *, has_scheduler: bool) -> PlannedJob:
+def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) -> PlannedJob:
     """The job of a sweep that is submitted."""
     request = plan.request
     low, high = request.predicted_range or (None, None)
@@ -134,7 +129,7 @@ def _plan_packed(plan: Plan, wasted_fraction: float | None, *, has_scheduler: bo
         predicted_low_seconds=low,
         predicted_high_seconds=high,
         predicted_cost=_cost(request.used_hours, plan.price),
-        wasted_fraction=wasted_fraction if has_scheduler else None,
+        wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
         **_trials_of(plan),
         **_charged(plan, request.slots.units, asked=asked, predicted=request.used_hours),
     )
@@ -194,10 +189,13 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
         if isinstance(study, TrainScaling):  # `patience` may have ended it, and a quick test may have had fewer epochs
             ideal *= study.train.epochs / summary.get("epochs", study.train.epochs)
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
-    hours = None if ideal is None else gpus * ideal / 3600
+    hours, basis = None if ideal is None else gpus * ideal / 3600, "no evidence"
+    if summary:
+        where = ", which ran on CPUs" if summary["device"] == "cpu" else ""
+        basis = f"ideal scaling from {summary['scale']}{where}"
     return PlannedJob(
         job=f"train {name} {run}",
-        basis=_scaled_from(summary) if summary else "no evidence",
+        basis=basis,
         pending=1,
         total=1,
         nodes=nodes,
@@ -210,10 +208,6 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
         predicted_gpu_hours=hours,
         predicted_cost=_cost(hours, config.pricing.gpu_hour),
     )
-
-
-def _scaled_from(summary: dict[str, Any]) -> str:
-    return f"ideal scaling from {summary['scale']}" + (", which ran on CPUs" if summary["device"] == "cpu" else "")
 
 
 def describe_scale(row: PlannedJob) -> str:
@@ -267,7 +261,8 @@ def summarize_plan(plan: Plan) -> str:
     state, slots = plan.state, plan.request.slots
     again = ", ".join(_describe_again(plan.state))
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
-    what += _count_rereads(plan)
+    if reread := len(state.to_reparse):
+        what += f", {count_of(reread, 'output')} to re-read without running anything"
     if not state.unfinished:
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
@@ -313,16 +308,12 @@ def _describe_prediction(plan: Plan) -> str:
     return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
 
 
-def _count_rereads(plan: Plan) -> str:
-    count = len(plan.state.to_reparse)
-    return f", {count_of(count, 'output')} to re-read without running anything" if count else ""
-
-
 def summarize_cost(plan: Plan) -> str:
     """The requested GPU-hours or CPU-hours and jobs of a sweep, compared with other strategies, in one line."""
     request, hours, unit = plan.request, plan.request.requested_hours, f"{plan.state.sweep.slots.unit}-hours"
     used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
-    parts = [f"{hours:.3g} {unit} requested{used}{_at_price(plan, request.used_hours or hours)}"]
+    cost = "" if plan.price is None else f" (costs {(request.used_hours or hours) * plan.price:.2f})"
+    parts = [f"{hours:.3g} {unit} requested{used}{cost}"]
     if request.too_long:
         count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
         parts.append(f"{count}: {request.too_long_message}")
@@ -330,16 +321,9 @@ def summarize_cost(plan: Plan) -> str:
         limit = format_duration(60 * plan.limit_minutes)
         parts.append(f"{request.jobs} jobs one after another, because a job may take at most {limit}")
     for each in compare_planned_strategies(plan)[:-1]:
-        kind = count_of(each.jobs, "separate job") if each.strategy == "separate_jobs" else _array(each.jobs)
+        is_array = each.strategy == "job_array"
+        kind = f"{count_of(each.jobs, 'task')} of an array" if is_array else count_of(each.jobs, "separate job")
         startup = each.startup_unit_seconds / 3600
         starts = f", {startup:.3g} of them to start programs" if startup else ""
         parts.append(f"as {kind}: {each.requested_unit_seconds / 3600:.3g} {unit} requested{starts}")
     return "; ".join(parts)
-
-
-def _array(tasks: int) -> str:
-    return f"{count_of(tasks, 'task')} of an array"
-
-
-def _at_price(plan: Plan, hours: float) -> str:
-    return "" if plan.price is None else f" (costs {hours * plan.price:.2f})"

@@ -219,7 +219,7 @@ class SweepState:
     def _counting(self, trial: str) -> list[Attempt]:
         """The attempts at a trial without those that another rule of early stopping has stopped, and lost ones.
 
-        Old journals do not record the rule: what they have as stopped counts under any.
+        What was stopped without a rule in the journal counts under any.
         """
         attempts = (each for each in self.attempts_at(trial) if not self._is_stopped_by_another(each))
         return [each for each in attempts if not self._is_lost(each)]
@@ -360,9 +360,10 @@ class SweepState:
 
     def must_reread(self, end: Attempt | None) -> TypeGuard[Attempt]:
         """Whether this end of a trial is one of them, also of a trial that a search has just drawn again."""
-        if not isinstance(self.sweep, CommandSweep) or not end or not self._is_outdated(end):
+        if not isinstance(self.sweep, CommandSweep) or not end or not self.output_of(end).exists():
             return False
-        if not self.output_of(end).exists():
+        is_current = end.outcome != TrialStatus.UNREADABLE and end.metrics_digest == self._metrics_digest
+        if is_current and not (end.outcome == TrialStatus.DIVERGED and self._is_unmonitored(end)):
             return False
         metrics = self.sweep.program_metrics
         has_file = metrics is not None and metrics.file is not None
@@ -388,11 +389,6 @@ class SweepState:
             and each.metrics_digest != self._metrics_digest
             and self.output_of(each).exists()
         ]
-
-    def _is_outdated(self, end: Attempt) -> bool:
-        if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != self._metrics_digest:
-            return True
-        return end.outcome == TrialStatus.DIVERGED and self._is_unmonitored(end)
 
     def _is_unmonitored(self, diverged: Attempt) -> bool:
         """Whether an attempt has diverged by a metric that is no longer monitored."""

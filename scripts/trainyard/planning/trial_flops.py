@@ -38,12 +38,16 @@ def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: 
     examples = {_model_key(spec): name for name, spec in specs.items()}
     if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}
+    if len(examples) == 1:
+        return {name: spec.epochs for name, spec in specs.items()}
+    from trainyard.training.gpu_utilization import forward_flops  # torch: only where models differ
+
     counted, end = dict[str, float](), time.monotonic() + seconds
     for key in _spread(list(examples)):
-        flops = _flops(specs[examples[key]], meta.shape, len(meta.classes)) if len(examples) > 1 else 1
+        flops = forward_flops(specs[examples[key]], shape=meta.shape, classes=len(meta.classes))
         if flops is None or time.monotonic() > end:
             return {}
-        counted[key] = flops
+        counted[key] = flops / FORWARD
     others = [key for key in examples if key not in counted]
     example = {key: plan.state.trials[name] for key, name in examples.items()}
     guess = predict([example[key] for key in others], [(example[key], flops) for key, flops in counted.items()])
@@ -51,13 +55,6 @@ def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: 
         counted |= dict(zip(others, guess.seconds.tolist(), strict=True))
     log.info("sweep %s: FLOPs of %d models, before any has run", plan.state.name, len(examples))
     return {name: counted[_model_key(spec)] * spec.epochs for name, spec in specs.items()}
-
-
-def _flops(spec: Train, shape: tuple[int, int, int], classes: int) -> float | None:
-    from trainyard.training.gpu_utilization import forward_flops  # torch: only where models differ
-
-    flops = forward_flops(spec, shape=shape, classes=classes)
-    return None if flops is None else flops / FORWARD
 
 
 def _spread(keys: list[str]) -> list[str]:

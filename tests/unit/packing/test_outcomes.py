@@ -28,7 +28,7 @@ def handler(journal, *, places=(), monitored_metrics=()):
     """A handler of outcomes beside a journal, its queue, and the list of slots whose workers it has replaced."""
     setup, failures = WorkerSetup(folder=journal.path.parent, data=Data(), threads=1), FailurePolicy(retries=1)
     queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
-    replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, on_event=lambda event, attempt: None)
+    replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, listeners=[])
     pool = SimpleNamespace(
         running_seconds={},
         known_places=places,
@@ -79,7 +79,7 @@ def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp
 
     slot = Slot(0, task=Task("a", UserProgram(function="m:f"), {}, 0))
     with Journal.opened(path) as journal:
-        recorder = AttemptRecorder(journal, folder=tmp_path, on_event=report)
+        recorder = AttemptRecorder(journal, folder=tmp_path, listeners=[report])
         slot.attempt = recorder.record(Started(trial="a", attempt=1))
         with pytest.raises(KeyboardInterrupt):
             recorder.record_end(slot, TrialEnded(status=TrialStatus.FINISHED, seconds=2.0))

@@ -8,6 +8,8 @@ from trainyard.planning import trial_flops
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
+FORWARD_FLOPS = "trainyard.training.gpu_utilization.forward_flops"
+
 
 @pytest.fixture
 def plan(tmp_path):
@@ -53,16 +55,19 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
 
 
 def test_where_models_are_the_same_none_is_built(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_flops, "_flops", lambda *_: pytest.fail("no model has to be looked at"))
+    monkeypatch.setattr(FORWARD_FLOPS, lambda *_, **__: pytest.fail("no model has to be looked at"))
     flops = counted(plan(grid={"epochs": [1, 4], "lr": [0.1, 0.2]}), tmp_path)
     assert flops[4, 0.1] == 4 * flops[1, 0.2]
 
 
 def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        trial_flops, "_flops", lambda spec, *_: asked.append(spec) or 1000.0 + 10 * spec.model_args["blocks"]
-    )
+
+    def forward_flops(spec, **_):
+        asked.append(spec)
+        return (1000.0 + 10 * spec.model_args["blocks"]) * trial_flops.FORWARD
+
+    monkeypatch.setattr(FORWARD_FLOPS, forward_flops)
     grid = {"model_args.blocks": {"start": 1, "stop": 500}}
     flops = counted(plan(train={"model": "resnet", "epochs": 2}, grid=grid), tmp_path)
     assert len(asked) == trial_flops.COUNTED
@@ -80,7 +85,7 @@ def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(pla
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_flops, "_flops", lambda *_: None)
+    monkeypatch.setattr(FORWARD_FLOPS, lambda *_, **__: None)
     assert counted(plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]}), tmp_path) == {}
 
 
