@@ -94,7 +94,7 @@ def first_gpu_name() -> str:
 
 @contextlib.contextmanager
 def run_mps(wanted: bool) -> Iterator[str]:
-    """Run MPS for the programs that the block starts, where this node has it; a line says whether it runs.
+    """Run MPS for the programs that the block starts, where this node has it, and log whether it runs.
 
     Yields why it does not run, or "". The daemon's folder is private, and the daemon ends with the block, also if this
     process is killed.

@@ -5,7 +5,7 @@ that may contradict its command line. The command runs without them. Variables t
 
 If slurmstepd of a step is killed, srun waits for the end of its task until the end of the walltime. So the task of a
 command `srun ... job_script.py --task @ended PROGRAM ...` is this file again, which runs a module or a Python file and
-tells the first process its end, through a socket of the node.
+reports its exit code to the first process through a socket of the node.
 
 This file runs first in each job, so it imports nothing of Trainyard.
 """
@@ -46,7 +46,7 @@ def without_options(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(command: list[str]) -> int:
-    """Run the command, or become it if it has no task that tells its end; returns its exit code."""
+    """Run the command, or become it if it has no task that reports its end; returns its exit code."""
     if command[0] == TASK:
         return _run_task(command[1], command[2:])
     environment = without_options(os.environ)
@@ -98,13 +98,13 @@ def _end_with_task(srun: "subprocess.Popen[bytes]", listener: socket.socket, cod
         if user == os.getuid():
             break
         connection.close()
-    told = b""
+    reported = b""
     while part := connection.recv(16):  # b"" once the task has ended
-        told += part
+        reported += part
     with contextlib.suppress(subprocess.TimeoutExpired):
         srun.wait(SRUN_SECONDS)
         return
-    codes.append(int(told or b"1"))
+    codes.append(int(reported or b"1"))
     with contextlib.suppress(OSError):  # the slurmstepd that takes this output may have been killed, too
         os.write(sys.stdout.fileno(), f"{SRUN_ENDED}\n".encode())  # what cannot be written remains in a buffer
     end_srun(srun)
@@ -119,7 +119,7 @@ def end_srun(srun: "subprocess.Popen[bytes]") -> None:
 
 
 def _run_task(name: str, command: list[str]) -> int:
-    """Run a program in this process; the socket with this name is told its exit code, and closes with the process."""
+    """Run a program in this process; its exit code goes to the socket with this name, which closes with the process."""
     task = socket.socket(socket.AF_UNIX)
     code = 1
     try:

@@ -1,8 +1,8 @@
 """What this process is in a job: a rank, a task of a step; and the steps that it starts.
 
 With proctrack/cgroup, Slurm sends SIGTERM to the first process of each step only. In a job of the workflow, that is the
-batch script, at whose death Slurm kills everything that it started, or Snakemake, which does not tell its rule. A
-program that must hear the signals of its job gets a step of its own.
+batch script, at whose death Slurm kills everything that it started, or Snakemake, which does not forward it to its
+rule. A program that must receive the signals of its job gets a step of its own.
 """
 
 import logging

@@ -9,7 +9,7 @@ from typing import Final
 
 
 class UserError(Exception):
-    """The request cannot be carried out; the message says what happened, where, and what to do."""
+    """The request cannot be carried out; its message has what happened, where, and what to do."""
 
 
 class FinalError(UserError):
@@ -69,12 +69,12 @@ def storage_error(error: OSError, path: Path | str | None = None) -> StorageErro
 
 
 def mentions_held_folder(message: str) -> bool:
-    """Whether an error says that another process uses a folder: a `LockHeldError`."""
+    """Whether a message is that of a `LockHeldError`: another process uses a folder."""
     return " is in use by " in message and "end it, then run this again" in message
 
 
 def mentions_full_disk(message: str) -> bool:
-    """Whether the error of a program says that the disk or the quota is full."""
+    """Whether a message names a full disk or quota as the reason."""
     return any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))
 
 

@@ -1,4 +1,4 @@
-"""Asks the parent of the workers to fork a worker. Ray runs this file as a program to start one.
+"""Requests a fork from the parent of the workers. Ray runs this file as a program to start a worker.
 
 python -I -S worker_request.py SOCKET SECONDS default_worker.py OPTIONS ...
 

@@ -16,17 +16,17 @@ from trainyard.utils.errors import UserError
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_the_stand_in_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
-    """Also if the raylet ended before the stand-in asks for its parent, which then is init or whoever adopts."""
+def test_the_stub_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
+    """Also if the raylet ended before the stub looks up its parent, which then is init or whoever adopts."""
     raylet = 2**22 if has_ended else os.getpid()  # no process can have the first number
     command = [sys.executable, "-I", "-S", "-c", WAITING]
-    with subprocess.Popen(command, env={"RAY_RAYLET_PID": str(raylet)}) as standing_in:
+    with subprocess.Popen(command, env={"RAY_RAYLET_PID": str(raylet)}) as stub:
         if has_ended:
-            assert standing_in.wait(PATIENCE_SECONDS) == 0
+            assert stub.wait(PATIENCE_SECONDS) == 0
         else:
             with pytest.raises(subprocess.TimeoutExpired):
-                standing_in.wait(1.0)
-            standing_in.kill()
+                stub.wait(1.0)
+            stub.kill()
 
 
 def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, monkeypatch):
