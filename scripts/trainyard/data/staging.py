@@ -26,10 +26,9 @@ from trainyard.config.config import Data
 from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision
 from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
-from trainyard.data.duplicates import find_duplicates
 from trainyard.data.imagefolder import ImageFileSource
 from trainyard.data.mean_std import mean_and_std
-from trainyard.data.problems import count_by_kind, summarize_problems, write_problems
+from trainyard.data.problems import count_by_kind, find_duplicates, summarize_problems, write_problems
 from trainyard.data.python_factory import PythonSource, describe_on_the_fly, module_digest
 from trainyard.data.shards import StagedShards, stage_shards
 from trainyard.data.sources import DataSource, SyntheticSource, digits_source
