@@ -19,7 +19,7 @@ from trainyard.config.removed_keys import removed_key_advice
 from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import union_members
-from trainyard.config.trials import CostError, Expansion, expand, relative_cost, trainings
+from trainyard.config.trials import CostError, expand, relative_cost, trainings
 from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
@@ -186,8 +186,12 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
     if sweep.search or len(expansion.trials) > 1:
         yield from _shared_file_error(f"sweeps.{name}", sweep, of="trial", folder="trial_dir")
-    if sweep.cost is not None and (error := _cost_error(sweep.cost, expansion)):
-        yield f"sweeps.{name}.cost: {error}"
+    if sweep.cost is not None:
+        try:
+            for trial in (*expansion.trials, *expansion.examples):
+                relative_cost(sweep.cost, trial)
+        except CostError as error:
+            yield f"sweeps.{name}.cost: {error}"
     texts = [
         f"sweeps.{name}.{place}{text}"
         for place, error in expansion.errors[:MAX_CHECKED]
@@ -204,16 +208,6 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
             f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
             f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
         )
-
-
-def _cost_error(cost: str, expansion: Expansion) -> CostError | None:
-    """The error of the first trial whose relative cost cannot be evaluated, if any."""
-    for trial in (*expansion.trials, *expansion.examples):
-        try:
-            relative_cost(cost, trial)
-        except CostError as error:
-            return error
-    return None
 
 
 def _trial_errors(name: str, error: Exception) -> list[str]:
@@ -305,7 +299,7 @@ def _find(loc: tuple[Any, ...]) -> _Place:
         if part in kinds:
             place = _Place(place.path, kinds[part], part, kinds)
         elif part == "[key]" or (len(_members(place.type)) > 1 and not kinds):  # a union without tags
-            place = _Place(place.path, _member(place.type, str(part)))
+            place = _Place(place.path, Any)
         else:
             place = _Place((*place.path, str(part)), _value_type(place.type, part))
     return place
@@ -332,12 +326,6 @@ def _kinds(annotation: Any) -> dict[str, Any]:
             tags = list(get_args(fields["source"].annotation))
         kinds |= dict.fromkeys(tags, model)
     return kinds
-
-
-def _member(annotation: Any, label: str) -> Any:
-    """The member of a union without tags that Pydantic's label, such as `dict[str,int]`, names."""
-    members = _members(annotation)
-    return next((each for each in members if label.startswith(getattr(get_origin(each), "__name__", "?"))), members[0])
 
 
 def _value_type(annotation: Any, part: Any) -> Any:
