@@ -35,9 +35,16 @@ def _run(arguments: argparse.Namespace, nodes: Sequence[str], node_rank: int) ->
     block_stop_signals()
     from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
-    place = torchrun.NodePlace(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
     forward_to_ranks()
-    return torchrun.run_ranks(arguments.command, place, endpoint, listener, folder=arguments.folder)
+    return torchrun.run_ranks(
+        arguments.command,
+        node_rank=node_rank,
+        nodes=len(nodes),
+        ranks=arguments.ranks,
+        endpoint=endpoint,
+        listener=listener,
+        folder=arguments.folder,
+    )
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
 
 
 def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:
-    """Wait for srun, and end it if it does not notice that its tasks have ended; returns the code, as a shell would.
+    """Wait for srun, and end it if it misses that its tasks have ended; returns the code, as a shell would.
 
     Otherwise, the job would hold its GPUs until the end of the walltime.
     """

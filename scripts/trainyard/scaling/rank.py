@@ -61,7 +61,11 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
-        _check_world(scale, group)
+        nodes, gpus = split_scale(scale)
+        if group.world_size != nodes * gpus:
+            count = count_of(nodes * gpus, "rank")
+            remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
+            raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
         _train(config, study, scale, results, group, stop_request, folder=folder)
 
 
@@ -179,17 +183,10 @@ def _telemetry(trainer: Trainer, folder: Path, study: TrainScaling) -> AbstractC
 
 
 def _deadline(group: Group) -> float:
-    """Deadline in Unix seconds by the clock of this node. Collective: rank 0 asks Slurm for the time that is left."""
+    """Deadline in Unix seconds by the clock of this node. Collective: rank 0 reads from Slurm the time that is left."""
     given = slurm_allocation.current_allocation() if group.is_main else None
     left = given.deadline - time.time() if given else math.inf
     return time.time() + float(group.broadcast(torch.tensor(left, dtype=torch.float64, device=group.device)))
-
-
-def _check_world(scale: str, group: Group) -> None:
-    nodes, gpus = split_scale(scale)
-    if group.world_size != nodes * gpus:
-        remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
-        raise UserError(f"scale {scale} needs {count_of(nodes * gpus, 'rank')}, but has {group.world_size}: {remedy}")
 
 
 def _batch(study: TrainScaling, store: CheckpointStore, group: Group) -> BatchSizes:

@@ -1,7 +1,7 @@
 """Where the launchers of a training meet: an address and a port of its first node, agreed upon through files.
 
 A program on each node signs in with a file. When all have, the first node listens where the others reach it, at a
-random port, and tells them in a file. Each of the others connects once, and reports how that went. A launcher that
+random port, and writes both to a file. Each of the others connects once, and reports how that went. A launcher that
 cannot take over the socket starts once it is closed, on all nodes: no rank may connect to it. The files are in a folder
 of the shared file system that only the user can enter. Nothing that arrives through the network is read.
 
@@ -48,7 +48,7 @@ class Endpoint:
 
 
 class RendezvousError(UserError):
-    """The nodes did not meet; the message says which are missing."""
+    """The nodes did not meet; the message names the missing ones."""
 
 
 def problem(folder: Path) -> str:
@@ -203,23 +203,23 @@ class Rendezvous:
         return endpoint
 
     def _await_first(self, name: str, failure: str, seconds: float) -> Endpoint:
-        """The endpoint, once this file of the first node exists; `failure` says what that has failed to do."""
+        """The endpoint, once this file of the first node exists; `failure` is what that has failed to do."""
         seconds += 2 * GRACE_SECONDS
         if _await(self._folder, [name], seconds):
-            self._fail(f"{self._nodes[0]} {failure} within {seconds:g} s, says {self._name}")
+            self._fail(f"{self._nodes[0]} {failure} within {seconds:g} s, as {self._name} reports")
         return Endpoint(**_read(self._folder / _ENDPOINT))
 
     def _report(self, event: str, **facts: str) -> None:
         write_json(self._folder / f"{event}-{self._rank}.json", facts)
 
     def _give_up(self, event: str, error: str) -> NoReturn:
-        """Tell the first node, which raises the error. srun then ends this program."""
+        """Report to the first node, which raises the error. srun then ends this program."""
         self._report(event, error=error)
         time.sleep(2 * GRACE_SECONDS)
         self._fail(f"{self._name} {error}")
 
     def _collect(self, event: str, seconds: float, failure: str) -> list[dict[str, str]]:
-        """The reports of the other nodes; `failure` says what those that do not report have failed to do."""
+        """The reports of the other nodes; `failure` is what those that do not report have failed to do."""
         names = {f"{event}-{rank}.json": node for rank, node in enumerate(self._nodes) if rank}
         missing = _await(self._folder, list(names), seconds)
         reports = {name: _read(self._folder / name) for name in names if name not in missing}

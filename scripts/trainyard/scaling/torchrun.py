@@ -9,7 +9,6 @@ import argparse
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -43,27 +42,25 @@ _TRAINING: Final = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 _TRAINING.add_argument("--config", type=Path)
 
 
-@dataclass(frozen=True)
-class NodePlace:
-    """The position of this node in the training."""
-
-    node_rank: int
-    nodes: int
-    ranks_per_node: int
-
-
 def run_ranks(
-    command: Sequence[str], place: NodePlace, endpoint: Endpoint, listener: socket.socket | None, *, folder: Path
+    command: Sequence[str],
+    *,
+    node_rank: int,
+    nodes: int,
+    ranks: int,
+    endpoint: Endpoint,
+    listener: socket.socket | None,
+    folder: Path,
 ) -> int:
     """Run the ranks of this node; returns 1 if one failed, 128 + the number of a signal that ended them, otherwise 0.
 
     The first node has the `listener` at the endpoint. `folder` gets torchrun's logs and the records of failures.
     """
-    rendezvous_handler_registry.register(BACKEND, lambda _: MetRendezvous(place, endpoint, listener))
+    rendezvous_handler_registry.register(BACKEND, lambda _: MetRendezvous(node_rank, nodes, endpoint, listener))
     job = slurm_allocation.job_id()
     where = f"{endpoint.address}:{endpoint.port}"  # torchrun warns without one
-    options = ["--rdzv-backend", BACKEND, "--rdzv-id", job, "--rdzv-endpoint", where, "--nnodes", str(place.nodes)]
-    options += ["--nproc-per-node", str(place.ranks_per_node), "--log-dir", str(folder)]
+    options = ["--rdzv-backend", BACKEND, "--rdzv-id", job, "--rdzv-endpoint", where, "--nnodes", str(nodes)]
+    options += ["--nproc-per-node", str(ranks), "--log-dir", str(folder)]
     options += ["--signals-to-handle", SIGNALS_OF_TORCHRUN]  # SIGHUP is a stop request
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(command)
@@ -71,7 +68,9 @@ def run_ranks(
         with remove_copies_at_exit(read_config(training.config).data.local):
             run(get_args_parser().parse_args([*options, *command]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_terminated(each)]
+        terminated = (-signal.SIGTERM, stop_request.TERMINATED)  # by torchrun, because another rank had failed
+        failures = error.failures.items()
+        found = [_failure(rank, node, each) for rank, each in failures if each.exitcode not in terminated]
         rank_failures.write_failures(found, folder, node=node)
         return 1
     except SignalException as error:
@@ -84,8 +83,8 @@ class MetRendezvous(RendezvousHandler):
 
     use_agent_store = True  # the ranks, too, connect to this store
 
-    def __init__(self, place: NodePlace, endpoint: Endpoint, listener: socket.socket | None) -> None:
-        self._place, self._endpoint, self._listener = place, endpoint, listener
+    def __init__(self, node_rank: int, nodes: int, endpoint: Endpoint, listener: socket.socket | None) -> None:
+        self._node_rank, self._nodes, self._endpoint, self._listener = node_rank, nodes, endpoint, listener
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store, and the rank of this node. It is called once, as nothing restarts ranks."""
@@ -98,7 +97,7 @@ class MetRendezvous(RendezvousHandler):
             master_listen_fd=self._listener.detach() if self._listener else None,
         )
         bootstrap = RendezvousStoreInfo(self._endpoint.address, self._endpoint.port)
-        return RendezvousInfo(PrefixStore("agents", store), self._place.node_rank, self._place.nodes, bootstrap)
+        return RendezvousInfo(PrefixStore("agents", store), self._node_rank, self._nodes, bootstrap)
 
     def get_backend(self) -> str:
         """The name of this rendezvous."""
@@ -122,11 +121,6 @@ class MetRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Release the resources: there are none."""
         return True
-
-
-def _was_terminated(failure: ProcessFailure) -> bool:
-    """Whether torchrun terminated the rank, because another one had failed."""
-    return failure.exitcode in (-signal.SIGTERM, stop_request.TERMINATED)
 
 
 def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:

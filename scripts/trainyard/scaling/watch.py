@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -60,6 +61,25 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@dataclass(frozen=True)
+class StepTask:
+    """This task of the step that runs `watch`: one per node, or with --per-gpu one per GPU."""
+
+    number: int
+    count: int
+    node_rank: int
+    local_rank: int
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "StepTask":
+        """With --per-gpu, nodes are in the order of Slurm, whose first task is rank 0."""
+        if arguments.per_gpu:
+            return cls(*(int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "NODEID", "LOCALID")))
+        nodes = arguments.nodes.split(",")
+        rank = find_node_rank(nodes)
+        return cls(rank, len(nodes), rank, 0)
+
+
 def main() -> int:
     """Run the command; returns its exit code, as a shell would."""
     arguments = _parse_arguments()
@@ -67,18 +87,21 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         report_problem(arguments.rendezvous, error)  # not a failure of the script, which may resume
         return 1
-    local_rank = int(os.environ["SLURM_LOCALID"]) if arguments.per_gpu else 0
+    task = StepTask.of(arguments)
+    rendezvous = Rendezvous(arguments.rendezvous, arguments.nodes.split(","), rank=task.node_rank, everywhere=True)
     try:
-        endpoint = _meet(arguments, local_rank)
+        endpoint = rendezvous.await_release() if task.local_rank else rendezvous.meet_and_release()
     except RendezvousError:
         return 1  # user_script reports it
-    values = {NODE_RANK: str(_node_rank(arguments)), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
+    values = {NODE_RANK: str(task.node_rank), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
     process, stop_request = _start(line, _environment(arguments, endpoint), arguments.workdir)
-    code = _wait(process, arguments) if local_rank == 0 else wait_as_shell(process)
-    _end_together(arguments, stop_request, code)
+    code = wait_as_shell(process) if task.local_rank else _wait(process, arguments)
+    # After a stop request, wait for the other tasks: srun would end them before they have saved their state.
+    seconds = arguments.grace_seconds if stop_request.is_made else 0.0
+    end_together(arguments.rendezvous, task=task.number, tasks=task.count, code=code, seconds=seconds)
     return code
 
 
@@ -98,19 +121,6 @@ def _gpu_error(command: Sequence[str]) -> str:
         f"on {host.node_name()}, this job has GPU {visible}, but DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES and "
         f"would use GPU {','.join(counted)}: set `launcher: torchrun`"
     )
-
-
-def _node_rank(arguments: argparse.Namespace) -> int:
-    """The position of this node. With --per-gpu it is that of Slurm, whose first task is rank 0."""
-    return int(os.environ["SLURM_NODEID"]) if arguments.per_gpu else find_node_rank(arguments.nodes.split(","))
-
-
-def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
-    """Meet the other nodes; returns the endpoint at which the launcher of the first node can listen."""
-    rendezvous = Rendezvous(
-        arguments.rendezvous, arguments.nodes.split(","), rank=_node_rank(arguments), everywhere=True
-    )
-    return rendezvous.await_release() if local_rank else rendezvous.meet_and_release()
 
 
 def _start(
@@ -145,16 +155,6 @@ def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> 
     finally:  # also at SIGINT: this program would wait for the thread without end, and the job hold its GPUs
         ended.set()
         sampler.join()
-
-
-def _end_together(arguments: argparse.Namespace, stop_request: StopRequest, code: int) -> None:
-    """After a stop request, wait for the other tasks of the step: srun would end them before they have saved."""
-    if arguments.per_gpu:
-        task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-    else:
-        task, tasks = _node_rank(arguments), len(arguments.nodes.split(","))
-    seconds = arguments.grace_seconds if stop_request.is_made else 0.0
-    end_together(arguments.rendezvous, task=task, tasks=tasks, code=code, seconds=seconds)
 
 
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:

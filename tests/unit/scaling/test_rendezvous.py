@@ -36,7 +36,7 @@ def test_ranks_start_once_the_port_is_free(tmp_path):
     """A rank that connects to the listener of the rendezvous instead of the script's would wait for ever."""
     (tmp_path / "1").mkdir()
     Rendezvous(tmp_path / "1", ["n1"], rank=0).meet()[1].close()
-    with pytest.raises(RendezvousError, match=r"n1 has not met the other nodes within 0\.8 s, says n1"):
+    with pytest.raises(RendezvousError, match=r"n1 has not met the other nodes within 0\.8 s, as n1 reports"):
         Rendezvous(tmp_path / "1", ["n1"], rank=0).await_release()
     (tmp_path / "2").mkdir()
     endpoint = Rendezvous(tmp_path / "2", ["n1"], rank=0, everywhere=True).meet_and_release()

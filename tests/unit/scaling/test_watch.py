@@ -86,8 +86,9 @@ def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_sru
 ):
     """With srun, rank 0 is SLURM_PROCID 0, which is on the node with SLURM_NODEID 0."""
     monkeypatch.setattr(host, "node_name", lambda: "a")
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    assert watch._node_rank(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)) == rank
+    for name in ("PROCID", "NTASKS", "NODEID", "LOCALID"):
+        monkeypatch.setenv(f"SLURM_{name}", "1")
+    assert watch.StepTask.of(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)).node_rank == rank
 
 
 @pytest.mark.parametrize(
