@@ -8,7 +8,7 @@ What is checked of a fenced block depends on its language and on the HTML commen
     ```yaml     a config, or a section `train`, which is validated
     ```python   is compiled
     ```snakemake  is a Snakefile, which test_imported.py runs
-    ```         a walk through the code: each numbered line begins with `file:function`, which exist
+    ```         a walk through the code: each numbered line begins with `file:function`, which exists
 """
 
 import ast
@@ -148,10 +148,11 @@ def test_messages_are_those_of_the_code(block):
 
 @of_kind("walk")
 def test_walks_lead_through_functions_that_exist(block):
-    hops = re.findall(r"^ *(\d+)  ([\w/]+\.py):(\w+)", block.text, re.M)
-    assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
-    for _, path, name in hops:
-        assert f"def {name}(" in (ROOT / "scripts/trainyard" / path).read_text(), f"{path}:{name}"
+    hops = re.findall(r"^ *\d+  ([\w/]+\.py):(\w+)", block.text, re.M)
+    assert hops
+    for path, name in hops:
+        code = (ROOT / "scripts/trainyard" / path).read_text()
+        assert re.search(rf"^ *(def|class) {name}\b", code, re.M), f"{path}:{name}"
 
 
 @of_kind("config")

@@ -565,7 +565,7 @@ class TrainSweep(Sweep):
 
     @property
     def target(self) -> tuple[str, Mode]:
-        """The same."""
+        """Known for every training."""
         return self.compared_by
 
 
