@@ -149,7 +149,7 @@ def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     metric, mode = (metric, mode) if metric else study.ranking_metric(groups) or (None, None)
     if metric is None and len(candidates := study.ranking_candidates(groups)) > 1 and _count_trials(study) > 1:
         names = f"{', '.join(candidates[:-1])} and {candidates[-1]}"
-        message = f"trials report {names}, and nothing says which one ranks them"
+        message = f"trials report {names}, and the config names none to rank them by"
         yield Finding(f"{place}.metric", "fails", message, "set `metric`")
     if metric and mode == "max" and guess_mode(metric) == "min":
         yield Finding(f"{place}.mode", "warns", f"max, but by its name a smaller {metric} is better")

@@ -13,7 +13,7 @@ from trainyard.utils.errors import FinalError, UserError, mentions_full_disk, me
 from trainyard.utils.text import count_of
 
 SHOWN_FAILURES = 5
-OUTER_REASONS = (  # that an error mentions, what it says of trials, and the remedy
+OUTER_REASONS = (  # a test of an error, what happened to its trials, and the remedy
     (mentions_full_disk, "had no space on the disk", "make room (`df -h` and `quota -s` show what is used)"),
     (mentions_held_folder, "are still running elsewhere", "wait until their processes have ended, or end them"),
 )

@@ -66,7 +66,7 @@ class GpuFractionMeasurement:
         self._throughput: dict[int, float] = {}  # relative to one trial at a time, by trials per GPU
         self._uses: list[GpuUse] = []  # of trials that ran alone
         self._limit = MAX_TRIALS_PER_GPU
-        self._remark = ""  # why there are not more trials per GPU, where the numbers do not tell
+        self._remark = ""  # why there are not more trials per GPU, if the measured numbers do not explain it
 
     def measure(self, waiting: deque[Task]) -> GpuFraction | None:
         """The best share of a GPU; None if too few trials waited or ended to compare two of them."""

@@ -105,7 +105,7 @@ class OutcomeHandler:
         self._warned = set[str]()  # subjects
         self.gpu_uses: list[GpuUse] = []  # of trials whose GPU use was measured
         self.interrupted = 0  # trials that ended at the deadline and can continue
-        self.interrupted_themselves = 0  # of these, the functions that nothing asked to end
+        self.interrupted_themselves = 0  # of these, the functions that ended without a request
 
     def handle(self, slot: Slot, end: TrialEnded) -> bool:
         """Handle the end of an attempt; returns whether the slot is ready for the next trial."""

@@ -87,7 +87,7 @@ class Slot:
         return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"
 
 
-_place = cache(SlotLocation)  # the packer asks for the places of all slots whenever a trial starts
+_place = cache(SlotLocation)  # the packer needs the places of all slots whenever a trial starts
 
 
 START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken

@@ -1,4 +1,4 @@
-"""The fold of a sweep's journal: attempts at trials, runs of the driver, and what else its events tell."""
+"""The fold of a sweep's journal: attempts at trials, runs of the driver, and what else its events record."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -102,7 +102,7 @@ def predict(
     coefficients += error**2 * ((pull * columns) @ of_group)
     columns = np.logaddexp(offset, power * x[..., :wanted]) - np.logaddexp(offset, 0.0)  # (t, d, n)
     typical = (np.take_along_axis(coefficients, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
-    # Draws of values that have not been seen would order trials by chance of which the evidence says the same.
+    # Draws of values that have not been seen would order by chance trials for which the evidence is the same.
     average = np.where(of_group.any(axis=1)[:, None], coefficients, mean)
     expected = (np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
     limits = middle + logs.min() - LOG_RANGE, middle + logs.max() + LOG_RANGE

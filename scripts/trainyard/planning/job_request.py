@@ -165,7 +165,7 @@ class JobRequest:
     def sure_seconds(self) -> float | None:
         """The makespan that the walltime must cover; None without evidence.
 
-        It never exceeds the trials one after another: few trials say little about the others, and a job that waits
+        It never exceeds the trials one after another: few trials are weak evidence for the others, and a job that waits
         long for an absurd walltime is worse than a second one.
         """
         if self.predicted_range is None:

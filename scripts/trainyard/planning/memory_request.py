@@ -47,7 +47,7 @@ STEP_MB: Final = 1000
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """The memory of the nodes on which a job can run, in MB; infinite if Slurm does not tell."""
+    """The memory of the nodes on which a job can run, in MB; infinite if Slurm does not report it."""
 
     largest: float = math.inf
     share: float = math.inf  # of a node, for the GPUs of the job; the whole node for a job without GPUs

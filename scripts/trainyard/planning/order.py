@@ -1,7 +1,7 @@
 """The order in which trials start: the best of several, judged by their mean makespan over samples of the durations.
 
-Before anything is known about durations, the first trials span the keys, so that what they take tells most about the
-others. Later, a slot that becomes free takes the next trial in this order (list scheduling). Candidates are longest
+Before anything is known about durations, the first trials span the keys: their durations are then the best evidence for
+the others. Later, a slot that becomes free takes the next trial in this order (list scheduling). Candidates are longest
 first, whose makespan is at most 4/3 - 1/(3G) times the optimum on G slots (Graham, Bounds on Multiprocessing Timing
 Anomalies, 1969), the order in which trials start in a MULTIFIT schedule (Coffman, Garey and Johnson, An Application of
 Bin-Packing to Multiprocessor Scheduling, 1978), and what a local search finds from the best of these. The search is
@@ -232,7 +232,7 @@ def _lower_bounds(samples: Seconds, loads: Seconds) -> Seconds:
 
 
 def _makespans(orders: Places, samples: Seconds, loads: Seconds) -> Seconds:
-    """Makespans of `schedule.makespan` for each order and draw: (orders, draws)."""
+    """Makespans of `list_scheduling.makespan` for each order and draw: (orders, draws)."""
     durations = samples[orders.T].reshape(orders.shape[1], -1)
     ends = [np.tile(slot, len(orders)) for slot in loads]
     for each in durations:

@@ -224,7 +224,7 @@ def describe_scale(row: PlannedJob) -> str:
 def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
     """The summary of the largest measured scale that is no larger, or else of the smallest.
 
-    A script tells nothing about a training that has taken its place, nor the reverse; only scripts have a launcher.
+    A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
     """
     paths = [folder / run / "summary.json" for scale in study.scales for run in study.runs(scale)]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]

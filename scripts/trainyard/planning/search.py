@@ -149,7 +149,7 @@ class SuggestionSource:
             drawn = space.add(self._journal.record(event))
             if drawn.name in known:
                 continue
-            if state.must_reread(end := state.end(drawn.name)):
+            if state.must_reparse(end := state.end(drawn.name)):
                 self._reread(end)
                 end = state.end(drawn.name)
             if end is None:

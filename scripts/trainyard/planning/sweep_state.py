@@ -356,9 +356,9 @@ class SweepState:
         This includes attempts that diverged at their end by a metric that is no longer monitored. A file of metrics is
         that of the last attempt.
         """
-        return [end for name in self.trials if self.must_reread(end := self.end(name))]
+        return [end for name in self.trials if self.must_reparse(end := self.end(name))]
 
-    def must_reread(self, end: Attempt | None) -> TypeGuard[Attempt]:
+    def must_reparse(self, end: Attempt | None) -> TypeGuard[Attempt]:
         """Whether this end of a trial is one of them, also of a trial that a search has just drawn again."""
         if not isinstance(self.sweep, CommandSweep) or not end or not self.output_of(end).exists():
             return False

@@ -82,7 +82,7 @@ class Ranking:
     is_guessed: bool  # whether the mode is guessed from the metric's name
     configurations: list[Configuration]
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
-    candidates: tuple[str, ...] = ()  # reported metrics, if nothing says which of them ranks trials: then none does
+    candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
 
     @property
@@ -109,7 +109,7 @@ class Ranking:
 def rank_sweep(state: SweepState) -> Ranking:
     """The ranking of a sweep by its `metric` and `mode`; trials that report no metrics are ranked by their seconds.
 
-    If trials report several, and nothing says which one ranks them, they have no scores.
+    If trials report several, and the config names none to rank them by, they have no scores.
     """
     metric, mode, candidates = _ranking_metric(state)
     keys = varied_keys(list(state.trials.values()))
@@ -221,7 +221,7 @@ def _describe_undecided(ranking: Ranking) -> str:
     if ranking.unreported:
         missing = f"no trial has reported {ranking.unreported}, the metric of the sweep"
         return f"no ranking: {missing}, but {names}: set `metric` to one of them"
-    return f"no ranking: trials report {names}, and nothing says which one ranks them: set `metric`"
+    return f"no ranking: trials report {names}, and the config names none to rank them by: set `metric`"
 
 
 def _describe(configuration: Configuration, ranking: Ranking) -> str:

@@ -388,7 +388,7 @@ def test_several_metrics_of_which_none_is_said_to_rank_the_trials_are_a_mistake(
     metrics = {"pattern": r"step (?P<step>\d+) loss (?P<loss>{number}) acc (?P<acc>{number}) lr (?P<lr>{number})"}
     sweep = {"command": "true {x}", "grid": {"x": [1, 2]}, "metrics": metrics}
     assert mistakes({"sweeps": {"s": sweep}}) == [
-        "sweeps.s.metric: trials report loss and acc, and nothing says which one ranks them: set `metric`"
+        "sweeps.s.metric: trials report loss and acc, and the config names none to rank them by: set `metric`"
     ]
     assert mistakes({"sweeps": {"s": sweep | {"metric": "acc"}}}) == []
     assert mistakes({"sweeps": {"s": sweep | {"grid": {"x": [1]}}}}) == [], "there is nothing to rank"

@@ -122,7 +122,7 @@ def test_of_several_metrics_none_ranks_trials_unless_the_config_says_which(tmp_p
     ranking = rank_sweep(state)
     assert (ranking.best_trial, ranking.counting, ranking.candidates) == (None, [], ("loss", "gain"))
     assert describe_ranking(ranking) == [
-        "no ranking: trials report loss and gain, and nothing says which one ranks them: set `metric`"
+        "no ranking: trials report loss and gain, and the config names none to rank them by: set `metric`"
     ]
     chosen = rank_sweep(swept(tmp_path, metric="loss"))
     assert describe_ranking(chosen)[0].startswith("best mean loss (lowest, guessed from its name): 2 ")
