@@ -191,3 +191,24 @@ def test_no_worker_outlives_the_driver_or_the_raylet(start, victim):
     ended = program if victim == "driver" else child_named("raylet", psutil.Process(program.pid))
     ended.kill()
     wait_until(lambda: has_ended(first["pid"], second["pid"], first["parent"]), what="their end")
+
+
+# An actor starts a process in a session of its own and leaves it behind, as a trial's function may.
+LEAVES = """
+import subprocess, time
+from trainyard.cluster.ray.start import local_ray
+
+with local_ray(gpus=0, cpus=1):
+    import ray
+    start = ray.remote(lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+    print(ray.get(start.remote()), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_trial_has_left_behind_ends_with_a_driver_that_is_killed():
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    with subprocess.Popen([sys.executable, "-c", LEAVES], stdout=subprocess.PIPE, env=environment, text=True) as driver:
+        left = int(driver.stdout.readline())
+        driver.kill()
+    wait_until(lambda: has_ended(left), what="its end")
