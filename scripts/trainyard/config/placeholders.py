@@ -221,8 +221,10 @@ def _has_place(command: Command, args: Collection[str]) -> bool:
 _RESUME: Final = re.compile(r"([ \t]*)(?<!\$)\{resume\}")
 
 
-def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool = True) -> list[str]:
-    """The argument vector of a command whose placeholders are replaced by their values.
+def build_argv(
+    command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any] | None = None, *, in_shell: bool = True
+) -> list[str]:
+    """The argument vector of a command whose placeholders are replaced by their values, as in `make_values`.
 
     Text runs in bash, with its values quoted: a pipe fails if any of its programs does. Without a shell, it is split
     into words as a shell would split it.
@@ -230,6 +232,7 @@ def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool
     Raises:
         KeyError: a placeholder has no value.
     """
+    values = make_values(command, args, predefined or {})
     if isinstance(command, list):
         return [word for part in command for word in _fill_in(part, values)]
     line = PLACEHOLDER.sub(lambda name: _quote(values(name[1])), command)

@@ -26,7 +26,6 @@ from trainyard.config.placeholders import (
     build_argv,
     find_placeholders,
     insert_resume_option,
-    make_values,
 )
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
@@ -249,7 +248,7 @@ def trial_command(
     command = insert_resume_option(program.command, resume, program.args)
     command = resolve_program_paths(command, start) if start else command
     with reserved_port() if PORT in find_placeholders(command) else nullcontext() as port:
-        yield build_argv(command, make_values(command, program.args, {**placeholders, PORT: port}))
+        yield build_argv(command, program.args, {**placeholders, PORT: port})
 
 
 def trial_environment(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
-from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option, make_values
+from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
@@ -88,7 +88,7 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     command = insert_resume_option(spec.command, None, spec.args)
     if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
         command = resolve_program_paths(command, Path.cwd())
-    argv = build_argv(command, make_values(command, spec.args, placeholders))
+    argv = build_argv(command, spec.args, placeholders)
     needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(str(folder))}"] if needs_folder else []
     if has_workdir:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.stop_request import stop_request_of_signals
-from trainyard.config.placeholders import build_argv, insert_resume_option, make_values
+from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.scaling import ScriptScaling, repeat_of, split_scale
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest, script_digest, script_inputs_digest
@@ -159,7 +159,7 @@ class UserScript:
         if study.workdir == "trial":
             command = resolve_program_paths(command, Path.cwd())
             options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
-        words = build_argv(command, make_values(command, study.args, predefined), in_shell=False)
+        words = build_argv(command, study.args, predefined, in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry")]

@@ -124,6 +124,6 @@ def test_a_file_that_is_no_config_is_an_error_of_few_lines(tmp_path, monkeypatch
 )
 def test_an_argument_reaches_a_command_as_it_is(value):
     sweep = check_config({"sweeps": {"own": {"command": "printf %s {x}", "args": {"x": value}}}}).sweeps["own"]
-    argv = build_argv(sweep.command, sweep.args.__getitem__)
+    argv = build_argv(sweep.command, sweep.args)
     assert subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout == value.encode()
     assert not Path("executed").exists()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.load import ConfigError, check_config
-from trainyard.config.placeholders import build_argv, make_values
+from trainyard.config.placeholders import build_argv
 from trainyard.config.trials import expand
 
 ARGS = {"lr": 1e-05, "batch_size": 64, "tag": "it's a b", "sizes": [32, 16], "amp": True, "ema": False, "seed": None,
@@ -26,11 +26,11 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_all_arguments_that_the_command_does_not_name_are_added_in_its_style(line):
-    assert build_argv(line, make_values(line, ARGS, {}), in_shell=False) == LINES[line]
+    assert build_argv(line, ARGS, in_shell=False) == LINES[line]
     words = line.split()
     if ">" not in words:
-        assert build_argv(words, make_values(words, ARGS, {})) == LINES[line]
-    assert build_argv(line, make_values(line, ARGS, {}))[:-1] == ["bash", "-o", "pipefail", "-c"]
+        assert build_argv(words, ARGS) == LINES[line]
+    assert build_argv(line, ARGS)[:-1] == ["bash", "-o", "pipefail", "-c"]
 
 
 VALUES = st.one_of(
@@ -42,7 +42,7 @@ VALUES = st.one_of(
 def test_hydra_reads_the_values_that_the_config_has(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (word,) = build_argv(["{args:hydra}"], make_values(["{args:hydra}"], {"key": value}, {}))
+    (word,) = build_argv(["{args:hydra}"], {"key": value})
     override = OverridesParser.create().parse_override(word)
     found = override.value()
     assert override.key_or_group == "key"
@@ -64,7 +64,7 @@ def test_argparse_reads_values_that_look_like_options(number, text):
     parser.add_argument("--number", type=float)
     parser.add_argument("--text")
     command = ["{args}"]
-    found = parser.parse_args(build_argv(command, make_values(command, {"number": number, "text": text}, {})))
+    found = parser.parse_args(build_argv(command, {"number": number, "text": text}))
     assert (found.number, found.text) == (number, text)
 
 
@@ -75,7 +75,7 @@ def own(**fields):
 def test_an_argument_called_args_or_port_keeps_its_place():
     made = own(command="x {args} {port}", args={"args": "a"}, grid={"port": [1]})
     trial = expand(made).trials[0]
-    assert build_argv(made.command, make_values(made.command, trial.spec.args, {"port": 2}))[-1] == "x a 1"
+    assert build_argv(made.command, trial.spec.args, {"port": 2})[-1] == "x a 1"
     with pytest.raises(ConfigError, match=r"b is not in the command: write \{b\} where it belongs, or \{args\}"):
         own(command="x {args}", args={"args": "a", "b": 1})
 
@@ -100,5 +100,5 @@ def test_all_arguments_in_a_place_for_one_are_an_error(command, message):
 
 def test_all_arguments_may_stand_in_a_pipe_or_a_subshell():
     made = own(command="(x {args})|y $(z {args})", grid={"n": [1]})
-    line = build_argv(made.command, make_values(made.command, {"n": 1}, {}))[-1]
+    line = build_argv(made.command, {"n": 1})[-1]
     assert line == "(x --n 1)|y $(z --n 1)"

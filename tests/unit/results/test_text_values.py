@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config, read_config
-from trainyard.config.placeholders import build_argv, make_values
+from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Journal, Started
@@ -83,5 +83,5 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
 def test_arguments_are_the_text_of_the_config(text):
     config = check_config({"sweeps": {"s": {"command": "train {args}", "grid": {"x": [text]}}}})
     (trial,) = expand(config.sweeps["s"]).trials
-    argv = build_argv(trial.spec.command, make_values(trial.spec.command, trial.spec.args, {}))
+    argv = build_argv(trial.spec.command, trial.spec.args)
     assert f"--x {text}" in " ".join(argv)

@@ -93,7 +93,7 @@ def test_a_quoted_value_stays_one_word(tmp_path):
     assert len(lines) > 8
     for line in lines:
         expected = [name for name in PLACEHOLDER.findall(line) if "basename" not in line]
-        words = build_argv(line, {name: f"{name}:{NASTY}" for name in "abc"}.__getitem__)
+        words = build_argv(line, {name: f"{name}:{NASTY}" for name in "abc"})
         done = subprocess.run(
             words, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=PATIENCE_SECONDS
         )
@@ -116,7 +116,7 @@ def test_no_part_of_a_value_is_executed_in_any_line(tmp_path):
         ):
             continue
         tried += 1
-        command = build_argv(line, lambda name: NASTY.replace("> made", "touch made"))
+        command = build_argv(line, dict.fromkeys("abc", NASTY.replace("> made", "touch made")))
         subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
         assert list(tmp_path.iterdir()) == [], line
 
