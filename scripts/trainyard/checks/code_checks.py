@@ -22,7 +22,7 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.sweep import FunctionSweep, TrainSweep
-from trainyard.config.train import OWN_MODELS, Train
+from trainyard.config.train import BUILT_IN_MODELS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.data.known_images import known_images
 from trainyard.utils.errors import UserError
@@ -131,8 +131,8 @@ def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[st
 
 def _tried(spec: Train) -> dict[str, Any]:
     """The settings of a training that are tried; empty if there is nothing to try."""
-    is_own = spec.model in OWN_MODELS  # their arguments are checked without building them
-    if is_own and not (spec.has_own_loss or any(getattr(spec, key) for key in _TRIED)):
+    is_built_in = spec.model in BUILT_IN_MODELS  # their arguments are checked without building them
+    if is_built_in and not (spec.has_user_loss or any(getattr(spec, key) for key in _TRIED)):
         return {}
     settings = spec.model_dump(mode="json", exclude_defaults=True, include={*_TRIED, *_TOGETHER_WITH})
     mixing = {key: 1.0 for key in ("mixup", "cutmix") if getattr(spec.augment, key)}  # other labels for the loss

@@ -15,7 +15,7 @@ from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
-from trainyard.config.train import OWN_MODEL_ARGS, Train
+from trainyard.config.train import BUILT_IN_MODEL_ARGS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.config.user_programs import Metrics
 from trainyard.data.known_images import KnownImages, known_images
@@ -88,7 +88,7 @@ def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
     given = ((spec.model, key, value) for spec in specs for key, value in spec.model_args.items())
     found: dict[Finding, None] = {}  # each once
     for model, key, value in given:
-        known = OWN_MODEL_ARGS.get(model)
+        known = BUILT_IN_MODEL_ARGS.get(model)
         where = f"{place}.train.model_args.{key}"
         if known and key not in known:
             found[Finding(where, "fails", f"is not an argument of {model}", suggest(key, known))] = None

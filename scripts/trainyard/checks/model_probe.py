@@ -86,8 +86,8 @@ def probe_training(spec: Train, images: KnownImages) -> Iterator[tuple[Verdict, 
         given = {"channels": _SHAPE[2], "classes": _OUTPUTS, **spec.model_args}
         check_call(model, spec.model, role="model", args=[], kwargs=given)
         yield "unknown", f"model {spec.model!r} can be built once the images are staged"
-    if spec.has_own_loss or spec.metrics:
-        named = ", ".join(filter(None, [spec.loss if spec.has_own_loss else "", *spec.metrics]))
+    if spec.has_user_loss or spec.metrics:
+        named = ", ".join(filter(None, [spec.loss if spec.has_user_loss else "", *spec.metrics]))
         if images.outputs is None:
             yield "unknown", f"{named}: the number of classes is known once the images are staged"
         else:
@@ -148,7 +148,7 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     found, wanted = tuple(outputs.shape), (_IMAGES, images.outputs)
     # Embeddings for an own loss may have any width, and a head more outputs than there are classes.
     is_matrix = len(found) == 2 and found[0] == _IMAGES and not images.numeric
-    fits = found == wanted or (is_matrix and (found[1] > wanted[1] or spec.has_own_loss))
+    fits = found == wanted or (is_matrix and (found[1] > wanted[1] or spec.has_user_loss))
     if not fits:
         what = "labels have" if images.numeric else "classes need"
         raise UserError(f"{returned} the shape {found} for {_IMAGES} images, but the dataset's {what} {wanted}")

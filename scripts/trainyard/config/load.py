@@ -170,11 +170,11 @@ def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[st
         yield f"{place}.dataset: {what}, which `trees` cannot predict"
         return
     for train in trainings(study):
-        if not train.has_own_loss:
+        if not train.has_user_loss:
             yield f"{place}.train.loss: {what}: give a loss for them, such as torch.nn.functional:mse_loss"
         if train.augment.mixup or train.augment.cutmix:
             yield f"{place}.train.augment: {what}, but mixup and cutmix mix classes"
-        if train.monitor.endswith("_accuracy") and train.monitor not in train.own_metrics:
+        if train.monitor.endswith("_accuracy") and train.monitor not in train.further_metrics:
             remedy = "set val_loss or one of your `metrics`"
             yield f"{place}.train.monitor: {what}, so there is no {train.monitor}: {remedy}"
 

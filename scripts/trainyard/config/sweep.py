@@ -521,7 +521,7 @@ class TrainSweep(Sweep):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> "TrainSweep":
-        train, own, metric = self.train, self.train.own_metrics, self.target[0]
+        train, own, metric = self.train, self.train.further_metrics, self.target[0]
         self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
         if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
             message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"

@@ -55,8 +55,8 @@ Name = Annotated[
     hint("a name is used for a folder: letters, digits, `_` and `-`, no leading `_` or `-`"),
 ]
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
-OWN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
-OWN_MODELS = tuple(OWN_MODEL_ARGS)
+BUILT_IN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
+BUILT_IN_MODELS = tuple(BUILT_IN_MODEL_ARGS)
 
 
 class Section(BaseModel):
@@ -310,12 +310,12 @@ class Train(Section):
         return self
 
     @property
-    def has_own_loss(self) -> bool:
+    def has_user_loss(self) -> bool:
         """Whether the loss is a user's own."""
         return ":" in self.loss
 
     @property
-    def own_metrics(self) -> list[str]:
+    def further_metrics(self) -> list[str]:
         """The names of the further metrics as columns."""
         return [f"val_{name}" for name in self.metrics]
 
@@ -337,7 +337,7 @@ class Train(Section):
     @property
     def import_paths(self) -> dict[str, tuple[str, str]]:
         """The import paths of a user's code, with their roles, by key."""
-        if ":" not in self.model and not self.has_own_loss and not self.metrics:
+        if ":" not in self.model and not self.has_user_loss and not self.metrics:
             return {}  # quickly, for the trials of a large sweep
         paths = {"model": (self.model, "model"), "loss": (self.loss, "loss")}
         paths |= {f"metrics.{name}": (path, "metric") for name, path in self.metrics.items()}
@@ -345,14 +345,14 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> "Train":
-        if taken := sorted({*EPOCH_METRICS} & {*self.own_metrics}):
+        if taken := sorted({*EPOCH_METRICS} & {*self.further_metrics}):
             raise PydanticCustomError("metrics", "{name} is a metric of its own: use another name", {"name": taken[0]})
-        if self.monitor not in (known := [*MONITORED, *self.own_metrics]):
+        if self.monitor not in (known := [*MONITORED, *self.further_metrics]):
             message = "monitor is {monitor}, which this training does not report; known: {known}"
             raise PydanticCustomError("monitor", message, {"monitor": self.monitor, "known": ", ".join(known)})
-        if self.has_own_loss and self.label_smoothing:
+        if self.has_user_loss and self.label_smoothing:
             raise PydanticCustomError("loss", "label_smoothing is for the loss cross_entropy, not for your own")
-        if self.loss_args and not self.has_own_loss:
+        if self.loss_args and not self.has_user_loss:
             raise PydanticCustomError("loss", "loss_args are for a loss of your own")
         return self
 
@@ -377,7 +377,7 @@ def _pretrained_problem(weights: str, train: Train) -> str | None:
         return None
     if weights == "DEFAULT":
         return "pretrained: DEFAULT depends on the version of torchvision: write a name such as IMAGENET1K_V1"
-    if train.model in OWN_MODELS or ":" in train.model:
+    if train.model in BUILT_IN_MODELS or ":" in train.model:
         return f"pretrained: {weights} belongs to a torchvision model, and {train.model} is not one: give a file"
     if train.small_images:
         return f"pretrained: {weights} has a stem for large images: leave out small_images"

@@ -47,7 +47,7 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     if isinstance(state.sweep, TrainSweep):
         train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
-        reported = dict.fromkeys([*METRICS, *train.own_metrics, train.best_metric, *trained])
+        reported = dict.fromkeys([*METRICS, *train.further_metrics, train.best_metric, *trained])
     metrics = tuple(reported)
     rows = []
     for name, trial in state.trials.items():

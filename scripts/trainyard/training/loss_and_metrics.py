@@ -156,7 +156,7 @@ class Objective:
 
     def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
         self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
-        self._user_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_own_loss else None
+        self._user_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_user_loss else None
         self._loss_path, self._paths = spec.loss, dict(spec.metrics)
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
         self._sizes = self._try(spec, device) if self._user_loss is not None or self._metrics else []

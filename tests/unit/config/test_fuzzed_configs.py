@@ -79,14 +79,14 @@ def test_a_config_with_any_values_is_valid_or_an_error_of_few_lines(changes):
         path = Path(folder, "config.json")
         path.write_text(json.dumps(content))
         try:
-            yard = Workflow(compose([path], {}), results=Path(folder, "results"))
+            workflow = Workflow(compose([path], {}), results=Path(folder, "results"))
         except UserError as error:  # a ConfigError, or `python` names no interpreter
             lines = str(error).splitlines()
             assert len(lines) <= MAX_ERRORS + 2
             assert max(map(len, lines)) <= MAX_LENGTH + len(folder) + 100
         else:
-            json.dumps(yard.config.model_dump(mode="json"))
-            assert yard.plots()
+            json.dumps(workflow.config.model_dump(mode="json"))
+            assert workflow.plots()
         assert os.listdir(folder) == ["config.json"]
         assert not Path("executed").exists()
 

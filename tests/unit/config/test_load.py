@@ -661,12 +661,12 @@ def test_programs_read_the_same_config_as_snakemake(sweep):
     except ConfigError:  # `d.e` where `d` is a number
         reject()
     with TemporaryDirectory() as folder:
-        yard = Workflow({**GOOD, "sweeps": {"s": sweep}}, results=Path(folder))
-        yard.write_config()
-        read = read_config(yard.config_file)
-    resolved = [json.dumps(each.model_dump(mode="json", exclude_unset=True)) for each in (yard.config, read)]
+        workflow = Workflow({**GOOD, "sweeps": {"s": sweep}}, results=Path(folder))
+        workflow.write_config()
+        read = read_config(workflow.config_file)
+    resolved = [json.dumps(each.model_dump(mode="json", exclude_unset=True)) for each in (workflow.config, read)]
     assert resolved[0] == resolved[1]
-    sweeps = [each.sweeps["s"] for each in (yard.config, read)]
+    sweeps = [each.sweeps["s"] for each in (workflow.config, read)]
     assert TrialSpace(sweeps[0], "d").search_key == TrialSpace(sweeps[1], "d").search_key
     trials = [expand(each).trials for each in sweeps]
     assert [each.identity("d") for each in trials[0]] == [each.identity("d") for each in trials[1]]
@@ -810,7 +810,7 @@ def made_of(sweep):
 
 
 SEARCH = {"trials": 2, "values": {"x": [1, 2]}}
-TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
+REPORTED, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
 
 
 @pytest.mark.parametrize(
@@ -831,9 +831,9 @@ TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
 )
 def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
     made = made_of(sweep)
-    told = ["val_loss", "val_accuracy"] if isinstance(made, TrainSweep) else TOLD
-    assert made.ranking_metric(told) == judged
-    assert made_of(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
+    reported = ["val_loss", "val_accuracy"] if isinstance(made, TrainSweep) else REPORTED
+    assert made.ranking_metric(reported) == judged
+    assert made_of(made.model_dump(exclude_unset=True)).ranking_metric(reported) == judged
     if made.search or made.stop:
         assert made.compared_by == judged, "search and stop use the same"
 

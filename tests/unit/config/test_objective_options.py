@@ -32,7 +32,7 @@ def test_a_list_of_metrics_is_the_mapping_of_its_names():
         {"top5_accuracy": "top5_accuracy", "f1": "a.b:Own.f1"},
     )
     assert by_list.metrics == Train(metrics=by_name).metrics == by_name
-    assert by_list.own_metrics == ["val_top5_accuracy", "val_f1"]
+    assert by_list.further_metrics == ["val_top5_accuracy", "val_f1"]
 
 
 MISTAKES = [

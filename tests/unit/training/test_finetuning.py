@@ -7,7 +7,7 @@ import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, start, train
 from torch import nn
 from torchvision import models as vision
-from trainyard.config.train import OWN_MODELS, Train
+from trainyard.config.train import BUILT_IN_MODELS, Train
 from trainyard.config.weights import WeightsError
 from trainyard.data import torchvision_weights
 from trainyard.training import fine_tuning, models, optimizers
@@ -229,7 +229,7 @@ def test_all_weights_of_torchvision_have_a_checksum():
 
 
 def test_own_models_are_those_of_the_config():
-    assert tuple(models._BUILT_IN) == OWN_MODELS
+    assert tuple(models._BUILT_IN) == BUILT_IN_MODELS
 
 
 # ---- training on

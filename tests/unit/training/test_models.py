@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from trainyard.config.train import OWN_MODEL_ARGS, Train
+from trainyard.config.train import BUILT_IN_MODEL_ARGS, Train
 from trainyard.training import models
 from trainyard.training.models import ModelError
 from trainyard.utils.errors import UserError
@@ -48,4 +48,4 @@ def test_a_dotted_path_is_called_with_channels_and_classes():
 def test_the_config_knows_the_arguments_of_own_models():
     """It checks them without building the models."""
     given = {name: [*inspect.signature(model).parameters] for name, model in models._BUILT_IN.items()}
-    assert given == {name: ["channels", "classes", *arguments] for name, arguments in OWN_MODEL_ARGS.items()}
+    assert given == {name: ["channels", "classes", *arguments] for name, arguments in BUILT_IN_MODEL_ARGS.items()}
