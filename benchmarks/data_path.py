@@ -22,13 +22,11 @@ from common import print_table
 from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.training.augmentation import Augmenter
-from trainyard.training.loaders import load_input_data
+from trainyard.training.loaders import MappedSplit, ResidentSplit, Split
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import BatchSizes, training_batches
 
@@ -71,16 +69,15 @@ def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Generator[float, 
         yield images / (time.perf_counter() - began)
 
 
-def staged_path(staged: Staged, how: Data) -> Generator[float, None, None]:
+def staged_path(images_of: Split) -> Generator[float, None, None]:
     """Images per second of each epoch of the staged data."""
-    data, epoch = load_input_data(staged, single_process().device, how), 0
-    size, batch = len(data.train), BatchSizes(per_rank=BATCH, micro=BATCH)
+    size, batch, epoch = len(images_of), BatchSizes(per_rank=BATCH, micro=BATCH), 0
     while True:
         epoch += 1
         began = time.perf_counter()
         augment = Augmenter(Augment(crop_padding=PADDING, flip=True), size=size, seed=0, epoch=epoch)
         order, images = training_batches(size, batch, rank=0, seed=0, epoch=epoch), 0
-        for each in data.train.batches(order):
+        for each in images_of.batches(order):
             images += len(augment(each.pixels, each.indices))
         yield images / (time.perf_counter() - began)
 
@@ -100,11 +97,13 @@ def main() -> None:
         staged = stage(
             Python(source="python", factory="data_path:build", args={"root": str(root)}), Path(name) / "data"
         )
+        train = staged.split("train")
+        split = (train.images, train.labels, single_process().device)
         paths = {
             f"ImageFolder, PIL, DataLoader with {cores} workers, float32": decoded(root, cores, TO_FLOAT32),
             "the same, uint8": decoded(root, cores, TO_UINT8),
-            "staged, uint8, all on the device": staged_path(staged, Data()),
-            "staged, uint8, prefetched": staged_path(staged, Data(on_device=False)),
+            "staged, uint8, all on the device": staged_path(ResidentSplit(*split)),
+            "staged, uint8, prefetched": staged_path(MappedSplit(*split)),
         }
         rates = {}
         for what, epochs in paths.items():

@@ -84,8 +84,8 @@ def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     shared = {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", {})}  # in other tables
     for name, field in model.model_fields.items():
-        if name in shared:
-            continue
+        if name in shared or (len(get_args(field.annotation)) == 1 and get_origin(field.annotation) is Literal):
+            continue  # a `source` is in the heading
         yield f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {field.description} |"
 
 

@@ -33,7 +33,10 @@ CONFIG = {
             "wide_cpus": {"nodes": 2, "gpus_per_node": 0, "slots_per_node": 2},
         }.items()
     }
-    | {name: {"command": "true", "slots": {"auto": True, "nodes": 2, "gpus_per_node": 2}} for name in ("one", "done")},
+    | {
+        name: {"command": "true", "goal": "fastest", "slots": {"nodes": 2, "gpus_per_node": 2}}
+        for name in ("one", "done")
+    },
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
     "trees": {"d": {"dataset": "tiny", "cpus": 8}},
 }

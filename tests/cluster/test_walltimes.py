@@ -94,7 +94,7 @@ def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir
 def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shared_dir):
     slots = {"nodes": 4, "gpus_per_node": 4}
     sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
-    sweeps = {"fixed": {**sweep, "slots": slots}, "chosen": {**sweep, "slots": {**slots, "auto": True}}}
+    sweeps = {"fixed": {**sweep, "slots": slots}, "chosen": {**sweep, "slots": slots, "goal": "fastest"}}
     output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
     time = "limited by QOS normal: 50 min 0 s of walltime"
     assert f"{time}; above the limit of QOS normal: 8 GPUs, so that Slurm would never start it" in output

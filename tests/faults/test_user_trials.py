@@ -476,7 +476,7 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
     numbered = json.loads((folder / "summary.json").read_text())
     assert (numbered["epochs"], numbered["trained_epochs"]) == (2, None), "the script does not say that they are epochs"
     assert (second["val_loss"], second["train_seconds"]) == (None, first["train_seconds"])
-    launch(correct, launcher_options=["--max-restarts", "0"])
+    launch(correct, launcher="torchrun --max-restarts 0")
     assert runs() == 2, "what changes the result has it run"
 
 

@@ -149,7 +149,7 @@ def check_environment(
     key = "env" if study.env else "python"
     try:
         found = script_interpreter(study) if isinstance(study, ScriptScaling) else find_interpreter(study)
-        module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, ScriptScaling) else None
+        module = LAUNCHER_MODULES.get(study.launcher_name) if isinstance(study, ScriptScaling) else None
         package = (module or "").partition(".")[0]
         line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
         environment = program_environment(find_interpreter(study))

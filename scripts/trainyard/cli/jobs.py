@@ -330,8 +330,8 @@ class TrainJobs(Jobs):
             train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
             what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
         else:
-            named = {"launcher", "launcher_options", "python", "args", "metrics"}
-            what = study.model_dump(include=named, mode="json") | {"script": study.program}
+            what = study.model_dump(include={"python", "args", "metrics"}, mode="json") | {"script": study.program}
+            what |= {"launcher": study.launcher_name, "launcher_options": study.launcher_options}
             what |= {"env": study.env} if study.env else {}
             what |= {"workdir": study.workdir} if study.workdir != "keep" else {}
         return digest_of([what, study.mode, study.retrain, RESULT_VERSION])

@@ -71,11 +71,6 @@ class Data(Section):
         "job's memory.",
     )
     downloads: str = Field("~/.cache/trainyard", description="Folder for downloads.")
-    on_device: bool | Literal["auto"] = Field(
-        "auto",
-        description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory, or of "
-        "the trial's share of a GPU (`gpus_per_trial`). Otherwise batches are prefetched from the host.",
-    )
 
 
 class Config(Section):

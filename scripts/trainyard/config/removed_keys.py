@@ -6,14 +6,17 @@ from typing import Any, Final
 
 _METRIC: Final = "set the `metric` and `mode` of the sweep, by which `search` and `stop` compare trials"
 _ADVICE: Final = {  # by the path of the key, whose `*` is any text
+    "*.slots.auto": "write `goal: fastest` in the sweep, or another goal: `slots` are then upper limits",
     "*.slots.trials_per_gpu": "`gpus_per_trial: auto` puts at most four trials on a GPU; for more, give a fraction",
     "*.train.cudnn_benchmark": "remove it",
     "*.train.gradient_compression": "remove it: gradients are reduced in float32",
     "*.augment.rand_augment_magnitude": "remove it: the magnitude is 9, as in torchvision",
+    "scaling.*.launcher_options": "add the options to `launcher`, as in `launcher: torchrun --max-restarts 1`",
     "scaling.*.telemetry_seconds": "remove it: there is a sample every 5 seconds",
     **{f"*.{section}.{key}": _METRIC for section in ("search", "stop") for key in ("metric", "mode")},
     "*.on_failed_trial": "for an error if a single trial fails, write `max_failed_fraction: 0`",
     "*.train.channels_last": "remove it: the memory format is channels last on GPUs with 16-bit precision",
+    "data.on_device": "remove it: images stay on the GPU if they need at most half of its free memory",
     "data.staging_cpus": "remove it: for other than 8 CPUs, run Snakemake with `--set-threads stage=N`",
     "trees.*.seed": "give each model its own in `params`, as in `{xgboost: {random_state: 1}}`",
     "trees.*.retrain": "remove it: to fit again, delete the folder of the study in results/trees",

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -38,6 +39,7 @@ Scale = Annotated[
         "a scale is <nodes>x<gpus per node>, as in 2x4; without GPUs, train in a sweep with `slots: {gpus_per_node: 0}`"
     ),
 ]
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun")
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
@@ -149,17 +151,37 @@ class ScriptScaling(CommandOptions, Scaling):
         "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{out_dir}`, `{resume_from}`, `{nodes}`, "
         "`{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
     )
-    launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"] = Field(
+    launcher: Command = Field(
         "torchrun",
-        description="Launcher that starts the `script` on every GPU. `srun` starts it directly, with RANK, LOCAL_RANK, "
-        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
+        description="Launcher that starts the `script` on every GPU: `torchrun`, `accelerate`, `deepspeed` or `srun`, "
+        "with further options, e.g. `accelerate --config_file accelerate.yaml`. `srun` starts the script directly, "
+        "with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
     )
-    launcher_options: list[str] = Field([], description="Further options of the launcher, as a list of words.")
 
     @field_validator("script")
     @classmethod
     def _check_quoting(cls, script: Command) -> Command:
         return check_quoting(script, in_shell=False)
+
+    @field_validator("launcher")
+    @classmethod
+    def _check_launcher(cls, launcher: Command) -> Command:
+        if isinstance(launcher, str):
+            check_quoting(launcher, in_shell=False)
+        if (name := split_launcher(launcher)[0]) not in LAUNCHERS:
+            message = "{name} is not a launcher; known: {known}"
+            raise PydanticCustomError("launcher", message, {"name": repr(name), "known": ", ".join(LAUNCHERS)})
+        return launcher
+
+    @property
+    def launcher_name(self) -> str:
+        """The launcher without its options."""
+        return split_launcher(self.launcher)[0]
+
+    @property
+    def launcher_options(self) -> list[str]:
+        """The further options of the launcher."""
+        return split_launcher(self.launcher)[1:]
 
     @property
     def program(self) -> Command:
@@ -184,6 +206,11 @@ class ScriptScaling(CommandOptions, Scaling):
     def program_metrics(self) -> Metrics | None:
         """The section `metrics`."""
         return self.metrics
+
+
+def split_launcher(launcher: Command) -> list[str]:
+    """The words of a launcher: its name and its options; [""] without any."""
+    return (shlex.split(launcher) if isinstance(launcher, str) else launcher) or [""]
 
 
 def _kind_of_study(given: Any) -> str:

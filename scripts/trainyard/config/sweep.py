@@ -186,7 +186,6 @@ class Stop(Section):
 class Slots(Section):
     """The resources of a sweep's job, and how trials share them."""
 
-    auto: bool = Field(False, description="Choose the number of nodes and GPUs by `goal`, up to those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
     gpus_per_node: NonNegativeInt = Field(
         1,
@@ -314,7 +313,7 @@ class Slots(Section):
 
 
 def _auto_slots(value: Any) -> Any:
-    return {"auto": True, "gpus_per_node": AUTO_GPUS} if value == "auto" else value
+    return {"gpus_per_node": AUTO_GPUS} if value == "auto" else value
 
 
 MIN_SHARE: Final = 0.01
@@ -358,13 +357,13 @@ class Sweep(Section):
         f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
-        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, chosen by `goal`."
+        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, with the `goal` `fastest`."
     )
-    goal: Goal = Field(
-        "fastest",
-        description="How `auto` chooses the number of GPUs. `fastest`: the fewest GPU-hours among all that take at "
-        "most 5 % longer than the fastest; `cheapest`: the fastest among all that need at most 2 % more GPU-hours "
-        "than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
+    goal: Goal | None = Field(
+        None,
+        description="Choose the number of nodes and GPUs, up to those of `slots`. `fastest`: the fewest GPU-hours "
+        "among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that need at most "
+        "2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
     )
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
@@ -389,6 +388,12 @@ class Sweep(Section):
             message = "names the metric that ranks trials; a mapping with pattern or file is `metrics`"
             raise PydanticCustomError("metric", message)
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_goal_of_auto(cls, given: Any) -> Any:
+        is_auto = isinstance(given, dict) and given.get("slots") == "auto"
+        return {"goal": "fastest", **given} if is_auto else given
 
     @model_validator(mode="after")
     def _check_search(self) -> "Sweep":
@@ -495,7 +500,7 @@ class Sweep(Section):
     @property
     def deadline_seconds(self) -> float | None:
         """The deadline of the sweep, in seconds from the start of its job; None without one."""
-        if not self.goal.startswith("deadline"):
+        if self.goal is None or not self.goal.startswith("deadline"):
             return None
         number, unit = re.findall(r"[0-9.]+|[a-z]+", self.goal)[1:]
         return float(number) * {"min": 60, "h": 3600, "d": 86400}[unit]

@@ -148,8 +148,8 @@ def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]
 
 def script_digest(study: ScriptScaling) -> str:
     """Changes with a study's script and its arguments."""
-    what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
-    what |= {"script": study.program} | ({"env": study.env} if study.env else {})
+    what = study.model_dump(mode="json", include={"python", "args", "retrain"})
+    what |= {"launcher": study.launcher_name, "script": study.program} | ({"env": study.env} if study.env else {})
     return digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
 
 

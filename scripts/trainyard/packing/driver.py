@@ -104,14 +104,13 @@ def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first
 def _fix_slots(plan: Plan) -> Plan:
     """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs or CPUs."""
     slots, allocation = plan.request.slots, slurm_allocation.current_allocation()
-    if slots.auto and allocation:
+    if plan.state.sweep.goal and plan.forecast.pending and allocation:
         given = {"gpus_per_node": allocation.gpus_per_node}
         if not slots.has_gpus:
             fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
             given = {"slots_per_node": min(fitting, plan.state.max_slots.slots_per_node)}
         slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
-    fixed = slots.model_copy(update={"auto": False})
-    sweep = plan.state.sweep.model_copy(update={"slots": fixed})
+    sweep = plan.state.sweep.model_copy(update={"slots": slots, "goal": None})
     return replace(plan, state=replace(plan.state, sweep=sweep))
 
 

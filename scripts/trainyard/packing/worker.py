@@ -120,7 +120,7 @@ class Worker:
         copied = self._copy_dataset()
         opened = time.perf_counter()
         assert self._dataset is not None
-        self._data = load_input_data(self._dataset, self._group.device, self._setup.data)
+        self._data = load_input_data(self._dataset, self._group.device)
         importing = imported - began + preload_seconds(TRAINING_MODULES)
         seconds = {"import_torch_seconds": importing, "data_seconds": time.perf_counter() - opened}
         return device_name(self._group.device), {**seconds, **copied}

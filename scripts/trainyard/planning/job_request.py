@@ -94,7 +94,7 @@ def choose_option(
 class JobRequest:
     """What is requested from Slurm to run the pending trials.
 
-    No job may exceed `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. With `fixed_minutes`,
+    No job may exceed `limit_minutes`; with a goal, none requests more than `limit_gpus`. With `fixed_minutes`,
     each requests this walltime.
     """
 
@@ -112,14 +112,14 @@ class JobRequest:
 
     @cached_property
     def slots(self) -> Slots:
-        """The config's slots; with `auto`, the number up to these that is best for the goal.
+        """The config's slots; with a goal, the number up to these that is best for the goal.
 
         A job that only writes tables has one CPU.
         """
         limit, sweep = self._state.max_slots, self._state.sweep
         if not self._forecast.pending:
             return Slots(gpus_per_node=0)
-        if not limit.auto:
+        if sweep.goal is None:
             return limit
         deadline = sweep.deadline_seconds if self._forecast.seconds else None
         return choose_option(self.options, sweep.goal, deadline=deadline, max_seconds=self._max_seconds).slots

@@ -270,7 +270,7 @@ def summarize_plan(plan: Plan) -> str:
     limit = state.sweep.slots
     most = f"of at most {limit.count}"
     among = f"which none {most} is sure to meet" if plan.request.misses_deadline else most
-    chosen = f" ({state.sweep.goal}, {among})" if limit.auto else ""
+    chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
     return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from trainyard.cluster import host
 from trainyard.cluster.job_script import SRUN_ENDED, end_srun, wait_as_shell
@@ -111,7 +111,7 @@ def script_command(
     scale: str,
     words: Sequence[str],
     *,
-    launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"],
+    launcher: str,
     launcher_options: Sequence[str] = (),
     python: str,
     watch_options: Sequence[str],

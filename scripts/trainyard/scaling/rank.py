@@ -90,7 +90,7 @@ def _train(
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.message:
             log.warning("%s", copy.message)
-        data = load_input_data(copy.staged, group.device, config.data)
+        data = load_input_data(copy.staged, group.device)
         trainer = Trainer(
             study.train,
             data,

@@ -177,7 +177,7 @@ class UserScript:
         return script_command(
             self._run,
             words,
-            launcher=study.launcher,
+            launcher=study.launcher_name,
             launcher_options=options,
             python=str(script_interpreter(study)),
             watch_options=watch_options,
@@ -191,7 +191,7 @@ class UserScript:
     ) -> TrialEnded:
         """Run a command, log its output and record its rows, whose epochs are those after the first `before` ones."""
         study, is_srun = self._study, line[0] == "srun"
-        tasks = self._nodes * (self._gpus if study.launcher == "srun" else 1)
+        tasks = self._nodes * (self._gpus if study.launcher_name == "srun" else 1)
         step = rendezvous.StepEnd(meeting, tasks=tasks, grace_seconds=study.grace_seconds)
         stop_request = stop_request_of_signals()
         signal.signal(signal.SIGINT, stop_request.make)
@@ -240,7 +240,7 @@ class UserScript:
             "repeat": repeat_of(self._run),
             "nodes": self._nodes,
             "gpus": self._nodes * self._gpus,
-            "launcher": self._study.launcher,
+            "launcher": self._study.launcher_name,
             "epochs": len(rows),
             **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},
             **{name: statistics.median(reported[name]) if reported[name] else None for name in MEDIANS},

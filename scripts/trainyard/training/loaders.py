@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.config.config import Data
 from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, call_factory, read_item
 from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
 from trainyard.training.sampler import derived_seed
@@ -72,30 +71,30 @@ class InputData:
         return (images.float() - self.mean) / self.std
 
 
-def load_input_data(staged: Staged, device: torch.device, how: Data | None = None) -> InputData:
+def load_input_data(staged: Staged, device: torch.device) -> InputData:
     """Open a dataset for a training on `device`.
 
     Raises:
         DataError: the dataset cannot be opened, or is a table.
     """
-    how, meta = how or Data(), staged.require(ImageMeta)
+    meta = staged.require(ImageMeta)
     classes, numeric = len(meta.classes), bool(meta.source.get("targets"))
     splits: list[Split]
     if isinstance(meta, OnTheFlyMeta):
         factory = call_factory(meta.source)
         splits = [LoaderSplit(each, device, outputs=classes, numeric=numeric) for each in factory]
     else:
-        splits = list(_staged_splits(staged, device, how))
+        splits = list(_staged_splits(staged, device))
     train, val = splits
     mean, std = (torch.tensor(each, device=device).view(1, -1, 1, 1) for each in (meta.mean, meta.std))
     return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=meta.shape, numeric=numeric)
 
 
-def _staged_splits(staged: Staged, device: torch.device, how: Data) -> Iterator[Split]:
+def _staged_splits(staged: Staged, device: torch.device) -> Iterator[Split]:
     """The training and the validation images. Those that stay on a GPU share the memory that images may use."""
     left = RESIDENT_SHARE * _allocatable_bytes(device) if device.type == "cuda" else math.inf
     for split in map(staged.split, SPLITS):
-        if split.images.nbytes <= left if how.on_device == "auto" else how.on_device:
+        if split.images.nbytes <= left:
             left -= split.images.nbytes
             yield ResidentSplit(split.images, split.labels, device)
         else:

@@ -54,7 +54,7 @@ def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files
     (tmp_path / "package").mkdir()
     (tmp_path / "package/train.py").write_text("import os, package\nopen(f\"model-{os.environ['RANK']}.pt\", 'w')\n")
     (tmp_path / "one.yaml").write_text("{distributed_type: 'NO', num_machines: 1, num_processes: 1}")
-    options = {"launcher": "accelerate", "launcher_options": ["--config_file", "one.yaml"]}
+    options = {"launcher": ["accelerate", "--config_file", "one.yaml"]}
     study = ScriptScaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
     made = UserScript(study, "1x2", Path("results"))
     made.run(tmp_path)

@@ -211,7 +211,7 @@ MISTAKES = [
         {"script": "t.py", "args": {"a": 1, "b": 2}, "scales": ["1x1"]},
         "a, b are not in the script: write {a} {b} where they belong, or {args}",
     ),
-    ("sweeps.own", {"command": "./x", "slots": 4}, "sweeps.own.slots: must be a mapping, not 4; known: auto, cpus_per"),
+    ("sweeps.own", {"command": "./x", "slots": 4}, "sweeps.own.slots: must be a mapping, not 4; known: cpus_per"),
     ("datasets.digits", "digits", "datasets.digits: must be a mapping, not 'digits'; known: "),
     (
         "sweeps.own",

@@ -66,7 +66,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
 def test_a_sweep_that_gets_a_whole_node_has_no_more_slots_than_its_config_allows(tmp_path, monkeypatch):
     allocation = Allocation(job="1", nodes=("n1",), end_time=math.inf, cpus_per_node=64)
     monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
-    slots = {"auto": True, "gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2}
-    sweep = {"command": "echo {x}", "grid": {"x": list(range(20))}, "slots": slots}
+    slots = {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2}
+    sweep = {"command": "echo {x}", "grid": {"x": list(range(20))}, "slots": slots, "goal": "fastest"}
     plan = plan_sweep(Config.model_validate({"sweeps": {"s": sweep}}), "s", tmp_path)
     assert driver._fix_slots(plan).request.slots.per_node == 4

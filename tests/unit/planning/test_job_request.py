@@ -14,7 +14,7 @@ durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda se
 
 
 def upto(gpus, *, nodes=1, share=1.0):
-    return Slots(auto=True, nodes=nodes, gpus_per_node=gpus, gpus_per_trial=share)
+    return Slots(nodes=nodes, gpus_per_node=gpus, gpus_per_trial=share)
 
 
 def test_the_depth_sweep_on_one_to_twenty_gpus():
@@ -65,7 +65,7 @@ def test_a_trial_of_two_gpus_gets_them_on_one_node():
 
 
 def test_without_gpus_the_slots_on_cpus_are_chosen_and_cost_cpu_seconds():
-    limit = Slots(auto=True, nodes=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
+    limit = Slots(nodes=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
     found = list_options([10] * 99, limit, startup=5)
     assert [(each.slots.nodes, each.slots.slots_per_node) for each in found] == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     assert [each.slots.units for each in found] == [4, 8, 12, 16, 24]

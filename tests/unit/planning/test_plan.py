@@ -384,16 +384,16 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     assert plan(tmp_path, **auto, cost="model_args.blocks").request.slots.gpus_per_node == 8
     limited = plan(tmp_path, **auto, limit_gpus=6).request.slots
     assert limited.gpus_per_node == 5, "4 rounds on 5 as on 6"
-    limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
+    limit = {**auto, "goal": "fastest", "slots": {"gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
     assert by_cost.request.slots.gpus_per_node == 10
     assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summarize_plan(by_cost)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
-    known = plan(tmp_path, **limit, goal="deadline 7h")
+    known = plan(tmp_path, **limit | {"goal": "deadline 7h"})
     assert known.request.predicted_range[1] + known.state.startup_seconds <= 7 * 3600
-    assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit, goal="deadline 9h"))
-    impossible = summarize_plan(plan(tmp_path, **limit, goal="deadline 1h"))
+    assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 9h"}))
+    impossible = summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 1h"}))
     assert "(deadline 1h, which none of at most 20 is sure to meet)" in impossible
     cheaper = [
         option

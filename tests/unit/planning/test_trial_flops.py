@@ -39,7 +39,7 @@ def test_each_block_of_a_resnet_adds_what_its_convolutions_take(plan, tmp_path):
 
 
 def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
-    sweep = {"train": {"model": "resnet", "model_args": {"width": 4}}, "slots": {"auto": True, "gpus_per_node": 4},
+    sweep = {"train": {"model": "resnet", "model_args": {"width": 4}}, "slots": {"gpus_per_node": 4}, "goal": "fastest",
              "grid": {"model_args.blocks": [1, 9, 2, 5], "epochs": [1, 3]}}  # fmt: skip
     before = plan(**sweep)
     assert trial_flops.is_needed(before)

@@ -174,7 +174,7 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     script.run(tmp_path)
     assert script._launches.output.read_text() == f"granted {expected} s\n"
     assert is_trained(study, "1x1", tmp_path, tmp_path)
-    for change in ({"retrain": 1}, {"launcher_options": ["--max-restarts", "1"]}):
+    for change in ({"retrain": 1}, {"launcher": "torchrun --max-restarts 1"}):
         assert not is_trained(ScriptScaling.model_validate(options | change), "1x1", tmp_path, tmp_path)
 
 

@@ -3,12 +3,12 @@
 import sys
 import threading
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from loops import LEARNER, SPEC, changed, numbers, start, train
-from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.python_factory import _cached_datasets, as_class, as_normalized, as_numbers, as_pixels
@@ -31,28 +31,34 @@ def _short_waits():
         yield
 
 
+def prefetched(staged):
+    """The training images of a dataset, as they are read if they do not fit the device."""
+    split = staged.split("train")
+    return MappedSplit(split.images, split.labels, CPU)
+
+
 def test_resident_and_prefetched_images_give_the_same_training(staged):
-    there, ahead = load_input_data(staged, CPU), load_input_data(staged, CPU, Data(on_device=False))
+    there = load_input_data(staged, CPU)
+    ahead = replace(there, train=prefetched(staged))
     assert isinstance(there.train, ResidentSplit)
-    assert isinstance(ahead.train, MappedSplit)
     assert train(SPEC, there)[0] == train(SPEC, ahead)[0]
 
 
 def test_a_batch_stays_uint8_until_it_is_on_the_device(staged):
-    for how in (Data(), Data(on_device=False)):
-        batch = next(load_input_data(staged, CPU, how).train.batches([torch.tensor([3, 1])]))
+    for split in (load_input_data(staged, CPU).train, prefetched(staged)):
+        batch = next(split.batches([torch.tensor([3, 1])]))
         assert (batch.pixels.dtype, batch.pixels.shape) == (torch.uint8, (2, 8, 8, 3))
         assert np.array_equal(batch.pixels, staged.split("train").images[[3, 1]])
 
 
 def test_an_exception_while_prefetching_is_raised_in_the_consumer(staged):
-    split = load_input_data(staged, CPU, Data(on_device=False)).train
+    split = prefetched(staged)
     with pytest.raises(IndexError):
         list(split.batches([torch.tensor([0]), torch.tensor([1000])]))
 
 
 def test_a_generator_closed_early_ends_its_thread(staged):
-    feed = load_input_data(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
+    feed = prefetched(staged).batches(torch.arange(70).split(1))
     next(feed)
     assert "prefetching" in [thread.name for thread in threading.enumerate()]
     feed.close()
@@ -101,7 +107,7 @@ def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monk
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * size)
     for kind in ("ResidentSplit", "MappedSplit"):
         monkeypatch.setattr(loaders, kind, lambda *given, kind=kind, **options: found.append(kind))
-    list(loaders._staged_splits(staged, torch.device("cuda", 0), Data()))
+    list(loaders._staged_splits(staged, torch.device("cuda", 0)))
     assert found == ["ResidentSplit" if name in kept else "MappedSplit" for name in ("train", "val")]
 
 
