@@ -46,7 +46,7 @@ class Conclusion:
                 best = describe_ranking(rank_sweep(state))[0]
                 text = f"{best[:1].upper()}{best[1:]}."
             elif self.kind == "scaling":
-                from trainyard.scaling.table import recommendation
+                from trainyard.scaling.speedups import recommendation
                 from trainyard.utils.csv_files import read_table
 
                 text = recommendation(read_table(self.results / "scaling" / self.name / "scaling.csv"))

@@ -144,7 +144,7 @@ class RunSummary:
         table = self.results / "scaling" / name / "scaling.csv"
         if not table.exists():
             return []
-        from trainyard.scaling.table import recommendation
+        from trainyard.scaling.speedups import recommendation
         from trainyard.utils.csv_files import read_table  # pandas takes a second to import
 
         return [f"scaling {name}: {recommendation(read_table(table))}"]

@@ -19,7 +19,7 @@ from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
 from trainyard.results.ranking import describe_ranking, rank_sweep
-from trainyard.scaling.table import recommendation
+from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import MissingResultError
 from trainyard.utils.text import count_of, format_duration, format_precise_duration, format_time

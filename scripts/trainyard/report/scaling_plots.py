@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from trainyard.config.scaling import EFFICIENT
 from trainyard.report import style
 from trainyard.report.style import COLORS
-from trainyard.scaling.table import recommendation
+from trainyard.scaling.speedups import recommendation
 
 MAX_TELEMETRY: Final = 8  # scales, each with a row of panels
 MAX_LEVEL: Final = 9  # names of scales that fit beside each other

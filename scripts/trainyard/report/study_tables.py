@@ -21,7 +21,7 @@ from trainyard.report.sweep_tables import (
 )
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
-from trainyard.scaling.table import recommendation, scaling_table
+from trainyard.scaling.speedups import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.text import format_precise_duration, format_time
 

@@ -8,7 +8,7 @@ from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
 from trainyard.report.pages import ReportTable, write_page
 from trainyard.report.study_tables import GROUPS, group_scales
-from trainyard.scaling.table import SCALING_COLUMNS
+from trainyard.scaling.speedups import SCALING_COLUMNS
 
 COUNT = 162
 TRIALS = pd.DataFrame(

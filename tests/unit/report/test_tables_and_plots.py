@@ -31,7 +31,7 @@ from trainyard.report.sweep_tables import (
     trials_table,
 )
 from trainyard.results.ranking import describe_ranking, rank_sweep
-from trainyard.scaling.table import SCALING_COLUMNS
+from trainyard.scaling.speedups import SCALING_COLUMNS
 from trainyard.utils.csv_files import read_table, write_table
 
 

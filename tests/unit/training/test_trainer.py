@@ -12,7 +12,7 @@ import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
 from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Augment, Schedule
-from trainyard.scaling.table import scaling_table
+from trainyard.scaling.speedups import scaling_table
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
 from trainyard.training.summary import write_results

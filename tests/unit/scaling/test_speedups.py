@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from trainyard.scaling.table import recommendation, scaling_table
+from trainyard.scaling.speedups import recommendation, scaling_table
 
 
 def summaries(folder, rows):

@@ -1,4 +1,4 @@
-"""The table of a scaling study: a row per scale with verdict and required bandwidth, and one recommendation."""
+"""Speedup, efficiency, cost and required bandwidth of each scale of a study, with verdicts and a recommendation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -73,14 +73,16 @@ def scaling_table(
     frame["memory_avg_scaling"] = frame["gpu0_avg_mib"] / base["gpu0_avg_mib"]
     _add_costs(frame, gpu_hour)
     _add_communication(frame)
-    best = _recommended(frame)
+    # The fastest scale among the efficient ones with few more GPU-hours; none on CPUs.
+    candidates = frame[(frame["efficiency"] >= EFFICIENT) & (frame["gpu_hours_increase"] <= MAX_INCREASE + 1e-9)]
+    best = None if candidates.empty else candidates["speedup"].idxmax()
     frame["recommended"] = frame.index == best
     frame["verdict"] = [
         NOT_COMPARED + difference if difference else _verdict(row, row.Index == best)
         for row, difference in zip(frame.itertuples(), differences, strict=True)
     ]
-    own = [name for name in frame if name.startswith("val_") and name not in SCALING_COLUMNS]
-    return frame.reindex(columns=[*SCALING_COLUMNS, *own])
+    metrics = [name for name in frame if name.startswith("val_") and name not in SCALING_COLUMNS]
+    return frame.reindex(columns=[*SCALING_COLUMNS, *metrics])
 
 
 _NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
@@ -124,15 +126,15 @@ def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["we
     strong scaling, a script whose batch size is per GPU takes fewer steps.
     """
     for column, noun in WORK.items():
-        own, expected = repeats[column].dropna(), baseline[column].dropna()
-        if own.empty or expected.empty or (mode == "weak" and noun != "epoch"):
+        counted, expected = repeats[column].dropna(), baseline[column].dropna()
+        if counted.empty or expected.empty or (mode == "weak" and noun != "epoch"):
             continue
         tolerance = 0.0 if noun == "epoch" else SAME_WORK
-        counts = f"{_range(own)} {noun}{'s' if own.max() != 1 else ''}"
-        if np.ptp(own) > tolerance * own.max():
+        counts = f"{_range(counted)} {noun}{'s' if counted.max() != 1 else ''}"
+        if np.ptp(counted) > tolerance * counted.max():
             return f"{counts} in its repeats"
-        both = pd.concat([own, expected])
-        gpus = [*repeats["gpus"][own.index], *baseline["gpus"][expected.index]]
+        both = pd.concat([counted, expected])
+        gpus = [*repeats["gpus"][counted.index], *baseline["gpus"][expected.index]]
         measures = [both, both * gpus] if noun == "step" else [both]
         is_same = any(np.ptp(each) <= tolerance * each.max() for each in measures)
         return "" if is_same else f"{counts} instead of {_range(expected)}"
@@ -166,12 +168,6 @@ def _add_communication(frame: pd.DataFrame) -> None:
     computing = frame["step_ms_p50"] / 1000 * (1 - waits) / frame["accumulation"].fillna(1)
     needed = frame["allreduce_mib"] * 2**20 * 8 / 1e9 / (BACKWARD * computing)
     frame["hiding_gbit_per_second"] = needed.where(ranks > 1)
-
-
-def _recommended(frame: pd.DataFrame) -> Any:
-    """The index of the fastest scale among the efficient ones with few more GPU-hours; None on CPUs."""
-    candidates = frame[(frame["efficiency"] >= EFFICIENT) & (frame["gpu_hours_increase"] <= MAX_INCREASE + 1e-9)]
-    return None if candidates.empty else candidates["speedup"].idxmax()
 
 
 def _verdict(row: Any, recommended: bool) -> str:
