@@ -1,4 +1,4 @@
-"""Users' programs, started by a guard that ends them together with all processes that they started."""
+"""The guard as its owner sees it: it starts users' programs, and ends whatever must not outlive its owner."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, kill_tree
+from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree
 from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
@@ -224,18 +224,13 @@ class GuardedProcess:
         self.ended_at = time.monotonic()
         self._exit_code = int(fields.get("code", -signal.SIGKILL))
         self.stop_was_requested = bool(fields.get("requested"))
-        self._read_rest()
-        self._channel.close()
-        self._ended.set()
-
-    def _read_rest(self) -> None:
-        """Read the output that is left in the pipe, which a process outside of the tree may still hold."""
-        waiting = select.poll()
-        waiting.register(self._output, select.POLLIN)
-        if waiting.poll(0) and (chunk := os.read(self._output, PIPE_BYTES)):
+        # What is left in the pipe, which a process outside of the tree may still hold.
+        if is_ready(self._output) and (chunk := os.read(self._output, PIPE_BYTES)):
             self._on_output(chunk)
         self._on_output(b"")
         os.close(self._output)
+        self._channel.close()
+        self._ended.set()
 
 
 def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> contextlib.AbstractContextManager[Hold]:
