@@ -4,13 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
-from typing import TYPE_CHECKING
 
+from trainyard.planning.duration_model import Prediction, predict
 from trainyard.planning.list_scheduling import makespan
+from trainyard.planning.order import plan_order
 from trainyard.planning.sweep_state import UNFINISHED, SweepState, is_placeholder
-
-if TYPE_CHECKING:
-    from trainyard.planning.duration_model import Prediction
 
 
 class DurationForecast:
@@ -28,8 +26,6 @@ class DurationForecast:
 
     def order(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
         """The pending trials in the order in which they start on a number of slots: see `plan_order`."""
-        from trainyard.planning.order import plan_order  # numpy: not for a dry run without evidence
-
         key = slots, limit_seconds
         if key not in self._orders:
             self._orders[key] = plan_order(self._state, self._prediction, self.pending, slots, limit_seconds)
@@ -80,10 +76,10 @@ class DurationForecast:
         return sum(max(longest, expected) for expected in self.seconds.values())
 
     @cached_property
-    def _prediction(self) -> "Prediction | None":
+    def _prediction(self) -> Prediction | None:
         return self.predict(self._state.unfinished, {})
 
-    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> "Prediction | None":
+    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> Prediction | None:
         """The durations of trials, from the journal and the seconds of trials that have `finished` since.
 
         None without evidence.
@@ -94,8 +90,6 @@ class DurationForecast:
         known = {name: seconds for name, seconds in (state.measured_seconds | dict(finished)).items() if seconds}
         if not known:
             return None
-        from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence
-
         ran = [state.interrupted_seconds(name) for name in names]
         drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
         names = [next(drawn) if is_placeholder(name) else name for name in names]
