@@ -25,7 +25,7 @@ from trainyard.config.sweep import CommandSweep, Slots, Sweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, expand
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.list_scheduling import makespan
+from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState, TrialSpace
 

@@ -27,7 +27,7 @@ from trainyard.packing import trial_queue
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 from trainyard.planning.sweep_state import SweepState, Task, TrialSpace
 
 SLOTS = (4, 5, 8, 10)

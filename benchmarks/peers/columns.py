@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 
 from peers.works import Work
 

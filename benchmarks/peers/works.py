@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 
 SECONDS_PER_BLOCK = 0.2125
 BLOCKS = range(4, 81, 4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 
 from simulated_cluster.clock import Clock
 from simulated_cluster.cluster import Account, Conditions

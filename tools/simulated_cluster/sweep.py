@@ -19,7 +19,7 @@ from trainyard.config.config import Config
 from trainyard.config.load import check_config
 from trainyard.packing import driver, live_view, outcomes, packer, slot_pool, trial_queue
 from trainyard.planning import journal
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.errors import UserError

@@ -18,7 +18,7 @@ from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.sweep import Slots, Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
-from trainyard.planning.list_scheduling import lower_bound
+from trainyard.planning.order import lower_bound
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 

@@ -6,8 +6,7 @@ from functools import cached_property
 from itertools import cycle
 
 from trainyard.planning.duration_model import Prediction, predict
-from trainyard.planning.list_scheduling import makespan
-from trainyard.planning.order import plan_order
+from trainyard.planning.order import makespan, plan_order
 from trainyard.planning.sweep_state import UNFINISHED, SweepState, is_placeholder
 
 

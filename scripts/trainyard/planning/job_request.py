@@ -9,7 +9,7 @@ from typing import Final
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
 from trainyard.config.sweep import CommandSweep, Slots
 from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.list_scheduling import jobs_needed, makespan
+from trainyard.planning.order import jobs_needed, makespan
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration

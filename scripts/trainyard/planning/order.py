@@ -1,5 +1,6 @@
-"""The order in which trials start: the best of several, judged by their mean makespan over samples of the durations.
+"""Trials on slots: their schedule, its makespan, and the order in which they start.
 
+The order is the best of several, judged by their mean makespan over samples of the durations.
 Before anything is known about durations, the first trials span the keys: their durations are then the best evidence for
 the others. Later, a slot that becomes free takes the next trial in this order (list scheduling). Candidates are longest
 first, whose makespan is at most 4/3 - 1/(3G) times the optimum on G slots (Graham, Bounds on Multiprocessing Timing
@@ -8,8 +9,10 @@ Bin-Packing to Multiprocessor Scheduling, 1978), and what a local search finds f
 limited by a number of operations and not by time, so that the same samples give the same order on every machine.
 """
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -33,6 +36,66 @@ MIN_GAIN: Final = 0.002  # of the makespan, for which the search goes on, and fo
 STANDARD_ERRORS: Final = 2  # of the mean gain, which it must exceed
 BISECTIONS: Final = 12  # of MULTIFIT
 IRRELEVANT: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
+
+
+@dataclass(frozen=True)
+class ScheduledTrial:
+    """A trial on a slot, in seconds from the start of the first trial."""
+
+    trial: int  # index in the given order
+    slot: int
+    start: float
+    end: float
+
+
+def schedule(durations: Sequence[float], slots: int) -> list[ScheduledTrial]:
+    """The schedule in which each slot runs the next trial, in the given order, as soon as it is free."""
+    free = [(0.0, slot) for slot in range(slots)]
+    scheduled = []
+    for trial, seconds in enumerate(durations):
+        start, slot = free[0]
+        scheduled.append(ScheduledTrial(trial, slot, start, start + seconds))
+        heapq.heapreplace(free, (start + seconds, slot))
+    return scheduled
+
+
+def makespan(durations: Sequence[float], slots: int) -> float:
+    """Seconds until the last trial of `schedule` ends."""
+    free = [0.0] * slots
+    for seconds in durations:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def lower_bound(durations: Sequence[float], slots: int) -> float:
+    """Lower bound of the makespan on G slots: max(p_1, sum / G, p_G + p_(G+1)), p sorted descending.
+
+    The last term holds because two of the G + 1 longest trials share a slot.
+    """
+    longest = sorted(durations, reverse=True)
+    if not longest:
+        return 0.0
+    pair = longest[slots - 1] + longest[slots] if len(longest) > slots else 0.0
+    return max(longest[0], sum(longest) / slots, pair)
+
+
+def jobs_needed(durations: Sequence[float], slots: int, *, seconds: float) -> int:
+    """The number of consecutive jobs in which all trials end, if they cannot resume.
+
+    In each job, a slot runs the next trial, in the given order, that ends within the job's `seconds`. A longer trial
+    counts as if it took exactly that long.
+    """
+    left, jobs = [min(each, seconds) for each in durations], 0
+    while left:
+        jobs += 1
+        free, postponed = [0.0] * slots, []
+        for each in left:
+            if free[0] + each <= seconds:
+                heapq.heapreplace(free, free[0] + each)
+            else:
+                postponed.append(each)
+        left = postponed
+    return jobs
 
 
 def plan_order(
@@ -232,7 +295,7 @@ def _lower_bounds(samples: Seconds, loads: Seconds) -> Seconds:
 
 
 def _makespans(orders: Places, samples: Seconds, loads: Seconds) -> Seconds:
-    """Makespans of `list_scheduling.makespan` for each order and draw: (orders, draws)."""
+    """Makespans of `makespan` for each order and draw: (orders, draws)."""
     durations = samples[orders.T].reshape(orders.shape[1], -1)
     ends = [np.tile(slot, len(orders)) for slot in loads]
     for each in durations:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.trials import varied_keys
-from trainyard.planning.list_scheduling import schedule
+from trainyard.planning.order import schedule
 from trainyard.planning.plan import Plan
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials

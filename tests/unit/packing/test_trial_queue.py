@@ -12,7 +12,7 @@ from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialF
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_model import Prediction
-from trainyard.planning.list_scheduling import makespan
+from trainyard.planning.order import makespan
 from trainyard.planning.sweep_state import Task
 
 HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trials import expand
-from trainyard.planning.list_scheduling import lower_bound, makespan
-from trainyard.planning.order import MAX_PER_SLOT, best_order, remaining_seconds, spanning_trials
+from trainyard.planning.order import MAX_PER_SLOT, best_order, lower_bound, makespan, remaining_seconds, spanning_trials
 
 DEPTH = 0.2125 * np.arange(80, 0, -4)  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda each: np.sort(each)[::-1])

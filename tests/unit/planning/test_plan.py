@@ -15,7 +15,7 @@ from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partitio
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.attempts import Session
 from trainyard.planning.journal import Journal, SessionStarted
-from trainyard.planning.list_scheduling import jobs_needed, lower_bound, makespan
+from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.planned_jobs import compare_planned_strategies, summarize_cost, summarize_plan
 

@@ -20,7 +20,7 @@ from trainyard.planning.accounting import (
 )
 from trainyard.planning.attempts import Fold
 from trainyard.planning.journal import Journal
-from trainyard.planning.list_scheduling import lower_bound, makespan, schedule
+from trainyard.planning.order import lower_bound, makespan, schedule
 from trainyard.planning.plan import plan_sweep
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
