@@ -440,19 +440,15 @@ class Sweep(Section):
         return 0.0
 
     @property
-    def is_single_call(self) -> bool:
-        """Whether a program or function without varied keys is the only trial."""
-        return not (self.grid or self.trials or self.sample or self.search)
-
-    @property
     def required_metrics(self) -> list[str]:
         """The metric of `search` and `stop`, which every trial must report."""
         return [self.compared_by[0]] if self.search or self.stop else []
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """Those required and `metric`: a trial has diverged if the last value of one is NaN or infinite."""
-        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric])))
+        """Those required, `metric` and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
+        monitor = self.train.monitor if isinstance(self, TrainSweep) else None
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric, monitor])))
 
     @property
     def compared_by(self) -> tuple[str, Mode]:
@@ -463,7 +459,8 @@ class Sweep(Section):
     @property
     def target(self) -> tuple[str | None, Mode | None]:
         """The metric and mode that rank trials; None for each that the config does not determine."""
-        return self.compared_by if self.search or self.stop else (self.metric, self.mode)
+        is_known = isinstance(self, TrainSweep) or self.search or self.stop
+        return self.compared_by if is_known else (self.metric, self.mode)
 
     @property
     def stop_rule(self) -> dict[str, Any] | None:
@@ -553,25 +550,10 @@ class TrainSweep(Sweep):
         return True
 
     @property
-    def is_single_call(self) -> bool:
-        """A training needs trials, be it `trials: [{}]`."""
-        return False
-
-    @property
-    def monitored_metrics(self) -> list[str]:
-        """Those required, `metric` and `monitor`."""
-        return list(dict.fromkeys([*super().monitored_metrics, self.train.monitor]))
-
-    @property
     def compared_by(self) -> tuple[str, Mode]:
         """The sweep's `metric`, or what `train` monitors."""
         train, metric = self.train, self.metric or self.train.monitor
         return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
-
-    @property
-    def target(self) -> tuple[str, Mode]:
-        """Known for every training."""
-        return self.compared_by
 
 
 class ProgramSweep(ProgramOptions, Sweep):

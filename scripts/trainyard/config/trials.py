@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.config.config import Trees
 from trainyard.config.placeholders import dotted_items, insert_resume_option
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
-from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, Range, Sweep, TrainSweep, Uniform
+from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, ProgramSweep, Range, Sweep, TrainSweep, Uniform
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
@@ -276,8 +276,8 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
         ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
         for index in range(max(map(len, ends.values()))):
             yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
-    if sweep.is_single_call:
-        yield "args", {}
+    if isinstance(sweep, ProgramSweep) and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
+        yield "args", {}  # a single call
 
 
 def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
