@@ -4,21 +4,20 @@ What the config alone decides is checked when it is read (`config/load.py`). Her
 data and on a user's code. The state of a cluster is checked by `make doctor`.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from trainyard.checks.code_checks import check_code
 from trainyard.checks.findings import Finding
-from trainyard.checks.program_checks import check_environment, check_script, check_source
+from trainyard.checks.program_checks import CheckedStudy, check_environment, check_program, check_script, check_source
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
-from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
-from trainyard.config.train import BUILT_IN_MODEL_ARGS, Train
+from trainyard.config.train import BUILT_IN_MODEL_ARGS
 from trainyard.config.trials import expand, trainings
-from trainyard.config.user_programs import Metrics
-from trainyard.data.known_images import KnownImages, known_images
+from trainyard.data.known_images import known_images
 from trainyard.programs.metrics import PatternParser, numeric_row
 from trainyard.utils.text import count_of, suggest
 
@@ -40,33 +39,33 @@ def check_use(
     for name, dataset in config.datasets.items():
         known = known_images(dataset, results / "data" / name)
         yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
+    may_be_elsewhere = has_scheduler or in_container or bool(config.env_modules)
     for place, study in config.studies():
-        if isinstance(study, Sweep):
-            cost = f", their cost by {study.cost}" if study.cost else ""
-            yield Finding(place, "ok", f"{count_of(_count_trials(study), 'trial')}{cost}")  # each of them is valid
-        if isinstance(study, (TrainSweep, TrainScaling)) and (specs := trainings(study)):
-            images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
-            yield from _model_arguments(place, specs)
-            yield _batches(place, study, specs, images)
-        yield from chain(_patterns(place, study.program_metrics), _direction(place, study))
-        yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
-        yield from _shared_folder(place, study)
-        yield from check_environment(
-            place,
-            study,
-            absent="warns" if has_scheduler and dry_run else "fails",
-            may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
+        checked = CheckedStudy(
+            place, study, has_scheduler=has_scheduler, dry_run=dry_run, may_be_elsewhere=may_be_elsewhere
         )
+        if study.dataset is not None:
+            images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
+            checked = replace(checked, images=images)
+        for check in STUDY_CHECKS:
+            yield from check(checked)
     yield from check_code(config, results, anew=anew)
+
+
+def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:
+    """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
+    if isinstance(sweep := checked.study, Sweep):
+        cost = f", their cost by {sweep.cost}" if sweep.cost else ""
+        yield Finding(checked.place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
 
 
 def _count_trials(sweep: Sweep) -> int:
     return sweep.search.trials if sweep.search else len(expand(sweep).trials)
 
 
-def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
+def _check_folder(checked: CheckedStudy) -> Iterator[Finding]:
     """Whether nothing in the config keeps the files of several trials or scales apart."""
-    match study:
+    match study := checked.study:
         case CommandSweep():
             command, own, what, count = study.command, {"trial_dir", "trial"}, "trials", _count_trials(study)
         case ScriptScaling():
@@ -80,16 +79,17 @@ def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
         folder = f"`{{{sorted(own)[-1]}}}`"
         message = f"{count} {what} run in one folder, and may overwrite each other's files"
         remedy = f"let the program write to {folder}, or set `workdir: trial`; `keep` if it writes none"
-        yield Finding(f"{place}.workdir", "warns", message, remedy)
+        yield Finding(f"{checked.place}.workdir", "warns", message, remedy)
 
 
-def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
+def _check_model_arguments(checked: CheckedStudy) -> Iterator[Finding]:
     """Arguments that Trainyard's own models do not have; other models are tried in another process."""
+    specs = trainings(checked.study)
     given = ((spec.model, key, value) for spec in specs for key, value in spec.model_args.items())
     found: dict[Finding, None] = {}  # each once
     for model, key, value in given:
         known = BUILT_IN_MODEL_ARGS.get(model)
-        where = f"{place}.train.model_args.{key}"
+        where = f"{checked.place}.train.model_args.{key}"
         if known and key not in known:
             found[Finding(where, "fails", f"is not an argument of {model}", suggest(key, known))] = None
         elif known and (type(value) is not int or value < (key == "width")):
@@ -97,11 +97,13 @@ def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
     yield from found
 
 
-def _batches(place: str, study: TrainSweep | TrainScaling, specs: Iterable[Train], images: KnownImages) -> Finding:
-    """Compare the largest global batch with the training images."""
-    place = f"{place}.train.batch_size"
+def _check_batches(checked: CheckedStudy) -> Iterator[Finding]:
+    """The largest global batch is not larger than the number of training images."""
+    study, place, images = checked.study, f"{checked.place}.train.batch_size", checked.images
+    if not isinstance(study, (TrainSweep, TrainScaling)):
+        return
     if isinstance(study, Sweep):
-        batch, where = max(spec.images_per_step() for spec in specs), ""
+        batch, where = max(spec.images_per_step() for spec in trainings(study)), ""
     else:
         gpus = {scale: nodes * count for scale in study.scales for nodes, count in [split_scale(scale)]}
         largest = max(gpus, key=lambda scale: gpus[scale])
@@ -109,16 +111,17 @@ def _batches(place: str, study: TrainSweep | TrainScaling, specs: Iterable[Train
         where = f" at {largest}"
     if images.training_images is None:
         message = f"{batch:,} images per step{where}: the number of images is known once they are staged"
-        return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
-    if batch > images.training_images:
+        yield Finding(place, "unknown", message, "Snakemake's target `data` stages them")
+    elif batch > images.training_images:
         message = f"the global batch of {batch:,} images{where} is larger than the {images.training_images:,} images"
-        return Finding(place, "fails", f"{message} for training", "lower it")
-    return Finding(place, "ok", f"{batch:,} images per step{where}, of {images.training_images:,}")
+        yield Finding(place, "fails", f"{message} for training", "lower it")
+    else:
+        yield Finding(place, "ok", f"{batch:,} images per step{where}, of {images.training_images:,}")
 
 
-def _patterns(place: str, metrics: Metrics | None) -> Iterator[Finding]:
+def _check_patterns(checked: CheckedStudy) -> Iterator[Finding]:
     """What the patterns find in the sample; that each matches was checked when the config was read."""
-    place = f"{place}.metrics.pattern"
+    place, metrics = f"{checked.place}.metrics.pattern", checked.study.program_metrics
     if metrics is None or not metrics.patterns:
         return
     if not metrics.sample_lines:
@@ -140,8 +143,9 @@ def _patterns(place: str, metrics: Metrics | None) -> Iterator[Finding]:
         yield Finding(place, "ok", f"finds {listed} in the sample")
 
 
-def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
-    """Whether a smaller or a larger metric is taken to be better, by its name."""
+def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
+    """Which metric ranks the trials, and whether a smaller or a larger one is taken to be better, by its name."""
+    study, place = checked.study, checked.place
     if not isinstance(study, Sweep):
         return
     groups = study.program_metrics.groups if study.program_metrics else []
@@ -161,3 +165,16 @@ def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
         return
     better, other = ("smaller", "max") if guess_mode(metric) == "min" else ("larger", "min")
     yield Finding(f"{place}.mode", "ok", f"a {better} {metric} is better, by its name", f"or set `mode: {other}`")
+
+
+STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
+    _check_trials,
+    _check_model_arguments,
+    _check_batches,
+    _check_patterns,
+    _check_ranking,
+    check_script,
+    _check_folder,
+    check_program,
+    check_environment,
+)

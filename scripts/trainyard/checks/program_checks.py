@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,23 @@ _OF_PYTHON: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 _PLAIN: Final = re.compile(r"[\w./+@%-]+")  # without placeholders, variables and operators
 _REMEDY: Final = "activate your environment, or name it by `python:` or `env:`"
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """A sweep or scaling study, its place in the config, and what is known of its images and of where it will run."""
+
+    place: str
+    study: Sweep | Scaling
+    images: KnownImages = field(default_factory=KnownImages)
+    has_scheduler: bool = False  # it is a warning if a file is absent that only the nodes of a cluster may have
+    dry_run: bool = False  # which may plan for another machine: with a scheduler, it may have scripts and environments
+    may_be_elsewhere: bool = False  # programs, on other nodes or in a container
+
+    @property
+    def absent(self) -> Verdict:
+        """The verdict on what is absent here."""
+        return "warns" if self.has_scheduler and self.dry_run else "fails"
 
 
 # ---- datasets
@@ -86,26 +104,26 @@ def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
 # ---- scripts
 
 
-def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry_run: bool) -> Iterator[Finding]:
+def check_script(checked: CheckedStudy) -> Iterator[Finding]:
     """Whether the script that a study starts exists, if its command names it.
 
     It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
     """
-    match study:
-        case CommandSweep():
-            key, found = "command", _find_script(_words(study.command))
-        case ScriptScaling():
-            key, found = "script", _find_script(_words(study.script))
+    match checked.study:
+        case CommandSweep(command=command):
+            key, found = "command", _find_script(_words(command))
+        case ScriptScaling(script=command):
+            key, found = "script", _find_script(_words(command))
         case _:
             return
     if found is None:
         return
-    place, (path, is_started) = f"{place}.{key}", found
+    place, (path, is_started) = f"{checked.place}.{key}", found
     if Path(path).expanduser().exists():
         yield Finding(place, "ok", f"{path} is there")
     else:
-        is_sure = is_started and not (has_scheduler and dry_run)
-        yield _missing_file(place, path, "no such file", has_scheduler=has_scheduler, is_sure=is_sure)
+        is_sure = is_started and checked.absent == "fails"
+        yield _missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
 
 
 def _words(command: Command) -> list[str]:
@@ -135,34 +153,12 @@ def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
 # ---- programs and environments
 
 
-def check_environment(
-    place: str, study: Sweep | Scaling, *, absent: Verdict, may_be_elsewhere: bool
-) -> Iterator[Finding]:
-    """Whether a program's environment has an interpreter, the program, and for a distributed script its launcher.
-
-    What is missing gets the verdict `absent`; a program is a warning if it may be on other nodes or in a container.
-    """
-    if not isinstance(study, (CommandSweep, ScriptScaling)):
-        return
-    if isinstance(study, CommandSweep):
-        yield from _check_program(f"{place}.command", study, absent="warns" if may_be_elsewhere else "fails")
-    key = "env" if study.env else "python"
-    try:
-        found = script_interpreter(study) if isinstance(study, ScriptScaling) else find_interpreter(study)
-        module = LAUNCHER_MODULES.get(study.launcher_name) if isinstance(study, ScriptScaling) else None
-        package = (module or "").partition(".")[0]
-        line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
-        environment = program_environment(find_interpreter(study))
-        if package and subprocess.run(line, env=environment, capture_output=True, check=False).returncode:
-            yield Finding(f"{place}.launcher", absent, f"{found} does not have {package}", _REMEDY)
-        elif found is not None:
-            yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
-    except UserError as error:
-        yield Finding(f"{place}.{key}", absent, str(error))
-
-
-def _check_program(place: str, sweep: CommandSweep, *, absent: Verdict) -> Iterator[Finding]:
+def check_program(checked: CheckedStudy) -> Iterator[Finding]:
     """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
+    sweep, place = checked.study, f"{checked.place}.command"
+    if not isinstance(sweep, CommandSweep):
+        return
+    absent: Verdict = "warns" if checked.may_be_elsewhere else "fails"
     try:
         environment = program_environment(find_interpreter(sweep))
     except UserError:  # another finding says so
@@ -179,6 +175,26 @@ def _check_program(place: str, sweep: CommandSweep, *, absent: Verdict) -> Itera
             yield Finding(place, absent, f"{name}: is not executable", "`chmod +x` makes it so")
         elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script` looks for scripts
             yield Finding(place, absent, f"{name}: no such program on the PATH of the command", _REMEDY)
+
+
+def check_environment(checked: CheckedStudy) -> Iterator[Finding]:
+    """Whether a program's environment has an interpreter, and for a distributed script its launcher."""
+    study, place = checked.study, checked.place
+    if not isinstance(study, (CommandSweep, ScriptScaling)):
+        return
+    key = "env" if study.env else "python"
+    try:
+        found = script_interpreter(study) if isinstance(study, ScriptScaling) else find_interpreter(study)
+        module = LAUNCHER_MODULES.get(study.launcher_name) if isinstance(study, ScriptScaling) else None
+        package = (module or "").partition(".")[0]
+        line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
+        environment = program_environment(find_interpreter(study))
+        if package and subprocess.run(line, env=environment, capture_output=True, check=False).returncode:
+            yield Finding(f"{place}.launcher", checked.absent, f"{found} does not have {package}", _REMEDY)
+        elif found is not None:
+            yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
+    except UserError as error:
+        yield Finding(f"{place}.{key}", checked.absent, str(error))
 
 
 def describe_environment(study: Sweep | Scaling) -> str:

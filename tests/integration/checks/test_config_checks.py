@@ -12,7 +12,7 @@ import torch
 from trainyard.checks import code_checks, code_probe, model_probe
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import refuse_mistakes
-from trainyard.checks.program_checks import check_script
+from trainyard.checks.program_checks import CheckedStudy, check_script
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
@@ -349,7 +349,7 @@ def test_only_a_script_that_a_command_itself_starts_must_be_there(tmp_path, monk
     (tmp_path / "bin/tool.sh").touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     sweep = check_config({"sweeps": {"s": {"command": command}}}).sweeps["s"]
-    assert {each.verdict for each in check_script("s", sweep, has_scheduler=False, dry_run=True)} == verdicts
+    assert {each.verdict for each in check_script(CheckedStudy("s", sweep))} == verdicts
 
 
 def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monkeypatch):
@@ -357,7 +357,7 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
     Path("there.py").touch()
     for script, verdicts in {"python there.py": ["ok"], "python absent.py": ["fails"], "absent.py": ["fails"]}.items():
         study = check_config({"scaling": {"s": {"script": script, "scales": ["1x1"]}}}).scaling["s"]
-        found = check_script("s", study, has_scheduler=False, dry_run=True)
+        found = check_script(CheckedStudy("s", study))
         assert [each.verdict for each in found] == verdicts
 
 
