@@ -247,7 +247,7 @@ def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gate
         assert "interrupted: finished work is kept" in output
         assert "Traceback" not in output
         assert [each.outcome for each in tries(gated, kind)] == ["interrupted"] * (past + 1)
-        assert list(temporary.iterdir()) == []
+        assert [each for each in temporary.iterdir() if not each.name.startswith("torchinductor_")] == []  # of torch
         wait_until(lambda family=family: not alive(family), what=f"all processes to end after {ending}")
     (gated.folder / "go").touch()
     gated.run(*command)
