@@ -17,9 +17,9 @@ from typing import Final
 
 from trainyard.cluster import host, stop_request
 from trainyard.cluster.held_folders import private_folder
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.process_guard import processes_ended
-from trainyard.utils.process_settings import environment_variables
 from trainyard.utils.text import describe_exit
 
 CONTROL: Final = "nvidia-cuda-mps-control"

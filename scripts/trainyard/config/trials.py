@@ -23,7 +23,6 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
-from trainyard.utils.process_settings import pause_garbage_collection
 from trainyard.utils.text import suggest
 
 # Increment it when a change of the code changes the result of a configuration: then every trial is trained again.
@@ -75,8 +74,7 @@ class Expansion:
     def by_name(self, dataset_digest: str) -> dict[str, Trial]:
         """The trials by identity; a change of the dataset changes all identities."""
         if dataset_digest not in self._by_name:
-            with pause_garbage_collection():
-                self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
+            self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
         return dict(self._by_name[dataset_digest])
 
 
@@ -91,8 +89,7 @@ def expand(sweep: Sweep) -> Expansion:
     A search has no trials beforehand, only examples. The result is cached: do not modify it.
     """
     if id(sweep) not in _expanded:
-        with pause_garbage_collection():
-            _expanded[id(sweep)] = sweep, _expand(sweep)
+        _expanded[id(sweep)] = sweep, _expand(sweep)
         if len(_expanded) > MAX_EXPANDED:
             del _expanded[next(iter(_expanded))]
     return _expanded[id(sweep)][1]

@@ -40,9 +40,9 @@ from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import wait_for_folder
-from trainyard.utils.process_settings import environment_variables
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray

@@ -26,7 +26,6 @@ from trainyard.planning.journal import (
 from trainyard.programs.metrics import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.jsonl import Reader
-from trainyard.utils.process_settings import pause_garbage_collection
 
 
 @dataclass(slots=True)
@@ -150,9 +149,8 @@ class Fold:
         """Read the new lines; all lines, if the journal was replaced."""
         if self._reader.restarts():
             self._reset()
-        with pause_garbage_collection():
-            for event in self._reader.new():
-                self._apply(event)
+        for event in self._reader.new():
+            self._apply(event)
         return self
 
     def _apply(self, event: Event) -> None:

@@ -21,7 +21,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from trainyard.utils.files import atomic_write
-from trainyard.utils.process_settings import pause_garbage_collection
 from trainyard.utils.text import printable
 
 STYLE = mpl.rc_params_from_file(Path(__file__).with_name("trainyard.mplstyle"), use_default_template=False)
@@ -53,7 +52,7 @@ def save(
 
     `painter` gets the axes of all panels, row by row, and draws into them. `size` is in inches.
     """
-    with mpl.rc_context(STYLE), pause_garbage_collection():
+    with mpl.rc_context(STYLE):
         layout = ConstrainedLayoutEngine()
         figure = Figure(figsize=size, layout=layout)
         painter(*figure.subplots(*panels, squeeze=False).flat)

@@ -28,11 +28,11 @@ from trainyard.cluster import held_folders, host, slurm_allocation
 from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.cluster.stop_request import ignore_signal, shielded_children
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.process_guard import processes_ended
-from trainyard.utils.process_settings import environment_variables
 
 if TYPE_CHECKING:
     from trainyard.cluster.ray.worker_parent import WorkerParent
