@@ -879,6 +879,8 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
         ("sweeps.s.stop.mode", "min", "set the `metric` and `mode` of the sweep"),
         ("sweeps.s.on_failed_trial", "stop", "write `max_failed_fraction: 0`"),
         ("scaling.c.telemetry_seconds", 1, "every 5 seconds"),
+        ("sweeps.s.slots.auto", True, "write `goal: fastest`"),
+        ("data.on_device", "auto", "images stay on the GPU"),
         ("data.workers", 4, "a DataLoader worker per CPU but one"),
         ("tables", {"parquet": True}, "tables are CSV"),
     ],
