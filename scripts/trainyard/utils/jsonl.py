@@ -20,6 +20,7 @@ from trainyard.utils.locks import hold
 
 Event = dict[str, Any]
 Decoded = TypeVar("Decoded")
+LISTED_LINES: Final = 10  # of those that a message names
 _CLOCK_OFFSET: Final = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,9 @@ class Reader(Generic[Decoded]):
             if decoded is not None:
                 yield decoded
         if damaged:
-            log.warning("%s: skipped damaged lines: %s", self._path, ", ".join(map(str, damaged)))
+            more = f" and {len(damaged) - LISTED_LINES:,} more" if len(damaged) > LISTED_LINES else ""
+            listed = ", ".join(map(str, damaged[:LISTED_LINES]))
+            log.warning("%s: skipped damaged lines: %s%s", self._path, listed, more)
 
     def _new_lines(self) -> Iterator[bytes]:
         if not self._path.exists():

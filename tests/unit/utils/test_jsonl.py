@@ -129,3 +129,10 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_and_names_its_path(small_di
         file.write("x" * 100_000)
     assert path.read_text() == "old"
     assert {each.name for each in small_disk.folder.iterdir()} == {"table.csv", "filler"}
+
+
+def test_a_message_names_the_first_damaged_lines_and_counts_the_others(tmp_path, caplog):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("{\n" * 1300)
+    assert read_events(path) == []
+    assert caplog.text.rstrip().endswith("skipped damaged lines: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1,290 more")
