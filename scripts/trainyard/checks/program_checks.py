@@ -161,7 +161,7 @@ def check_program(checked: CheckedStudy) -> Iterator[Finding]:
     absent: Verdict = "warns" if checked.may_be_elsewhere else "fails"
     try:
         environment = program_environment(find_interpreter(sweep))
-    except UserError:  # another finding says so
+    except UserError:  # another finding reports it
         return
     command, path = sweep.command, environment.get("PATH")
     if isinstance(command, str) and shutil.which(SHELL, path=path) is None:

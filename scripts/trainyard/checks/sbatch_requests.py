@@ -73,7 +73,7 @@ class SbatchRequest:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Jobs that would not reach sbatch, and what Snakemake or its Slurm plugin says about them."""
+    """Jobs that would not reach sbatch, and the error of Snakemake or of its Slurm plugin."""
 
     jobs: tuple[str, ...]  # rule and wildcards, as in SbatchRequest
     message: str

@@ -138,7 +138,7 @@ SHARED = "run in one folder, and may overwrite each other's files: let the progr
 
 
 @pytest.mark.parametrize(
-    ("sweep", "is_said"),
+    ("sweep", "reported"),
     [
         ({"command": "true {n}"}, True),
         ({"command": ["true", "{n}"]}, True),
@@ -150,23 +150,23 @@ SHARED = "run in one folder, and may overwrite each other's files: let the progr
         ({"command": "true {n}", "workdir": "keep"}, False),
     ],
 )
-def test_trials_that_share_a_folder_are_said(mistakes, caplog, sweep, is_said):
+def test_trials_that_share_a_folder_are_reported(mistakes, caplog, sweep, reported):
     assert mistakes({"sweeps": {"s": {"grid": {"n": [1, 2]}, **sweep}}}) == []
-    assert (f"sweeps.s.workdir: 2 trials {SHARED}`{{trial_dir}}`, or set `workdir: trial`" in caplog.text) == is_said
-    assert ("sweeps.s.workdir" in caplog.text) == is_said
+    assert (f"sweeps.s.workdir: 2 trials {SHARED}`{{trial_dir}}`, or set `workdir: trial`" in caplog.text) == reported
+    assert ("sweeps.s.workdir" in caplog.text) == reported
 
 
-def test_scales_that_share_a_folder_are_said(mistakes, caplog):
+def test_scales_that_share_a_folder_are_reported(mistakes, caplog):
     Path("t.py").touch()
     study = {"script": "t.py", "python": sys.executable}
-    for options, is_said in (
+    for options, reported in (
         ({"scales": ["1x1"]}, False),
         ({"scales": ["1x1", "1x2"], "workdir": "trial"}, False),
         ({"scales": ["1x1", "1x2"], "script": "t.py {out_dir}"}, False),
         ({"scales": ["1x1"], "repeats": 2}, True),
     ):
         assert mistakes({"scaling": {"s": study | options}}) == []
-        assert (f"scaling.s.workdir: 2 runs {SHARED}`{{out_dir}}`" in caplog.text) == is_said
+        assert (f"scaling.s.workdir: 2 runs {SHARED}`{{out_dir}}`" in caplog.text) == reported
 
 
 def test_a_command_that_is_text_needs_bash(mistakes, monkeypatch):
@@ -304,9 +304,9 @@ def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monke
 
 def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
+    Path("crashing.py").write_text("import os; print('its output', flush=True); os._exit(3)")
     config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
-    with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(exit code 3\):\nwhat it said"):
+    with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(exit code 3\):\nits output"):
         list(code_checks.check_code(config, tmp_path))
 
 
@@ -362,7 +362,7 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "expected"),
     [
         (
             {"metrics": {"pattern": "e (?P<val_error_rate>{number})"}},
@@ -378,13 +378,15 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
         ),
     ],
 )
-def test_a_guess_from_the_name_of_a_metric_is_said(mistakes, caplog, sweep, said):
+def test_a_guess_from_the_name_of_a_metric_is_reported(mistakes, caplog, sweep, expected):
     assert mistakes({"sweeps": {"s": {"command": "true", **sweep}}}) == []
-    assert [record.getMessage() for record in caplog.records if said and said in record.getMessage()] or not said
-    assert said or not caplog.records
+    assert [
+        record.getMessage() for record in caplog.records if expected and expected in record.getMessage()
+    ] or not expected
+    assert expected or not caplog.records
 
 
-def test_several_metrics_of_which_none_is_said_to_rank_the_trials_are_a_mistake(mistakes):
+def test_several_metrics_of_which_none_is_named_to_rank_the_trials_are_a_mistake(mistakes):
     metrics = {"pattern": r"step (?P<step>\d+) loss (?P<loss>{number}) acc (?P<acc>{number}) lr (?P<lr>{number})"}
     sweep = {"command": "true {x}", "grid": {"x": [1, 2]}, "metrics": metrics}
     assert mistakes({"sweeps": {"s": sweep}}) == [

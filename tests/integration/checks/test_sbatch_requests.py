@@ -7,7 +7,7 @@ import yaml
 from project import ROOT, TINY
 from trainyard.checks.sbatch_requests import first_error, request_jobs
 
-# Slurm as far as the plugin and the profile ask it. A job that is really submitted leaves a file.
+# What the plugin and the profile query of Slurm. A job that is really submitted leaves a file.
 SLURM = {
     "sbatch": 'case "$*" in *--test-only*) echo "Job 7 to start at 2026-11-21T03:12:36";; *) touch submitted;; esac',
     "sinfo": 'case "$*" in "-o %P") echo "gpu*";; *) echo "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink";; esac',
