@@ -91,7 +91,7 @@ def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
     done = fake_gpu.run(python, "-c", QUICK, str(fake_gpu.root / "scripts"), *script)
     assert "requests 1 slot of 1 (for now) GPU" in done.stdout
     (share,) = (event for event in events_of(fake_gpu) if event["event"] == "share")
-    assert "; the largest used 4000 of 10000 MiB)" in share["why"], "which is why three were not tried"
+    assert "; the largest used 4000 of 10000 MiB)" in share["why"], "which is why four were not tried"
     assert f"gpus_per_trial: auto: {share['why']}" in done.stdout
     assert (share["slots"], share["gpus_per_trial"], list(share["throughput"])) == (2, 0.5, ["1", "2"])
     runs = started(fake_gpu)
