@@ -40,7 +40,7 @@ FULL = {
     },
     "sweeps": {
         "lr": {**TINY["sweeps"]["lr"], "train": TRAIN},
-        "depth": {**DEMO["sweeps"]["depth"], "grid": {"model_args.blocks": [4, 5, 6, 7, 8, 40]}},
+        "depth": {**DEMO["sweeps"]["depth"], "grid": {"model_args.blocks": [4, 5, 6, 7, 8, 12]}},
     },
     "scaling": {
         "ranks": {
