@@ -239,14 +239,14 @@ def _reason(item: Any) -> str:
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         known = ", ".join(place.keys)
         return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
-    if kind == "list_type" and not isinstance(item["input"], dict):
+    if kind == "list_type" and item["input"] is not None and not isinstance(item["input"], dict):
         return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
     if kind == "missing":
-        section = _find(item["loc"][:-1])
-        others = " or ".join(f"a `{each}`" for each in section.kinds if each != section.kind)
-        return (
-            "is required for a training; or give " + others if section.kind == "train" else "is required, but missing"
-        )
+        section, key = _find(item["loc"][:-1]), item["loc"][-1]
+        without = [f"a `{kind}`" for kind, model in section.kinds.items() if not _requires(model, key)]
+        if section.kind == "train" and without:
+            return f"is required for a training; or give {' or '.join(without)}"
+        return "is required, but missing"
     if kind == "pattern":
         return str(item["msg"])
     value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
@@ -287,8 +287,9 @@ class _Place:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the section here; those of all kinds if its kind is not known."""
-        return sorted({name for member in union_members(self.type) for name in _fields(member)})
+        """The keys of the section here; those of all kinds if none is named, which then is `train`."""
+        models = self.kinds.values() if self.kind == "train" else union_members(self.type)
+        return sorted({name for model in models for name in _fields(model)})
 
 
 def _find(loc: tuple[Any, ...]) -> _Place:
@@ -308,6 +309,10 @@ def _find(loc: tuple[Any, ...]) -> _Place:
 def _fields(annotation: Any) -> dict[str, FieldInfo]:
     is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation.model_fields if is_model else {}
+
+
+def _requires(model: Any, key: str) -> bool:
+    return key in _fields(model) and _fields(model)[key].is_required()
 
 
 def _members(annotation: Any) -> list[Any]:

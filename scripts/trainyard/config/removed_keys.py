@@ -6,14 +6,17 @@ from typing import Any, Final
 
 _METRIC: Final = "set the `metric` and `mode` of the sweep, by which `search` and `stop` compare trials"
 _ADVICE: Final = {  # by the path of the key, whose `*` is any text
-    "*.slots.auto": "write `goal: fastest` in the sweep, or another goal: `slots` are then upper limits",
+    "*.slots.auto": "remove it; to choose the number of GPUs, up to `slots`, write `goal: fastest` or another goal",
     "*.slots.trials_per_gpu": "`gpus_per_trial: auto` puts at most four trials on a GPU; for more, give a fraction",
-    "*.train.cudnn_benchmark": "remove it",
+    "*.train.cudnn_benchmark": "remove it: cuDNN chooses its algorithms without timing them",
     "*.train.gradient_compression": "remove it: gradients are reduced in float32",
     "*.augment.rand_augment_magnitude": "remove it: the magnitude is 9, as in torchvision",
     "scaling.*.launcher_options": "add the options to `launcher`, as in `launcher: torchrun --max-restarts 1`",
     "scaling.*.telemetry_seconds": "remove it: there is a sample every 5 seconds",
     **{f"*.{section}.{key}": _METRIC for section in ("search", "stop") for key in ("metric", "mode")},
+    "*.stop.grace": "write `grace_period`",
+    "*.stop.reduction": "write `reduction_factor`",
+    "*.stop.least": "write `min_samples`",
     "*.on_failed_trial": "for an error if a single trial fails, write `max_failed_fraction: 0`",
     "*.train.channels_last": "remove it: the memory format is channels last on GPUs with 16-bit precision",
     "data.on_device": "remove it: images stay on the GPU if they need at most half of its free memory",

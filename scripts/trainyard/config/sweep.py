@@ -389,6 +389,13 @@ class Sweep(Section):
             raise PydanticCustomError("metric", message)
         return value
 
+    @field_validator("retrain", mode="before")
+    @classmethod
+    def _check_retrain_is_a_number(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            raise PydanticCustomError("retrain", "is one number, for all trials of the sweep, not a mapping")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _set_goal_of_auto(cls, given: Any) -> Any:

@@ -406,8 +406,18 @@ MISTAKES = [
         "sweeps.own: metric is best_val_accuracy, which no epoch reports; known: epoch, lr, train_loss",
     ),
     ("sweeps.depth.stop", {"method": "asha", "grace_period": 0}, "sweeps.depth.stop.grace_period: input should be gr"),
-    ("sweeps.depth.stop", {"method": "asha", "grace": 1}, "stop.grace: unknown key; known: epochs, grace_period"),
+    ("sweeps.depth.stop", {"method": "asha", "least_of": 1}, "stop.least_of: unknown key; known: epochs, grace_period"),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
+    ("sweeps.own", {"dataset": "digits", "comand": "./x"}, "sweeps.own.comand: unknown key; did you mean 'command'?"),
+    ("sweeps.own", {"dataset": "digits", "funktion": "a:b"}, "funktion: unknown key; did you mean 'function'?"),
+    (
+        "scaling.own",
+        {"dataset": "digits", "skript": "x.py", "scales": ["1x1"]},
+        "scaling.own.skript: unknown key; did you mean 'script'?",
+    ),
+    ("sweeps.own", "x", "sweeps.own: must be a mapping, not 'x'; known: args, checkpoint, command, cost"),
+    ("scaling.study", {"dataset": "digits"}, "scaling.study.scales: is required, but missing"),
+    ("sweeps.depth.retrain", {"0123456789": 1}, "sweeps.depth.retrain: is one number, for all trials of the sweep"),
     (
         "sweeps.depth.sample",
         {"count": 2, "values": {"batch_size": {"low": 0.2, "high": 0.8, "integer": True}}},
@@ -469,6 +479,11 @@ def test_an_error_has_place_reason_and_remedy(place, value, message):
         check_config(with_mistake(GOOD, place, value))
     assert message in str(caught.value)
     assert str(caught.value).startswith("1 error in config"), "one error"
+
+
+def test_an_empty_command_is_shown_as_it_is():
+    with pytest.raises(ConfigError, match=r"sweeps\.own\.command: input should be a valid list \(is None\)"):
+        check_config({"sweeps": {"own": {"command": None}}})
 
 
 def test_false_turns_an_option_off():
@@ -877,6 +892,7 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
         ("sweeps.s.tensorboard", True, "at the top of the config"),
         ("sweeps.s.search.metric", "loss", "set the `metric` and `mode` of the sweep"),
         ("sweeps.s.stop.mode", "min", "set the `metric` and `mode` of the sweep"),
+        ("sweeps.s.stop.least", 3, "write `min_samples`"),
         ("sweeps.s.on_failed_trial", "stop", "write `max_failed_fraction: 0`"),
         ("scaling.c.telemetry_seconds", 1, "every 5 seconds"),
         ("sweeps.s.slots.auto", True, "write `goal: fastest`"),
