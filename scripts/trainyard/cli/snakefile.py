@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.cli.jobs import JOB_RULES
+from trainyard.cli.profile import REMOVED_RULES
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.held_folders import hold_until_end
 from trainyard.config.load import compose
@@ -34,7 +35,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     """
     importing = snakemake.modifier  # the names and folders that a module statement gives
     is_module = not importing.is_main_snakefile()
-    names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}
+    names = {importing.modify_rulename(rule): rule for rule in (*JOB_RULES, *REMOVED_RULES)}
     set_resources = snakemake.resource_settings.overwrite_resources or {}
     workflow = Workflow(
         _given_config(snakemake, config) if is_module else _config_of_files(snakemake),
@@ -42,7 +43,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         prefixed=Path(importing.modify_path("results/configs")).parent,
         default_resources=snakemake.resource_settings.default_resources,
         executor=lambda: snakemake.executor_settings,
-        set_resources={names.get(rule, rule): settings for rule, settings in set_resources.items()},
+        set_resources={names[rule]: settings for rule, settings in set_resources.items() if rule in names},
         config_files=snakemake.configfiles,
         deployment=snakemake.deployment_settings.deployment_method,
         is_main=snakemake.is_main_process,
