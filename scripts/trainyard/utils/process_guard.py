@@ -173,6 +173,8 @@ class GuardedProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the program itself, and not to its descendants."""
+        if not self.guards or self._ended.is_set():  # its PID is not known, or may be that of another process
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 

@@ -155,6 +155,21 @@ def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
         assert process.wait(PATIENCE) == (-signal.SIGKILL if kills else 3)
 
 
+def test_a_signal_to_a_program_whose_guard_could_not_start_it_reaches_no_process(monkeypatch):
+    """Its PID is unknown, and a PID of -1 would mean all processes of the user."""
+    guard, sent = ProcessGuard(), []
+    first = guard.start(["/bin/sh", "-c", "exit 3"], **HERE, grace_seconds=1.0)
+    assert first.wait(PATIENCE) == 3
+    keeper = str(first.guards[0])
+    subprocess.run(["kill", "-STOP", keeper], check=True)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
+    threading.Timer(0.5, subprocess.run, [["kill", "-KILL", keeper]]).start()
+    process = guard.start(["/bin/sh", "-c", "exit 3"], **HERE, grace_seconds=1.0)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert sent == []
+
+
 def test_a_guard_serves_programs_one_after_another_with_nothing_left_of_the_last():
     """Neither descriptors, nor a signal by which the last one was ended."""
     guard, keepers, fds = ProcessGuard(), [], []
