@@ -176,7 +176,7 @@ def hold(
             content = os.pread(fd, RECORD_BYTES, 0)
             if other := Holder.parse(content):
                 on_look(other, not is_ours)
-            if is_ours and is_at(fd, path):  # its previous holder may have removed it
+            if is_ours and is_at(fd, path.resolve()):  # its previous holder may have removed it
                 break
         except BaseException:
             os.close(fd)

@@ -228,6 +228,15 @@ def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
         pass
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_lock_file_may_be_a_link(tmp_path, inherited):
+    """As in a folder whose files a tool has replaced by links to a store."""
+    (tmp_path / ".lock").symlink_to(tmp_path / "stored")
+    with hold(tmp_path / ".lock", inherited=inherited):
+        assert (tmp_path / "stored").exists()
+
+
 @pytest.mark.parametrize("restarts", ["1", None])
 def test_a_requeued_job_waits_for_its_own_predecessor_and_for_no_other_program_of_this_job(
     tmp_path, monkeypatch, restarts
