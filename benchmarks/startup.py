@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from common import folder_with, print_table, run_program, sweep_config
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 # The same with an unchanged Ray: start it, then one actor per slot that imports torch.
 PLAIN_RAY = """

@@ -15,7 +15,7 @@ from trainyard.cli import command_line
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
-from trainyard.planning import planned_jobs, trial_flops
+from trainyard.planning import job_costs, trial_flops
 from trainyard.planning.journal import FlopsCounted, Journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.report.plan_table import plan_table
@@ -34,7 +34,7 @@ def main(arguments: argparse.Namespace) -> None:
         _count_flops(config, name, results)
     limits = {"limit_minutes": arguments.limit_minutes, "limit_gpus": arguments.limit_gpus}
     minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": dict(arguments.set_minutes)}
-    found = list(planned_jobs.plan_jobs(config, results, **minutes, **limits))
+    found = list(job_costs.plan_jobs(config, results, **minutes, **limits))
     if not found:
         log.info("nothing is pending: no resources are needed")
         return

@@ -11,7 +11,7 @@ from trainyard.data.staging import stage
 from trainyard.training.loaders import InputData, load_input_data
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
-from trainyard.training.trainer import Stopped, Trainer
+from trainyard.training.trainer import Trainer, TrainingInterrupted
 
 SPEC = Train(
     model="resnet",
@@ -73,5 +73,5 @@ def stop_within_second_epoch(running: Trainer) -> None:
     epochs = running.epochs()
     next(epochs)
     running._deadline = 0.0
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupted):
         next(epochs)

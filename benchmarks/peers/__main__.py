@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.prerequisites import SYSTEM_PATH, install_packages
-from trainyard.utils.jsonl import Event, EventLog
+from trainyard.utils.event_log import Event, EventLog
 
 from peers.participants import Peer, participants
 from peers.picture import draw

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainyard.utils.jsonl import Event, read_events
+from trainyard.utils.event_log import Event, read_events
 
 KEY = ("work", "peer", "repeat", "scale", "trials")
 FILE = "runs.jsonl"

@@ -10,10 +10,10 @@ import yaml
 from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.patches import SWITCH
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -208,7 +208,7 @@ def test_a_function_is_called_in_one_process_for_all_trials(finished):
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_a_script_on_two_nodes_saves_its_state_within_its_grace_period(cluster, shared_dir, launcher):
-    """Slurm passes SIGUSR1 for `watch` to all processes of a step, and ends a step soon after one of its tasks."""
+    """Slurm passes SIGUSR1 for `node_step` to all processes of a step, and ends a step soon after one of its tasks."""
     (shared_dir / "saving.py").write_text(SAVING)
     study = {"script": "saving.py", "launcher": launcher, "python": "trainyard", "scales": ["2x1"]}
     (shared_dir / "config.yaml").write_text(yaml.safe_dump({"scaling": {"s": study}}))

@@ -9,7 +9,7 @@ from trainyard.cluster import gpus
 from trainyard.packing import worker_gpu
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, {scripts!r})
 import {program}
 from trainyard.planning import journal
-from trainyard.utils import jsonl
+from trainyard.utils import event_log
 from trainyard.cli import command_line
 from trainyard.cluster import slurm_allocation
 
@@ -29,7 +29,7 @@ class Job(slurm_allocation.Allocation):
 
     @property
     def deadline(self):
-        events = jsonl.read_events(Path({journal!r})) if {after!r} else [{{"event": None, "time": self.began}}]
+        events = event_log.read_events(Path({journal!r})) if {after!r} else [{{"event": None, "time": self.began}}]
         return next((each["time"] + {seconds} for each in events if each["event"] == {after!r}), math.inf)
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")

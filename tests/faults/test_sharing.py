@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from project import FAKE_MPS, TINY
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from project import PLACE_IN_ORDER, TINY, Project, alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.patches import SWITCH
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """

@@ -12,7 +12,7 @@ from project import Project, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """

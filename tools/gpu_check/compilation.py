@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from trainyard.training.forward_pass import release_compiled_code
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 from gpu_check.rig import SMALL, Rig, changed, first_line, free_memory, start
 

@@ -17,7 +17,7 @@ from trainyard.training.augmentation import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, Split
 from trainyard.training.sampler import BatchSizes, training_batches
-from trainyard.training.trainer import Stopped
+from trainyard.training.trainer import TrainingInterrupted
 from trainyard.utils.errors import Diverged
 
 from gpu_check.models import BAD_STEP
@@ -209,7 +209,7 @@ def _interrupted(rig: Rig, spec: Train) -> tuple[Tensor, int]:
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(Path(folder) / "checkpoints")
         first = start(spec, stopping, store=store, stop_request=stop_request)
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(TrainingInterrupted):
             list(first.epochs())
         second = start(spec, data, store=store)
         step = second.state.progress.step

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from trainyard.cli import command_line
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import process_group
-from trainyard.training.trainer import Stopped
-from trainyard.training.warmup import warm_up
+from trainyard.training.trainer import TrainingInterrupted
+from trainyard.training.untimed_steps import warm_up
 
 from gpu_check.rig import SMALL, Rig, changed, start
 
@@ -37,7 +37,7 @@ def check_stop(rig: Rig) -> None:
                 for _ in trainer.epochs():
                     if time.time() > deadline + GRACE_SECONDS:
                         break
-            except Stopped as error:
+            except TrainingInterrupted as error:
                 early = deadline - time.time()
                 is_saved = start(spec, data, store=store).state.progress.step == trainer.state.progress.step
                 seen = f"{error}, {early:.1f} s before the deadline; saved: {is_saved}"

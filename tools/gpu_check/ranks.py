@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from trainyard.config.train import Train
 from trainyard.training.process_group import Group, process_group
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 from gpu_check.report import Report
 from gpu_check.rig import SMALL, Rig, changed, start

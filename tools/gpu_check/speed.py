@@ -12,7 +12,7 @@ from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_
 from trainyard.training.loaders import InputData
 from trainyard.training.sampler import training_batches
 from trainyard.training.trainer import Trainer
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 from gpu_check.machine import wait_for
 from gpu_check.rig import Rig, changed, first_line, free_memory, start

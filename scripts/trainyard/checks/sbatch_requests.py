@@ -87,7 +87,7 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
     """
     options = ["--snakefile", str(SCRIPTS.with_name("Snakefile")), "--profile", str(profile.absolute()),
                "--configfile", str(config_file)]  # fmt: skip
-    entries, done = ask_helper("cli.sbatch_lines", [*options, "--", *TARGETS], task="planning the jobs of the config")
+    entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
         return [], [Refusal(("any job",), first_error(done.stderr))]
     refused: dict[str, list[str]] = {}

@@ -93,7 +93,7 @@ def register(
     SlurmExecutor.before_submission = staticmethod(before_submission)
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
-    if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_lines.py` has chosen one that submits nothing
+    if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_preview.py` has chosen one that submits nothing
         plugin.executor = SlurmExecutor
 
 

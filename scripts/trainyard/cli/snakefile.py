@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainyard.cli.jobs import JOB_RULES
+from trainyard.cli.job_resources import JOB_RULES
 from trainyard.cli.profile import REMOVED_RULES
 from trainyard.cli.workflow import Workflow
-from trainyard.cluster.held_folders import hold_until_end
+from trainyard.cluster.node_folders import hold_until_end
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
 from trainyard.utils.errors import UserError

@@ -15,9 +15,9 @@ from trainyard.config.load import config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.attempts import Attempt, Fold, Session
+from trainyard.planning.job_costs import is_trained
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.planned_jobs import is_trained
 from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import format_duration
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
-from trainyard.cli.jobs import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards
+from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunSummary, read_jobs
@@ -28,7 +28,7 @@ from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.programs.user_environment import RECORD, record_environment
-from trainyard.report.plot_names import PLOT_LABELS, plots_of
+from trainyard.report.plot_list import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 

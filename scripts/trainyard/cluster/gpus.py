@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host, stop_request
-from trainyard.cluster.held_folders import private_folder
+from trainyard.cluster.node_folders import private_folder
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.guard import TREE_VARIABLE
-from trainyard.utils.process_guard import processes_ended
+from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.text import describe_exit
 
 CONTROL: Final = "nvidia-cuda-mps-control"

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import held_folders, host, slurm_allocation
-from trainyard.cluster.held_folders import candidate_folders, copy_prefix
+from trainyard.cluster import host, node_folders, slurm_allocation
+from trainyard.cluster.node_folders import candidate_folders, copy_prefix
 from trainyard.data.staged import STAGE, DataError, Staged
 from trainyard.utils.files import file_digest
 
@@ -46,7 +46,7 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
     with ExitStack() as stack:
         try:
             fill = partial(_copy, staged, messages.append)
-            stack.enter_context(held_folders.shared_folder(path, is_complete=_is_complete, fill=fill))
+            stack.enter_context(node_folders.shared_folder(path, is_complete=_is_complete, fill=fill))
         except OSError as error:
             yield LocalCopy(staged, _not_copied(staged, str(error)))
             return

@@ -33,7 +33,7 @@ from trainyard.data.mean_std import channel_sums
 from trainyard.data.problems import Problem
 from trainyard.data.sources import BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
-from trainyard.utils import jsonl
+from trainyard.utils import event_log
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.terminal import show_progress
 
@@ -116,7 +116,7 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> Sta
     """
     shards = divide_into_shards(source.sizes, source.shape)
     tasks = {shard: source.block_task(shard.split, shard.start, shard.stop) for shard in shards}
-    with jsonl.EventLog.opened(work / SHARDS_FILE) as events:
+    with event_log.EventLog.opened(work / SHARDS_FILE) as events:
         recorded = read_shard_records(work) if allocate_files(source, work) else {}
         done = [shard for shard, task in tasks.items() if shard in recorded and recorded[shard].key == task.key]
         missing = [shard for shard in tasks if shard not in set(done)]
@@ -216,7 +216,7 @@ def make_shard(task: BlockTask, shard: Shard, work: Path) -> ShardRecord:
 def read_shard_records(work: Path) -> dict[Shard, ShardRecord]:
     """The latest record of each shard that is on the disk."""
     records = dict[Shard, ShardRecord]()
-    for event in jsonl.read_events(work / SHARDS_FILE):
+    for event in event_log.read_events(work / SHARDS_FILE):
         shard = Shard(event["split"], event["start"], event["stop"])
         records.pop(shard, None)
         if event["event"] == "shard":
@@ -275,7 +275,7 @@ def _data_offset(path: Path) -> int:
 class _RecordWriter:
     """Records shards once their rows are on the disk; the fsync runs in a thread, while more shards are made."""
 
-    def __init__(self, events: jsonl.EventLog, work: Path) -> None:
+    def __init__(self, events: event_log.EventLog, work: Path) -> None:
         self._events, self._work = events, work
         self._pending = deque[ShardRecord]()
         self._thread = ThreadPoolExecutor(1)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import run_mps
-from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
+from trainyard.cluster.node_folders import remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
@@ -33,16 +33,16 @@ from trainyard.packing.saved_outputs import reparse_output, reparse_outputs
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
+from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, FlopsCounted, Journal, RayStarted, SessionStarted
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
-from trainyard.utils.process_guard import wait_for_folder
+from trainyard.utils.guarded_process import wait_for_folder
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray

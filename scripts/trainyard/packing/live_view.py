@@ -18,7 +18,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState, is_placeholder
-from trainyard.utils.jsonl import read_clock
+from trainyard.utils.event_log import read_clock
 from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
 

@@ -33,7 +33,7 @@ from trainyard.programs.metrics import shift_epoch
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.utils.errors import ContinuedError, UserError
-from trainyard.utils.process_guard import wait_for_folder
+from trainyard.utils.guarded_process import wait_for_folder
 from trainyard.utils.text import SHELL_SIGNAL, count_of
 
 # The signals of a cancelled job arrive everywhere at about the same time. When workers or programs die first, the

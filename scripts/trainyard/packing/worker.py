@@ -38,8 +38,8 @@ from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_prog
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
+from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
-from trainyard.utils.process_guard import ProcessGuard, claim_folder
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
@@ -236,8 +236,8 @@ class Worker:
             return (yield from run_function(function, spec.args, context))
 
     def _train(self, spec: Train, request: TrialRequest) -> TrialRun:
-        from trainyard.training.trainer import Stopped
-        from trainyard.training.warmup import warm_up
+        from trainyard.training.trainer import TrainingInterrupted
+        from trainyard.training.untimed_steps import warm_up
 
         halvings = list[MicroBatchHalved]()
         trainer = self._create_trainer(spec, request, halvings)
@@ -257,7 +257,7 @@ class Worker:
                     if (yield EpochReported(row.as_row(), first_step_time=trainer.first_step_time)):
                         status = TrialStatus.STOPPED
                         break
-        except Stopped as error:
+        except TrainingInterrupted as error:
             return TrainingEnded(status=TrialStatus.INTERRUPTED, error=str(error))
         return TrainingEnded(
             status=status,

@@ -25,7 +25,7 @@ from trainyard.planning.journal import (
 )
 from trainyard.programs.metrics import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
-from trainyard.utils.jsonl import Reader
+from trainyard.utils.event_log import Reader
 
 
 @dataclass(slots=True)

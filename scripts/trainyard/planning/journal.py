@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_origin
 from trainyard.cluster import slurm_queries
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.programs.runner import CheckpointFile
-from trainyard.utils.jsonl import EventLog, read_clock, read_decoded
+from trainyard.utils.event_log import EventLog, read_clock, read_decoded
 from trainyard.utils.locks import Holder, HolderRecord, hold, hold_record
 
 log = logging.getLogger(__name__)

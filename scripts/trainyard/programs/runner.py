@@ -34,8 +34,8 @@ from trainyard.programs.output import OutputReader
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
+from trainyard.utils.guarded_process import GuardedProcess, ProcessGuard
 from trainyard.utils.locks import Hold
-from trainyard.utils.process_guard import GuardedProcess, ProcessGuard
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file

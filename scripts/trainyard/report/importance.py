@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from trainyard.report import style
-from trainyard.report.plot_names import trials_for_importance
+from trainyard.report.plot_list import trials_for_importance
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS
 from trainyard.utils.text import count_of

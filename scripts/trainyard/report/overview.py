@@ -12,8 +12,8 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.packing.completeness import summarize_sweep
+from trainyard.planning.job_costs import is_trained
 from trainyard.planning.plan import read_state
-from trainyard.planning.planned_jobs import is_trained
 from trainyard.report.pages import format_number, write_template
 from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts

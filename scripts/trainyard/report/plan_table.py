@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from trainyard.planning.planned_jobs import PlannedJob
+from trainyard.planning.job_costs import PlannedJob
 from trainyard.utils.text import format_duration
 
 UNITS = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}

@@ -23,7 +23,7 @@ from trainyard.report import (
     style,
     timeline_plots,
 )
-from trainyard.report.plot_names import plots_of
+from trainyard.report.plot_list import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import counted_unit, curve_column
 from trainyard.results.ranking import is_seed, rank_sweep

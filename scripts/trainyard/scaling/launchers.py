@@ -23,8 +23,8 @@ from trainyard.utils.import_path import SCRIPTS, helper_command
 
 TRAIN: Final = SCRIPTS / "train.py"
 AGENT: Final = "scaling.agent"
-WATCH: Final = "scaling.watch"
-# Placeholders in the command of a launcher, which `watch` replaces on each node.
+WATCH: Final = "scaling.node_step"
+# Placeholders in the command of a launcher, which `node_step` replaces on each node.
 NODE_RANK: Final = "{node_rank}"
 MASTER_ADDRESS: Final = "{master_addr}"
 MASTER_PORT: Final = "{master_port}"
@@ -121,8 +121,8 @@ def script_command(
 ) -> list[str]:
     """The command that starts a user's script on all GPUs of a scale.
 
-    It runs `watch` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With the
-    launcher `srun`, it runs `watch` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm job,
+    It runs `node_step` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With the
+    launcher `srun`, it runs `node_step` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm job,
     none outside of one.
 
     Raises:

@@ -33,8 +33,8 @@ from trainyard.training.sampler import BatchSizes, batch_sizes
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry
-from trainyard.training.trainer import Stopped, Trainer
-from trainyard.training.warmup import WarmUpResult, warm_up
+from trainyard.training.trainer import Trainer, TrainingInterrupted
+from trainyard.training.untimed_steps import WarmUpResult, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.locks import hold
@@ -127,7 +127,7 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore, study: TrainScaling)
         group.limit_collectives(study.collective_timeout_minutes)
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
-    except Stopped as error:
+    except TrainingInterrupted as error:
         kind = UserError if trainer.stop_request.is_made else ContinuedError
         raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
     except OutOfMemory as error:

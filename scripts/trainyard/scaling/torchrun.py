@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import get_args_parser, run
 
 from trainyard.cluster import host, slurm_allocation, stop_request
-from trainyard.cluster.held_folders import remove_copies_at_exit
+from trainyard.cluster.node_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
 from trainyard.scaling import rank_failures
 from trainyard.scaling.launchers import SIGNALS_OF_TORCHRUN

@@ -26,13 +26,13 @@ from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself,
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths, script_interpreter
 from trainyard.scaling import rendezvous
+from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import check_allocation, script_command
-from trainyard.scaling.launches import Launches
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
+from trainyard.utils.event_log import Event
 from trainyard.utils.files import atomic_write, write_json
-from trainyard.utils.jsonl import Event
+from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 from trainyard.utils.locks import Hold, hold
-from trainyard.utils.process_guard import ProcessGuard, claim_folder
 from trainyard.utils.text import count_of
 
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.

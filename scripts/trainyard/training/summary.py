@@ -14,7 +14,7 @@ from trainyard.training.models import gradient_bytes
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
-from trainyard.training.warmup import WarmUpResult
+from trainyard.training.untimed_steps import WarmUpResult
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
 

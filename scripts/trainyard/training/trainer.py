@@ -40,7 +40,7 @@ ENLARGED_ON_GPU: Final = 4
 log = logging.getLogger(__name__)
 
 
-class Stopped(UserError):
+class TrainingInterrupted(UserError):
     """The deadline was reached, or a stop was requested. A checkpoint of this step is in the store, if any."""
 
 
@@ -127,7 +127,7 @@ class Trainer:
 
         Raises:
             Diverged: the loss became NaN or infinite.
-            Stopped: the deadline was reached, or a rank was told to stop.
+            TrainingInterrupted: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
         with self.checkpoints:
@@ -164,7 +164,7 @@ class Trainer:
             for module in self.state.modules.values():
                 reduce_buffers(module, self.group)
             train, val = self._means(progress.sums.clone()), self._means(self._validate())
-        except Stopped:
+        except TrainingInterrupted:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
             # Wait until rank 0 has written: torchrun kills the other ranks 30 s after the first one has ended.
@@ -269,10 +269,12 @@ class Trainer:
         is_late = time.time() + self.checkpoints.stop_seconds > self._deadline
         return self.stop_request.is_made or (is_late and self.first_step_time is not None)
 
-    def _stopped(self) -> Stopped:
+    def _stopped(self) -> TrainingInterrupted:
         reason = "by a signal" if self.stop_request.is_made else "before the end of the walltime"
         epoch, step = len(self.history) + 1, self.state.progress.step
-        return Stopped(f"stopped {reason}, in epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}")
+        return TrainingInterrupted(
+            f"stopped {reason}, in epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}"
+        )
 
     def _check(self, status: StepStatus) -> None:
         """Raise `Diverged` on all ranks if the loss of one was not finite."""
@@ -282,7 +284,11 @@ class Trainer:
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
     def _validate(self) -> Tensor:
-        """The sums of this rank's share of the validation images. Raises `Stopped` on all ranks if one must stop."""
+        """The sums of this rank's share of the validation images.
+
+        Raises:
+            TrainingInterrupted: a rank must stop; on all ranks.
+        """
         model = (self.state.average.for_validation() if self.state.average else self.module).eval()
         sums = self._validation.sums(
             lambda images: self.forward.compute_loss(images, model=model)[1],

@@ -1,4 +1,4 @@
-"""Ends processes together with their owner, however that ends. `process_guard` runs this file as a program.
+"""Ends processes together with their owner, however that ends. `guarded_process` runs this file as a program.
 
     keeper, one per owner  >  watcher, one per program  >  the program and its descendants
 

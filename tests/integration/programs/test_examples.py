@@ -8,7 +8,7 @@ from trainyard.config.trials import expand
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.runner import ProgramRun, run_user_program, trial_command, trial_environment
 from trainyard.programs.user_environment import find_interpreter, program_environment
-from trainyard.utils.process_guard import ProcessGuard
+from trainyard.utils.guarded_process import ProcessGuard
 
 SWEEPS = read_config(ROOT / "config/own-programs.yaml").sweeps
 

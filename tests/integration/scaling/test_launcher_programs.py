@@ -42,7 +42,7 @@ def test_a_killed_agent_has_the_exit_code_of_a_shell(tmp_path):
 def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
     (tmp_path / "meeting").mkdir(mode=0o700)
     options = ["--folder", str(tmp_path), "--rendezvous", str(tmp_path / "meeting"), "--nodes", host.node_name()]
-    line = [*helper_command("scaling.watch"), *options, "--", "/bin/sh", "-c", "kill -KILL $$"]
+    line = [*helper_command("scaling.node_step"), *options, "--", "/bin/sh", "-c", "kill -KILL $$"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr

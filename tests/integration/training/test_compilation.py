@@ -8,7 +8,7 @@ from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, num
 from trainyard.training import forward_pass
 from trainyard.training.forward_pass import compile_step, release_compiled_code
 from trainyard.training.process_group import Group
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 
 @pytest.fixture

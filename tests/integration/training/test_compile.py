@@ -2,7 +2,7 @@
 
 from loops import LEARNER, assert_close, changed, numbers, start, train
 from trainyard.training import models
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 
 def test_a_compiled_model_trains_to_the_same_metrics(data, tmp_path, monkeypatch):

@@ -113,11 +113,11 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
-from trainyard.training import warmup
-from trainyard.training.warmup import warm_up
+from trainyard.training import untimed_steps
+from trainyard.training.untimed_steps import warm_up
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
-from trainyard.training.trainer import Diverged, Stopped, Trainer
+from trainyard.training.trainer import Diverged, TrainingInterrupted, Trainer
 from trainyard.scaling.rank import _explaining_unused_parameters
 from trainyard.utils.errors import UserError
 
@@ -129,7 +129,7 @@ def stop_within_second_epoch(running, group, look=str):
         running._deadline = time.time()
     try:
         next(epochs)
-    except Stopped as error:
+    except TrainingInterrupted as error:
         return group.all_gather_object(look(error))
 
 class SlowStore(CheckpointStore):
@@ -241,26 +241,26 @@ def main(arguments):
 
         # Memory runs out before the forward pass, which begins with collectives if the model has buffers.
         full = start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}))
-        fits, calls = warmup._pass, []
+        fits, calls = untimed_steps._pass, []
         def run_out(*arguments):
             calls.append(1)
             if len(calls) == 1 and not group.is_main:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             fits(*arguments)
-        warmup._pass = run_out
+        untimed_steps._pass = run_out
         warm_up(full)
-        warmup._pass = fits
+        untimed_steps._pass = fits
         found["micro without memory for images"] = group.all_gather_object(full.batch.micro)
 
         # SyncBatchNorm refuses to synchronize on CPUs, which shows that it does not. (DDP refuses to wrap it there.)
         synchronized = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
         synchronized.module = torch.nn.Sequential(synchronized.module, torch.nn.SyncBatchNorm(data.classes))
-        tries = [warmup._fits(synchronized)]
+        tries = [untimed_steps._fits(synchronized)]
         synchronized.batch = synchronized.batch.halved().halved()
-        tries.append(warmup._fits(synchronized))
+        tries.append(untimed_steps._fits(synchronized))
         found["fits with SyncBatchNorm"] = group.all_gather_object(tries)
         try:
-            warmup._pass(synchronized, synchronized.module)
+            untimed_steps._pass(synchronized, synchronized.module)
         except ValueError as error:
             found["synchronizes again"] = str(error)
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from project import ROOT, is_alive
 from slurm_cluster.waiting import wait_until
+from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
 from trainyard.utils.locks import LockHeldError
-from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
 # It starts a process in its own session, and a daemon that is detached from its parent and has closed all files. All of
@@ -39,7 +39,7 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
@@ -213,7 +213,7 @@ MARKS = """
 import os, subprocess, sys
 sys.path.insert(0, {scripts!r})
 from trainyard.utils.guard import TREE_VARIABLE
-from trainyard.utils.process_guard import processes_ended
+from trainyard.utils.guarded_process import processes_ended
 with processes_ended(folders=[sys.argv[1] + "/*-files"], command=["touch", sys.argv[1] + "/quit"]) as tree:
     environment = os.environ | {{TREE_VARIABLE: tree}}
     sleep = ["/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
@@ -329,7 +329,7 @@ TALKED_TO = """
 import os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.utils.process_guard import ProcessGuard
+from trainyard.utils.guarded_process import ProcessGuard
 folder = sys.argv[1]
 line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
 log = Path(folder, "said.log")

@@ -15,7 +15,7 @@ from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.trials import script_digest, script_inputs_digest
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import dataset_digest
-from trainyard.scaling.launches import Launches
+from trainyard.scaling.launch_records import Launches
 from trainyard.utils.errors import UserError
 
 HYPHENS = "nvidia_a100-sxm4-80gb"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from project import ROOT
-from trainyard.cli.jobs import SweepJobs
+from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow

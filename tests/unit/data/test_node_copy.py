@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import held_folders, host
-from trainyard.cluster.held_folders import remove_copies_at_exit
+from trainyard.cluster import host, node_folders
+from trainyard.cluster.node_folders import remove_copies_at_exit
 from trainyard.config.datasets import Synthetic
 from trainyard.data import node_copy
 from trainyard.data.node_copy import choose_local_folder, local_copy
@@ -206,7 +206,7 @@ def test_in_a_folder_that_nodes_share_each_has_its_own_copy_and_removes_no_other
     monkeypatch.setattr(fcntl, "flock", lambda lock, operation: None)
     monkeypatch.setattr(host, "node_name", lambda: "n1-2")
     with local_copy(staged, str(disk)) as copy:
-        long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
+        long_ago = time.time() - 2 * node_folders.ORPHAN_SECONDS
         os.utime(copy.staged.folder, (long_ago, long_ago))
         monkeypatch.setattr(host, "node_name", lambda: "n1")
         with remove_copies_at_exit(str(disk)), local_copy(staged, str(disk)) as other:
@@ -221,7 +221,7 @@ def test_copies_of_earlier_jobs_are_removed_unless_they_are_in_use(staged, disk,
     left = disk / held.name.replace("+local-", "+1234-")
     left.mkdir()
     (left / "train-images.npy").touch()
-    long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
+    long_ago = time.time() - 2 * node_folders.ORPHAN_SECONDS
     for path in (held, left):
         os.utime(path, (long_ago, long_ago))
     with remove_copies_at_exit(str(disk)):

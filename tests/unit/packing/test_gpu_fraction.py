@@ -13,9 +13,9 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import driver, gpu_fraction
 from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.worker_gpu import GpuUse
+from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, Epoch, GpuFraction, MicroBatchHalved, SessionStarted, Started, encode
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.planned_jobs import summarize_plan
 from trainyard.planning.sweep_state import Task
 
 LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials that run alone

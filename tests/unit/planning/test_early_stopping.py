@@ -13,9 +13,9 @@ from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.planned_jobs import summarize_plan
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.planning.attempts import Fold, Session, fold_attempts, update_sessions
 from trainyard.planning.journal import FlopsCounted, GpuFraction, Journal, Suggested, read_journal
-from trainyard.utils import jsonl
+from trainyard.utils import event_log
 
 TRIALS = ("a", "b", 'with "quotes"')
 
@@ -92,8 +92,8 @@ def path(tmp_path):
 
 def test_only_what_is_new_is_read(path, monkeypatch):
     fold = Fold(path).update()
-    parsed, parse = [], jsonl.parse_event
-    monkeypatch.setattr(jsonl, "parse_event", lambda line: parsed.append(line) or parse(line))
+    parsed, parse = [], event_log.parse_event
+    monkeypatch.setattr(event_log, "parse_event", lambda line: parsed.append(line) or parse(line))
     with Journal.opened(path) as file:
         file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
     fold.update().update()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from trainyard.planning.attempts import Fold, find_result, fold_attempts, whole_epochs, whole_seconds
 from trainyard.planning.journal import Journal, decode, decode_all, encode, read_journal
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 
 
 def write_one_of_each(path):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.attempts import Session
+from trainyard.planning.job_costs import compare_planned_strategies, summarize_cost, summarize_plan
 from trainyard.planning.journal import Journal, SessionStarted
 from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.planned_jobs import compare_planned_strategies, summarize_cost, summarize_plan
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)

@@ -118,7 +118,7 @@ CONFIG = {
 def written(results, monkeypatch, *, walltime=None):
     """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("trainyard.utils.jsonl.read_clock", lambda: clock["now"])
+    monkeypatch.setattr("trainyard.utils.event_log.read_clock", lambda: clock["now"])
     first, second, third = plan_sweep(check_config(CONFIG), "depth", results).state.trials
 
     def at(when, event, **fields):

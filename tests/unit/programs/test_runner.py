@@ -37,7 +37,7 @@ from trainyard.programs.runner import (
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
 from trainyard.utils.errors import UserError
-from trainyard.utils.process_guard import ProcessGuard
+from trainyard.utils.guarded_process import ProcessGuard
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
 
@@ -393,7 +393,7 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_runner import call, run
-        from trainyard.utils.process_guard import ProcessGuard
+        from trainyard.utils.guarded_process import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)

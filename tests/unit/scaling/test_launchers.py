@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
-from trainyard.planning.planned_jobs import is_trained
+from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
@@ -18,7 +18,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 from trainyard.utils.import_path import SCRIPTS
 
-AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name in ("agent", "watch"))
+AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name in ("agent", "node_step"))
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
@@ -51,7 +51,7 @@ def test_several_nodes_need_a_job_with_as_many():
         training_command("2x1", OPTIONS, folder="/logs", allocation=three)
 
 
-# `watch` replaces the placeholders on each node.
+# `node_step` replaces the placeholders on each node.
 PYTHON = {
     "torchrun": "-m torch.distributed.run --nproc-per-node 4 --nnodes 2 --node-rank {node_rank} "
     "--rdzv-backend static --master-addr {master_addr} --master-port {master_port}",

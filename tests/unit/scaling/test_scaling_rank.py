@@ -11,7 +11,7 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
 from trainyard.config.scaling import TrainScaling
 from trainyard.data.staging import stage
-from trainyard.planning.planned_jobs import is_trained
+from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
 from trainyard.training.process_group import single_process

@@ -21,7 +21,7 @@ from trainyard.training.augmentation import (
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.loss_and_metrics import main_labels
-from trainyard.training.trainer import Stopped
+from trainyard.training.trainer import TrainingInterrupted
 from trainyard.utils.errors import UserError
 
 HEIGHT, WIDTH, COUNT = 24, 32, 64
@@ -219,7 +219,7 @@ def test_an_augmented_training_stopped_at_every_step_ends_bit_identical(data, tm
         training = start(spec, data, store=store, deadline=time.time())
         try:
             list(training.epochs())
-        except Stopped:
+        except TrainingInterrupted:
             continue
         break
     assert [numbers(row) for row in training.history] == whole

@@ -11,7 +11,7 @@ from slurm_cluster.waiting import wait_until
 from trainyard.training import checkpoints
 from trainyard.training.checkpoints import CheckpointStore, _tensors, host_copy
 from trainyard.training.process_group import Group
-from trainyard.training.trainer import Diverged, Stopped
+from trainyard.training.trainer import Diverged, TrainingInterrupted
 from trainyard.utils.errors import StorageError, UserError
 
 
@@ -106,7 +106,7 @@ def test_an_error_of_the_writing_does_not_keep_the_last_checkpoint_from_being_wr
     store.error = None
     if stopped:
         training._deadline = 0.0
-        with pytest.raises(Stopped):
+        with pytest.raises(TrainingInterrupted):
             next(epochs)
     else:
         list(epochs)
@@ -167,7 +167,7 @@ def test_a_stop_waits_until_its_checkpoint_is_complete(data, tmp_path):
 
     store = SlowStore(tmp_path)
     training = start(SPEC, data, store=store, deadline=time.time())
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupted):
         list(training.epochs())
     assert store.latest()["progress"]["step"] == 1
     assert training.checkpoints.last_seconds >= 0.05

@@ -15,7 +15,7 @@ from trainyard.training.process_group import Group
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.summary import write_results
 from trainyard.training.trainer import Trainer
-from trainyard.training.warmup import warm_up
+from trainyard.training.untimed_steps import warm_up
 
 OWN = """
 import json

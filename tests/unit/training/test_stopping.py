@@ -7,8 +7,8 @@ from loops import SPEC, assert_equal_states, changed, numbers, start, train
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.training import step_sync
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.trainer import Diverged, Stopped
-from trainyard.training.warmup import warm_up
+from trainyard.training.trainer import Diverged, TrainingInterrupted
+from trainyard.training.untimed_steps import warm_up
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tm
             validated.append(epoch)
 
     after_forward(training, act)
-    with pytest.raises(Stopped, match="before the end of the walltime, in epoch 2 of 4, after step 4 of 4"):
+    with pytest.raises(TrainingInterrupted, match="before the end of the walltime, in epoch 2 of 4, after step 4 of 4"):
         list(training.epochs())
     assert not validated
     resumed, state = train(SPEC, data, store=CheckpointStore(tmp_path))
@@ -57,7 +57,7 @@ def test_a_single_rank_that_is_told_to_stop_takes_no_further_step(data, behind, 
     spec = changed(SPEC, batch_size=4, accumulation=4)
     training = behind(start(spec, data, store=CheckpointStore(tmp_path), stop_request=stop_request))
     training.state.optimizer.register_step_post_hook(lambda *_: stop_request.make())
-    with pytest.raises(Stopped, match="stopped by a signal, in epoch 1 of 4, after step 1 of 4"):
+    with pytest.raises(TrainingInterrupted, match="stopped by a signal, in epoch 1 of 4, after step 1 of 4"):
         list(training.epochs())
     assert_equal_states(train(spec, data, store=CheckpointStore(tmp_path))[1], train(spec, data)[1])
 
@@ -117,7 +117,7 @@ def test_a_training_stops_within_its_validation(data, tmp_path, by):
             training._deadline = time.time() if by == "its deadline" else training._deadline
 
     after_forward(training, act)
-    with pytest.raises(Stopped, match="in epoch 2 of 4, after step 4 of 4"):
+    with pytest.raises(TrainingInterrupted, match="in epoch 2 of 4, after step 4 of 4"):
         list(training.epochs())
     assert validated == [16], "of 23 images"
     assert (len(store.latest()["history"]), store.latest()["progress"]["step"]) == (1, 4)
@@ -132,7 +132,7 @@ def test_a_run_that_has_only_to_validate_does_so_after_its_deadline(data, tmp_pa
     store = CheckpointStore(tmp_path)
     training = start(SPEC, data, store=store)
     training._is_late = lambda: training.state.progress.step == training.steps - 1
-    with pytest.raises(Stopped, match="after step 4 of 4"):
+    with pytest.raises(TrainingInterrupted, match="after step 4 of 4"):
         list(training.epochs())
     late = start(SPEC, data, store=store, deadline=time.time())
     assert numbers(next(late.epochs())) == train(SPEC, data, epochs=1)[0][0]
@@ -142,5 +142,5 @@ def test_a_stop_request_in_the_warm_up_ends_it(data):
     stop_request = StopRequest()
     training = start(SPEC, data, stop_request=stop_request)
     after_forward(training, lambda epoch, trains, output: stop_request.make())
-    with pytest.raises(Stopped, match="stopped by a signal, in the warm-up"):
+    with pytest.raises(TrainingInterrupted, match="stopped by a signal, in the warm-up"):
         warm_up(training)

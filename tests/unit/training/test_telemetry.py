@@ -183,7 +183,7 @@ def nvmlInit(): raise NVMLError_LibraryNotFound
 """
 RECORDS = """
 import sys
-from trainyard.scaling import user_script, watch
+from trainyard.scaling import user_script, node_step
 from trainyard.training import telemetry
 with telemetry.visible_gpus() as gpus:
     print(gpus, "torch" in sys.modules)

@@ -16,8 +16,8 @@ from trainyard.scaling.speedups import scaling_table
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
 from trainyard.training.summary import write_results
-from trainyard.training.trainer import Diverged, Stopped
-from trainyard.training.warmup import warm_up
+from trainyard.training.trainer import Diverged, TrainingInterrupted
+from trainyard.training.untimed_steps import warm_up
 from trainyard.utils.errors import UserError
 
 
@@ -89,7 +89,7 @@ def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(dat
         training = start(spec, data, store=store, deadline=time.time())
         try:
             rows = [numbers(row) for row in training.epochs()]
-        except Stopped:
+        except TrainingInterrupted:
             runs += 1
             continue
         break
@@ -101,7 +101,7 @@ def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(dat
 
 
 def test_a_deadline_without_a_store_only_stops(data):
-    with pytest.raises(Stopped, match="in epoch 1 of 4, after step 1 of 4"):
+    with pytest.raises(TrainingInterrupted, match="in epoch 1 of 4, after step 1 of 4"):
         list(start(SPEC, data, deadline=time.time()).epochs())
 
 
@@ -253,7 +253,7 @@ def test_the_training_time_includes_the_time_that_it_waits_for_checkpoints(data,
     next(epochs)
     next(epochs)
     first._deadline = 0.0
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupted):
         next(epochs)
     assert first.checkpoints.total_seconds >= 0.05
     training = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))

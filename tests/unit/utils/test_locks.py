@@ -20,7 +20,7 @@ from trainyard.cluster import slurm_queries
 from trainyard.planning.journal import Journal
 from trainyard.utils import locks
 from trainyard.utils.errors import StorageError, UserError
-from trainyard.utils.jsonl import read_events
+from trainyard.utils.event_log import read_events
 from trainyard.utils.locks import LockHeldError, hold
 
 DRIVER = """

@@ -2,7 +2,7 @@
 
 start           Ray on this machine, and the srun that runs `node` on the other nodes
 node            Ray on one of the other nodes, until the driver closes the connection
-quick_start     what is patched in Ray while it starts and ends, why, and how much that saves
+patches         what is patched in Ray while it starts and ends, why, and how much that saves
 worker_parent   the process that imports what workers need, from which they are forked
 worker_request  the program that Ray runs in place of a worker: it requests a fork
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from trainyard.cluster import host
 from trainyard.cluster.gpus import run_mps
-from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
+from trainyard.cluster.node_folders import remove_copies_at_exit
 from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment
 from trainyard.cluster.ray.worker_parent import worker_parent
 from trainyard.cluster.stop_request import STOP_SIGNALS
@@ -32,7 +32,7 @@ RAY: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from ray.scripts.scripts import start
-from trainyard.cluster.ray.quick_start import trimmed_ray_init
+from trainyard.cluster.ray.patches import trimmed_ray_init
 with trimmed_ray_init(sys.argv[2:]):
     start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 """

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from trainyard.cluster import held_folders, host, slurm_allocation
+from trainyard.cluster import host, node_folders, slurm_allocation
 from trainyard.cluster.job_step import srun_options
-from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.ray.patches import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.cluster.stop_request import ignore_signal, shielded_children
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.guard import TREE_VARIABLE
+from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.import_path import helper_command
-from trainyard.utils.process_guard import processes_ended
 
 if TYPE_CHECKING:
     from trainyard.cluster.ray.worker_parent import WorkerParent
@@ -100,7 +100,7 @@ def start_ray(
     Raises:
         UserError: the job has a different number of nodes or too few GPUs, or a node is not reached or does not join.
     """
-    gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, held_folders.copy_patterns(local)
+    gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, node_folders.copy_patterns(local)
     if slots.nodes == 1:
         with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup, parent=parent) as running:
             yield running
@@ -167,7 +167,7 @@ def local_ray(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
         # The kernel ends Ray's two daemons with the driver, and the workers exit within 1.6 s. But Ray's two agents,
-        # where `quick_start` does not replace them, would stay for 62 s, trying to reach a server that is gone, and
+        # where `patches` does not replace them, would stay for 62 s, trying to reach a server that is gone, and
         # workers that are still starting would create Ray's folders again.
         tree = stack.enter_context(processes_ended(folders=[str(directory), *cleanup]))
         stack.enter_context(environment_variables({TREE_VARIABLE: tree}))
@@ -266,7 +266,7 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 
 def private_directory() -> contextlib.AbstractContextManager[Path]:
     """A directory on this node for the files of Ray, with a short path and mode 0700."""
-    return held_folders.private_folder(held_folders.RAY_PREFIX, max_path_length=LONGEST_DIRECTORY)
+    return node_folders.private_folder(node_folders.RAY_PREFIX, max_path_length=LONGEST_DIRECTORY)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import psutil
 
-from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
 from trainyard.utils.guard import signal_at_end_of_parent

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from project import ROOT, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 

@@ -9,7 +9,7 @@ import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import host
 from trainyard.cluster.ray import node, start
-from trainyard.cluster.ray.quick_start import WAITING
+from trainyard.cluster.ray.patches import WAITING
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError

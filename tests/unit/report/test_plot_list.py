@@ -5,7 +5,7 @@ import re
 import pytest
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
-from trainyard.report.plot_names import PLOT_LABELS, plots_of
+from trainyard.report.plot_list import PLOT_LABELS, plots_of
 
 ALWAYS = ("gantt", "packing", "waste", "prediction", "metric", "loss")
 RANGE = {"low": 0.1, "high": 1}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.runner import CheckpointFile
-from trainyard.scaling import launches
-from trainyard.scaling.launches import Launches, Report
+from trainyard.scaling import launch_records
+from trainyard.scaling.launch_records import Launches, Report
 
 METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
 
@@ -15,7 +15,7 @@ METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
 def clock(monkeypatch):
     """A clock that advances by 10 s per event."""
     times = iter(range(0, 1000, 10))
-    monkeypatch.setattr(launches, "read_clock", lambda: float(next(times)))
+    monkeypatch.setattr(launch_records, "read_clock", lambda: float(next(times)))
 
 
 def launch(folder: Path, *epochs: int, resumes: bool, loss: float = 0.5) -> Launches:
@@ -94,7 +94,7 @@ def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, cloc
 
     reported = Launches(tmp_path)
     with reported.launch(resumes=False):
-        monkeypatch.setattr("trainyard.utils.jsonl.append_whole", fail)
+        monkeypatch.setattr("trainyard.utils.event_log.append_whole", fail)
         reported.add({"epoch": 1, "val_loss": 0.5})
     assert reported.report(ended=50.0).rows == [{"epoch": 1, "val_loss": 0.5}]
     assert "no space left on device" in caplog.text

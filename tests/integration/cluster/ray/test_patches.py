@@ -6,13 +6,13 @@ import sys
 
 import pytest
 from project import ROOT
-from trainyard.cluster.ray.quick_start import SWITCH, TESTED
+from trainyard.cluster.ray.patches import SWITCH, TESTED
 
 PATCHED = """
 import sys
 import ray
 from ray._private import node, services, worker
-from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.ray.patches import trimmed_ray_init, trimmed_ray_shutdown
 ray.__version__ = sys.argv[1] or ray.__version__
 
 def functions():
@@ -58,7 +58,7 @@ WORKER_COMMAND = """
 import sys
 from pathlib import Path
 import ray
-from trainyard.cluster.ray.quick_start import _trimmed_option
+from trainyard.cluster.ray.patches import _trimmed_option
 program = Path(ray.__file__).parent / "_private/workers/setup_worker.py"
 assert program.exists()
 print(_trimmed_option(f"--python_worker_command={sys.executable} {program} x --y=z", ["a b", "c"]))

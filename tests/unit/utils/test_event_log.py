@@ -8,8 +8,8 @@ import threading
 import pytest
 from slurm_cluster.waiting import wait_until
 from trainyard.utils.errors import StorageError
+from trainyard.utils.event_log import EventLog, read_events
 from trainyard.utils.files import atomic_write
-from trainyard.utils.jsonl import EventLog, read_events
 
 
 def lines(path):

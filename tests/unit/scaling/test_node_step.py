@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import host
-from trainyard.scaling import rendezvous, watch
+from trainyard.scaling import node_step, rendezvous
 from trainyard.utils.import_path import SCRIPTS
 
-WATCH = (str(SCRIPTS / "trainyard"), "scaling.watch")
+WATCH = (str(SCRIPTS / "trainyard"), "scaling.node_step")
 RUNS = "echo ready; while :; do sleep 0.02; done"
 SAVES = f"trap 'touch saved; exit 3' TERM; {RUNS}"  # has no handler of other signals
-# `watch` whose handlers of signals are installed only after the command has sent one.
+# `node_step` whose handlers of signals are installed only after the command has sent one.
 LATE = """
 import sys, time
-from trainyard.scaling import watch
-forward_stop_request = watch.forward_stop_request
+from trainyard.scaling import node_step
+forward_stop_request = node_step.forward_stop_request
 def forward_late(*arguments, **options):
     time.sleep(0.5)
     return forward_stop_request(*arguments, **options)
-watch.forward_stop_request = forward_late
-sys.exit(watch.main())
+node_step.forward_stop_request = forward_late
+sys.exit(node_step.main())
 """
 
 
@@ -36,7 +36,7 @@ sys.exit(watch.main())
 def started(
     folder: Path, *command: str, program: tuple[str, ...] = WATCH, options: tuple[str, ...] = (), **variables: str
 ) -> Iterator[subprocess.Popen]:
-    """`watch` with a command, in a session of its own, without the variables of a job that runs these tests."""
+    """`node_step` with a command, in a session of its own, without the variables of a job that runs these tests."""
     (folder / "meeting").mkdir(mode=0o700, exist_ok=True)
     line = [sys.executable, *program, "--folder", str(folder / "telemetry"), "--rendezvous", str(folder / "meeting")]
     line += ["--nodes", host.node_name(), *options, "--", *command]
@@ -88,7 +88,7 @@ def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_sru
     monkeypatch.setattr(host, "node_name", lambda: "a")
     for name in ("PROCID", "NTASKS", "NODEID", "LOCALID"):
         monkeypatch.setenv(f"SLURM_{name}", "1")
-    assert watch.StepTask.of(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)).node_rank == rank
+    assert node_step.StepTask.of(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)).node_rank == rank
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,10 @@ def test_after_an_interrupt_no_thread_keeps_the_program_alive(monkeypatch):
         raise KeyboardInterrupt
 
     sampling = []
-    monkeypatch.setattr(watch, "wait_as_shell", interrupt)
-    monkeypatch.setattr(watch, "_sample", lambda _, ended: (sampling.append(threading.current_thread()), ended.wait(9)))
+    monkeypatch.setattr(node_step, "wait_as_shell", interrupt)
+    monkeypatch.setattr(
+        node_step, "_sample", lambda _, ended: (sampling.append(threading.current_thread()), ended.wait(9))
+    )
     with pytest.raises(KeyboardInterrupt):
-        watch._wait(None, None)
+        node_step._wait(None, None)
     assert [thread.is_alive() for thread in sampling] == [False]

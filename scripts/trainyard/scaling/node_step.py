@@ -2,7 +2,7 @@
 
 First, the nodes meet; the command gets the address and the port for its own rendezvous. With --per-gpu, it wraps the
 script itself, once per GPU, and sets the variables that torchrun would set. `user_script` starts it as
-`python scripts/trainyard scaling.watch`.
+`python scripts/trainyard scaling.node_step`.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class StepTask:
-    """This task of the step that runs `watch`: one per node, or with --per-gpu one per GPU."""
+    """This task of the step that runs `node_step`: one per node, or with --per-gpu one per GPU."""
 
     number: int
     count: int

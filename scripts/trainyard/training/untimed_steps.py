@@ -19,7 +19,7 @@ from trainyard.training.optimizers import missing_state_bytes
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.running_statistics import unchanged_buffers
 from trainyard.training.step_timing import synchronize
-from trainyard.training.trainer import Stopped, Trainer
+from trainyard.training.trainer import Trainer, TrainingInterrupted
 
 STEPS = 3  # with and without gradient sync each; their median counts
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
 
     Raises:
         OutOfMemory: one of several ranks ran out of memory in a step that the others took with it.
-        Stopped: a rank was told to stop.
+        TrainingInterrupted: a rank was told to stop.
         UserError: a micro-batch of one image does not fit.
     """
     began, group = time.perf_counter(), trainer.group
@@ -49,7 +49,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
         while not _fits(trainer):
             trainer.halve_micro_batch()
         if group.any(trainer.stop_request.is_made):  # compiling takes long
-            raise Stopped("stopped by a signal, in the warm-up")
+            raise TrainingInterrupted("stopped by a signal, in the warm-up")
         try:
             _find_unused_parameters(trainer)
             exposed = _exposed_communication(trainer)

@@ -14,10 +14,10 @@ from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import fit_digest, result_digest
+from trainyard.planning.job_costs import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.planned_jobs import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.sweep_state import NOT_STAGED
 from trainyard.report.plan_table import plan_table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainyard.cluster import host
-from trainyard.cluster.held_folders import HELD_MARK, hold_until_end, private_folder, remove_unheld, shared_folder
+from trainyard.cluster.node_folders import HELD_MARK, hold_until_end, private_folder, remove_unheld, shared_folder
 
 
 @pytest.mark.parametrize("name", ["é", "a b", "$HOME", 'qu"ote', "long" * 9])

@@ -18,6 +18,7 @@ from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
+from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.memory_request import (
     MemoryRequest,
     scale_memory,
@@ -27,7 +28,6 @@ from trainyard.planning.memory_request import (
     trees_memory,
 )
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
-from trainyard.planning.planned_jobs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration

@@ -20,7 +20,7 @@ from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metrics import Row, join_rows, merge_row, parse_saved_output, shift_epoch
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
-from trainyard.utils.jsonl import Event, EventLog, read_clock, read_decoded
+from trainyard.utils.event_log import Event, EventLog, read_clock, read_decoded
 
 log = logging.getLogger(__name__)
 
