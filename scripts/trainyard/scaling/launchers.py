@@ -121,12 +121,9 @@ def script_command(
 ) -> list[str]:
     """The command that starts a user's script on all GPUs of a scale.
 
-    It runs `node_step` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With the
-    launcher `srun`, it runs `node_step` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm job,
-    none outside of one.
-
-    Raises:
-        UserError: the launcher is `srun`, but this is not a Slurm job.
+    It runs `node_step` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With
+    the launcher `srun`, it runs `node_step` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm
+    job, none outside of one.
     """
     nodes, gpus = split_scale(scale)
     watch = [*helper_command(WATCH), *watch_options]

@@ -2,7 +2,7 @@
 
 A sweep needs neither an API server nor an autoscaler nor Ray's agents. `TRAINYARD_FAST_START=0` in the environment
 turns all patches off. They apply only to the releases in `TESTED`: another Ray starts unpatched, which is slower. To
-add a release, list it and run test_quick_start.py.
+add a release, list it and run test_patches.py.
 
 The gains in the docstrings were measured with Ray 2.60.0 on two CPU cores with a warm page cache.
 """
