@@ -29,7 +29,7 @@ from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
-from trainyard.packing.saved_outputs import reparse_output, reparse_outputs
+from trainyard.packing.saved_outputs import reparse_continued, reparse_output, reparse_outputs
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
@@ -69,7 +69,10 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
                 if not left:
                     raise
                 log.warning("%s; starting Ray again", error)
-        return plan_sweep(config, name, results)
+        plan = plan_sweep(config, name, results)
+        if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
+            plan = plan_sweep(config, name, results)
+        return plan
 
 
 def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first: bool) -> None:

@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 def reparse_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    for attempt in state.to_reparse_first:
-        _record(journal, state, attempt, _parse_alone(state, attempt), outcome=attempt.outcome, error=attempt.error)
+    reparse_continued(journal, state)
     warning, readable, continued = "", 0, 0
     for attempt in state.to_reparse:
         parsed, outcome = reparse_output(journal, state, attempt)
@@ -44,6 +43,13 @@ def reparse_outputs(journal: Journal, state: SweepState) -> None:
         log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
     if continued:
         log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
+
+
+def reparse_continued(journal: Journal, state: SweepState) -> bool:
+    """The same for attempts that others have continued or may continue; returns whether there were any."""
+    for attempt in state.to_reparse_first:
+        _record(journal, state, attempt, _parse_alone(state, attempt), outcome=attempt.outcome, error=attempt.error)
+    return bool(state.to_reparse_first)
 
 
 def reparse_output(journal: Journal, state: SweepState, attempt: Attempt) -> tuple[ParsedOutput, TrialStatus]:

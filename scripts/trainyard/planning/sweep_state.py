@@ -373,8 +373,8 @@ class SweepState:
     def to_reparse_first(self) -> list[Attempt]:
         """Attempts that others have continued or may continue, whose kept output must be read before a trial runs.
 
-        Their driver was killed before it had read all, or the `metrics` rules have changed. Rows in a file of metrics
-        are those of the last attempt.
+        Their driver or worker was killed before it had read all, or the `metrics` rules have changed. Rows in a file of
+        metrics are those of the last attempt.
         """
         metrics = self.sweep.program_metrics
         if metrics is None or not metrics.patterns:

@@ -6,11 +6,14 @@ import subprocess
 import pytest
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import metrics_digest
 from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
-from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import TrialSpace
+from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import FinalError, UserError
 
 
@@ -70,3 +73,30 @@ def test_an_attempt_whose_driver_was_killed_ends_with_its_output_which_is_read(t
     (attempt,) = run_sweep(config, "s", tmp_path).state.attempts_at(trial)
     assert (attempt.outcome, attempt.end - attempt.start) == (TrialStatus.INTERRUPTED, 50)
     assert (attempt.epochs, attempt.epoch_times) == ([{"epoch": 1, "loss": 0.5}], {1: attempt.end})
+
+
+def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_end(tmp_path, monkeypatch):
+    """The second attempt continued the first one after epoch 1."""
+    metrics = {"pattern": "epoch (?P<epoch>[0-9]+) loss (?P<loss>{number})"}
+    sweep = {"command": "./train", "checkpoint": "*.pt", "resume": "{resume_from}", "metrics": metrics}
+    config = check_config({"sweeps": {"s": sweep}})
+    (trial,) = plan_sweep(config, "s", tmp_path).state.trials
+
+    def run(plan, journal, *_):
+        first, second = {"trial": trial, "attempt": 1}, {"trial": trial, "attempt": 2}
+        started = journal.record(Started(**first))
+        path = plan.state.output_of(Attempt(trial, 1, started.time, started.time))
+        path.parent.mkdir(parents=True)
+        path.write_text("epoch 1 loss 0.5\nepoch 2 loss 0.4\n")
+        journal.record(Ended(**first, status=TrialStatus.FAILED, error="the worker's process ended"))
+        journal.record(Started(**second))
+        kept = CheckpointFile("c.pt", int(started.time * 1e9), 1)
+        journal.record(Resumed(**second, checkpoint=kept._asdict()))
+        journal.record(Epoch(**second, metrics={"epoch": 2, "loss": 0.3}))
+        read = {"metrics": {"loss": 0.3}, "metrics_digest": metrics_digest(plan.state.sweep.program_metrics)}
+        journal.record(Ended(**second, status=TrialStatus.FINISHED, seconds=1.0, **read))
+
+    monkeypatch.setattr(driver, "_run_pending", run)
+    state = run_sweep(config, "s", tmp_path).state
+    assert state.epochs_of(state.result(trial)) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.3}]
+    assert [each.outcome for each in state.attempts_at(trial)] == [TrialStatus.FAILED, TrialStatus.FINISHED]
