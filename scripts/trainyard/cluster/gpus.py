@@ -18,7 +18,6 @@ from typing import Final
 from trainyard.cluster import host, stop_request
 from trainyard.cluster.node_folders import private_folder
 from trainyard.utils.environment_variables import environment_variables
-from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.text import describe_exit
 
@@ -133,7 +132,7 @@ def _start(running: contextlib.ExitStack) -> str:
         Path(path).mkdir()
     running.enter_context(environment_variables(variables))
     quit_command = ["/bin/sh", "-c", f"echo quit | timeout {QUIT_SECONDS} {CONTROL}"]
-    tree = running.enter_context(processes_ended(folders=[str(folder)], command=quit_command))
+    mark = running.enter_context(processes_ended(folders=[str(folder)], command=quit_command))
     output = folder / "start.log"  # a file, because the daemon may keep its output open
     try:
         with open(output, "w") as file, stop_request.shielded_children():
@@ -142,7 +141,7 @@ def _start(running: contextlib.ExitStack) -> str:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=os.environ | {TREE_VARIABLE: tree},
+                env=os.environ | mark,
                 timeout=START_SECONDS,
                 check=True,
             )

@@ -87,6 +87,12 @@ def find_descendants(spare: tuple[int, ...] = ()) -> list[int]:
     return found
 
 
+def mark(tree: str) -> dict[str, str]:
+    """Environment variables that mark a process, and all that it starts, as part of this tree."""
+    # Without the second, `setproctitle`, which Ray and many programs use, writes the title over the environment.
+    return {TREE_VARIABLE: tree, "SPT_NOENV": "1"}
+
+
 def kill_tree(tree: str) -> None:
     """Kill the processes with this mark, wherever they are; returns once they have ended."""
     deadline = time.monotonic() + KILL_SECONDS
@@ -98,10 +104,10 @@ def kill_tree(tree: str) -> None:
 
 def find_tree(tree: str) -> list[int]:
     """The PIDs of the processes with this mark."""
-    found, mark = list[int](), f"{TREE_VARIABLE}={tree}".encode()
+    found, entry = list[int](), f"{TREE_VARIABLE}={tree}".encode()
     for process in _all_processes():
         with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:  # empty once it has ended
-            if mark in file.read().split(b"\0"):
+            if entry in file.read().split(b"\0"):
                 found.append(process)
     return found
 

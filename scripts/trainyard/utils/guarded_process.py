@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree
+from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree, mark
 from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
@@ -59,7 +59,7 @@ class ProcessGuard:
             OSError: it cannot be started.
         """
         tree = secrets.token_hex(8)
-        environment = {**environment, TREE_VARIABLE: tree}
+        environment = {**environment, **mark(tree)}
         request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
         request |= {"log": str(log.absolute())} if log else {}
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,8 +105,8 @@ class ProcessGuard:
 
 
 @contextlib.contextmanager
-def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ()) -> Iterator[str]:
-    """Yields a value of `TREE_VARIABLE`: the processes with it in their environment end with the block.
+def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Yields environment variables: the processes that have them end with the block.
 
     They also end if this process is killed, and then folders that match the glob patterns are removed, too. `command`
     runs first in each case.
@@ -114,7 +114,7 @@ def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ())
     guard, tree = ProcessGuard(), secrets.token_hex(8)
     guard.end_marked_at_exit(tree, folders=folders, command=command)
     try:
-        yield tree
+        yield mark(tree)
     finally:
         guard.end_marked_at_exit(tree, command=command)
         guard.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, is_alive
+from project import ROOT, alive
 from slurm_cluster.waiting import wait_until
 from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
 from trainyard.utils.locks import LockHeldError
@@ -208,16 +208,19 @@ def test_a_user_signal_to_all_processes_of_a_job_ends_no_guard(number):
     assert process.wait(PATIENCE) == 3
 
 
-# Starts a process as Ray starts its daemons: below nobody, in an environment with the mark of its owner.
+# Starts processes as Ray starts its daemons: below nobody, in an environment with the mark of their owner. One sets its
+# title, as Ray's agents do, for which it has no room but in its environment.
 MARKS = """
 import os, subprocess, sys
 sys.path.insert(0, {scripts!r})
-from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.guarded_process import processes_ended
-with processes_ended(folders=[sys.argv[1] + "/*-files"], command=["touch", sys.argv[1] + "/quit"]) as tree:
-    environment = os.environ | {{TREE_VARIABLE: tree}}
+with processes_ended(folders=[sys.argv[1] + "/*-files"], command=["touch", sys.argv[1] + "/quit"]) as mark:
+    environment = mark | os.environ
     sleep = ["/bin/sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
-    print(subprocess.run(sleep, env=environment, stdout=subprocess.PIPE, text=True).stdout, flush=True)
+    title = 'import os, time, ray._raylet; ray._raylet.setproctitle("ray::" + 99 * "."); print(os.getpid(), flush=True)'
+    titled = [sys.executable, "-c", title + "; time.sleep(600)"]
+    print(subprocess.run(sleep, env=environment, stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)
+    subprocess.Popen(titled, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     sys.stdin.readline()
 """
 
@@ -240,7 +243,7 @@ def test_marked_processes_end_with_their_owner(folder, how):
     environment = os.environ | {"OWNER_OF": str(folder)}
     line = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(line, text=True, env=environment, **streams) as owner:
-        marked = psutil.Process(int(owner.stdout.readline()))
+        marked = [psutil.Process(int(owner.stdout.readline())) for _ in range(2)]
         if how == "keeper killed":
             (keeper,) = keepers_of(folder)
             keeper.kill()
@@ -248,11 +251,11 @@ def test_marked_processes_end_with_their_owner(folder, how):
         if how == "killed":
             owner.kill()
         else:
-            assert is_alive(marked)
+            assert len(alive(marked)) == 2
             owner.communicate("\n", timeout=PATIENCE)
             assert owner.returncode == 0
-            assert not is_alive(marked)
-    wait_until(lambda: not is_alive(marked), timeout_seconds=PATIENCE, what="the end of the marked process")
+            assert not alive(marked)
+    wait_until(lambda: not alive(marked), timeout_seconds=PATIENCE, what="the end of the marked processes")
     is_removed = how == "killed"
     wait_until(
         lambda: (folder / "ray-files").exists() != is_removed, timeout_seconds=PATIENCE, what="the end of the folder"

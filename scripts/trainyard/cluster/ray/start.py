@@ -30,7 +30,6 @@ from trainyard.cluster.ray.patches import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.cluster.stop_request import ignore_signal, shielded_children
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError, storage_error
-from trainyard.utils.guard import TREE_VARIABLE
 from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.import_path import helper_command
 
@@ -169,8 +168,8 @@ def local_ray(
         # The kernel ends Ray's two daemons with the driver, and the workers exit within 1.6 s. But Ray's two agents,
         # where `patches` does not replace them, would stay for 62 s, trying to reach a server that is gone, and
         # workers that are still starting would create Ray's folders again.
-        tree = stack.enter_context(processes_ended(folders=[str(directory), *cleanup]))
-        stack.enter_context(environment_variables({TREE_VARIABLE: tree}))
+        mark = stack.enter_context(processes_ended(folders=[str(directory), *cleanup]))
+        stack.enter_context(environment_variables(mark))
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             importlib.import_module("ray")
