@@ -40,8 +40,8 @@ def changed(spec, **values):
     return Train.model_validate(kept | {name: value for name, value in values.items() if value is not None})
 
 
-def start(spec, data, **options):
-    return Trainer(spec, data, single_process(), batch=batch_sizes(spec), **options)
+def start(spec, data, *, mode="weak", **options):
+    return Trainer(spec, data, single_process(), batch=batch_sizes(spec, mode=mode), **options)
 
 
 def train(spec, data, *, epochs=None, **options):

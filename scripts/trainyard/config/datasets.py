@@ -27,13 +27,12 @@ Checksum = Annotated[
 
 
 class Digits(Section):
-    """scikit-learn's handwritten digits: 1,797 grayscale images of 8x8 pixels in 10 classes. Needs no download."""
+    """scikit-learn's handwritten digits: 1,797 grayscale images of 8x8 pixels in 10 classes. Needs no download.
+
+    A fifth of the images, stratified by class, is for validation.
+    """
 
     source: Literal["digits"] = Field(description="scikit-learn's digits.")
-    val_fraction: float = Field(
-        0.2, gt=0, lt=1, description="Fraction of the images for validation, stratified by class."
-    )
-    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
 
 class Synthetic(Section):
@@ -46,7 +45,6 @@ class Synthetic(Section):
     width: PositiveInt = Field(32, description="Width in pixels.")
     channels: PositiveInt = Field(3, description="Channels per image.")
     classes: int = Field(10, ge=2, description="Number of classes.")
-    seed: NonNegativeInt = Field(0, description="Seed of the patterns, labels and noise.")
 
 
 class Torchvision(Section):

@@ -127,14 +127,10 @@ class TrainScaling(Scaling):
 
     @model_validator(mode="after")
     def _check_batch(self) -> "TrainScaling":
-        batch = self.train.global_batch_size
         if self.mode == "strong" and self.lr_scaling != "none":
             raise PydanticCustomError("lr", "lr_scaling is for weak scaling: strong scaling fixes the global batch")
-        if self.mode == "weak" and batch is not None:
-            message = "weak scaling fixes the batch size per GPU: give batch_size, or set `mode: strong`"
-            raise PydanticCustomError("batch", message)
         sizes = [nodes * gpus * self.train.accumulation for nodes, gpus in map(split_scale, self.scales)]
-        batch = batch or self.train.batch_size
+        batch = self.train.batch_size
         wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if batch % size]
         if self.mode == "strong" and wrong:
             times = f" in {self.train.accumulation} parts" if self.train.accumulation > 1 else ""

@@ -222,9 +222,6 @@ class Train(Section):
         128,
         description="Images per GPU and batch. With strong scaling: images per step, over all GPUs.",
     )
-    global_batch_size: PositiveInt | None = Field(
-        None, description="Images per step, over all GPUs; replaces `batch_size`."
-    )
     accumulation: PositiveInt = Field(1, description="Gradient accumulation: batches per optimizer step.")
     lr: PositiveFloat = Field(0.1, description="Peak learning rate.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
@@ -298,17 +295,6 @@ class Train(Section):
         "deterministic kernel, such as the pooling of `cnn` on a GPU, is an error.",
     )
 
-    @model_validator(mode="after")
-    def _one_batch_size(self) -> "Train":
-        if self.global_batch_size is None:
-            return self
-        if "batch_size" in self.model_fields_set:
-            raise PydanticCustomError("batch", "give batch_size or global_batch_size, not both")
-        if self.global_batch_size % self.accumulation:
-            message = "global_batch_size ({global_batch_size}) is not a multiple of accumulation ({accumulation})"
-            raise PydanticCustomError("batch", message, self.model_dump())
-        return self
-
     @property
     def has_user_loss(self) -> bool:
         """Whether the loss is a user's own."""
@@ -331,8 +317,7 @@ class Train(Section):
 
     def images_per_step(self, *, gpus: int = 1, is_strong: bool = False) -> int:
         """The global batch; under strong scaling, `batch_size` is the batch size of all GPUs together."""
-        whole = self.global_batch_size or (self.batch_size if is_strong else None)
-        return whole or self.batch_size * self.accumulation * gpus
+        return self.batch_size if is_strong else self.batch_size * self.accumulation * gpus
 
     @property
     def import_paths(self) -> dict[str, tuple[str, str]]:

@@ -1,6 +1,5 @@
 """What is known of a dataset's images before a job needs them: from the staged files, or else from the config alone."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,6 @@ _TORCHVISION: Final[dict[str, tuple[Shape, int, int]]] = {
     "SVHN": ((32, 32, 3), 10, 73_257),
     "USPS": ((16, 16, 1), 10, 7_291),
 }
-_DIGITS: Final = 1797
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ def _of_staged(dataset: Dataset, folder: Path) -> KnownImages | None:
 def _of_section(dataset: Dataset) -> KnownImages:
     match dataset:
         case Digits():
-            validation = math.ceil(_DIGITS * dataset.val_fraction - 1e-9)
-            return KnownImages(shape=(8, 8, 1), outputs=10, training_images=_DIGITS - validation)
+            return KnownImages(shape=(8, 8, 1), outputs=10, training_images=1437)
         case Synthetic():
             shape = (dataset.height, dataset.width, dataset.channels)
             return KnownImages(shape=shape, outputs=dataset.classes, training_images=dataset.images)

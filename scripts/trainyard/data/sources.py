@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.config.datasets import Digits, Synthetic
+from trainyard.config.datasets import Synthetic
 from trainyard.data.problems import Problem
 from trainyard.data.staged import SPLITS
 from trainyard.utils.files import digest_of
@@ -163,14 +163,14 @@ class InMemorySource(DataSource):
         return self.class_names
 
 
-def digits_source(dataset: Digits) -> InMemorySource:
-    """scikit-learn's digits, with their 17 shades of gray scaled to 0..255."""
+def digits_source() -> InMemorySource:
+    """scikit-learn's digits, with their 17 shades of gray scaled to 0..255; a fifth of them is for validation."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int64)
-    indices = stratified_split(labels, dataset.val_fraction, dataset.seed)
+    indices = stratified_split(labels, 0.2, seed=0)
     splits = {name: (images[part], labels[part]) for name, part in zip(SPLITS, indices, strict=True)}
     return InMemorySource(splits, [str(name) for name in digits.target_names])
 
@@ -211,8 +211,8 @@ class _GenerateImages:
     def __call__(self) -> Block:
         dataset = self.dataset
         shape, count = (dataset.height, dataset.width, dataset.channels), self.stop - self.start
-        patterns = np.random.default_rng(dataset.seed).integers(0, 256, (dataset.classes, *shape), np.uint8)
-        generator = np.random.default_rng([dataset.seed, self.split, self.start])
+        patterns = np.random.default_rng(0).integers(0, 256, (dataset.classes, *shape), np.uint8)
+        generator = np.random.default_rng([0, self.split, self.start])
         labels = generator.integers(0, dataset.classes, count)
         images = np.empty((count, *shape), np.uint8)
         for index, label in enumerate(labels):

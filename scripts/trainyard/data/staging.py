@@ -99,7 +99,7 @@ def _open_source(dataset: Dataset, work: Path, data: Data) -> DataSource | None:
     """The source of the dataset's images, downloaded if necessary; None if there are no images to stage."""
     match dataset:
         case Digits():
-            return digits_source(dataset)
+            return digits_source()
         case Synthetic():
             return SyntheticSource(dataset)
         case Torchvision() | ImageFolder():

@@ -67,12 +67,11 @@ def _one_slot(sweep: Sweep) -> dict[str, Any]:
 
 def _study(sweep: Sweep, train: Train) -> dict[str, Any]:
     """A scaling study whose scale 1x1 is this training; it has as many CPUs, so that sums have the same order."""
-    study = {
+    return {
         "train": train.model_dump(mode="json", exclude_unset=True),
         "scales": ["1x1"],
         "cpus_per_gpu": sweep.slots.cpus_per_trial,
     }
-    return study | ({"mode": "strong"} if train.global_batch_size else {})
 
 
 def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path | None) -> str | None:

@@ -199,7 +199,7 @@ class Checkpointer:
         self.total_seconds = 0.0  # for which the training waited, including previous runs
         if store and (found := _latest(store, state.group)):
             if (saved := found["global_batch"]) != global_batch:
-                remedy = "on a different number of GPUs, set the same `global_batch_size`"
+                remedy = "start anew, or give the `batch_size` and `accumulation` of before"
                 raise UserError(
                     f"the checkpoint has {saved} images per step, but this training has {global_batch}: {remedy}"
                 )

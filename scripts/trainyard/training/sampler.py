@@ -47,14 +47,14 @@ def batch_sizes(spec: Train, *, world_size: int = 1, mode: Literal["weak", "stro
     """The batch sizes of a spec on `world_size` ranks.
 
     `batch_size` is the micro-batch of a rank: the global batch is batch_size x accumulation x ranks. Under strong
-    scaling, `batch_size` is the global batch, as `global_batch_size` is.
+    scaling, `batch_size` is the global batch.
 
     Raises:
         UserError: the global batch is not divisible by the number of ranks and micro-batches.
     """
-    whole = spec.global_batch_size or (spec.batch_size if mode == "strong" else None)
-    if whole is None:
-        return BatchSizes(per_rank=spec.batch_size * spec.accumulation, micro=spec.batch_size, world_size=world_size)
+    whole = spec.batch_size
+    if mode == "weak":
+        return BatchSizes(per_rank=whole * spec.accumulation, micro=whole, world_size=world_size)
     if whole % (world_size * spec.accumulation):
         parts = f" in {spec.accumulation} parts" if spec.accumulation > 1 else ""
         raise UserError(f"the global batch of {whole} images cannot be shared evenly{parts} by {world_size} ranks")

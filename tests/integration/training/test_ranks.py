@@ -13,7 +13,7 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import other_buffers
 
-SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
+SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=16, epochs=3)
 NORMALIZED = changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, epochs=2)
 CASES = {
     "plain": {},
@@ -325,12 +325,12 @@ def test_all_ranks_stop_in_the_same_epoch_when_their_patience_ends(found):
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_are_one(found, data, case):
     """Also in validation, whose 23 images are not divisible by two."""
-    assert_close(found[case], train(changed(SPEC, **CASES[case]), data)[0])
+    assert_close(found[case], train(changed(SPEC, **CASES[case]), data, mode="strong")[0])
 
 
 def test_two_compiled_ranks_are_one(found, data):
     """With accumulated gradients and recomputed activations."""
-    assert_close(found["compiled"], train(IN_PARTS, data)[0])
+    assert_close(found["compiled"], train(IN_PARTS, data, mode="strong")[0])
 
 
 def test_parameters_that_no_step_uses_are_found(found, data, importable):

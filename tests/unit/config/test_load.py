@@ -34,7 +34,7 @@ GOOD = {
 
 # One error each: the place, the value there, and a part of the message.
 MISTAKES = [
-    ("datasets.digits.sed", 1, "datasets.digits.sed: unknown key; did you mean 'seed'?"),
+    ("datasets.table.sed", 1, "datasets.table.sed: unknown key; did you mean 'seed'?"),
     ("datasets.digits.source", "digit", "datasets.digits: 'digit' is not known; did you mean 'digits'?"),
     ("datasets.a/b", {"source": "digits"}, "'a/b' is not valid; a name is used for a folder"),
     ("env_modules", ["cuda 13"], "env_modules.0: 'cuda 13' is not valid; an environment module is named as in"),

@@ -54,7 +54,7 @@ def test_damaged_staged_files_are_staged_again(tmp_path, damage):
 
 def test_other_options_result_in_other_data(tmp_path):
     before = stage(SMALL, tmp_path).digest
-    assert stage(Synthetic(source="synthetic", images=9, seed=1), tmp_path).digest != before
+    assert stage(Synthetic(source="synthetic", images=9, classes=3), tmp_path).digest != before
 
 
 def test_the_metadata_has_the_same_keys_as_ever(tmp_path):

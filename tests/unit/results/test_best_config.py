@@ -28,7 +28,6 @@ SWEEPS = {
     "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
     "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
-    "global batch": {**TRAIN, "train": {"global_batch_size": 32, "accumulation": 2}, "grid": {"lr": [0.1]}},
     "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}]},
     "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": 2},
     "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},

@@ -73,8 +73,7 @@ def test_a_batch_larger_than_the_data_is_refused():
         ({"batch_size": 32, "accumulation": 4}, "weak", 128, 32),
         ({"batch_size": 32}, "strong", 8, 8),
         ({"batch_size": 32, "accumulation": 4}, "strong", 8, 2),
-        ({"global_batch_size": 32, "accumulation": 2}, "strong", 8, 4),
-        ({"global_batch_size": 32}, "weak", 8, 8),
+        ({"batch_size": 32, "accumulation": 2}, "strong", 8, 4),
     ],
 )
 def test_batch_sizes_on_four_ranks(spec, mode, per_rank, micro):
@@ -84,7 +83,7 @@ def test_batch_sizes_on_four_ranks(spec, mode, per_rank, micro):
 
 def test_an_indivisible_batch_is_refused():
     with pytest.raises(UserError, match="global batch of 30 images cannot be shared evenly by 4 ranks"):
-        batch_sizes(Train(global_batch_size=30), world_size=4)
+        batch_sizes(Train(batch_size=30), world_size=4, mode="strong")
 
 
 def test_halving_keeps_the_step():
