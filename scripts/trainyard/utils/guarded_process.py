@@ -266,8 +266,8 @@ def _hold_folder(folder: Path, *, purpose: str, wait_seconds: float) -> contextl
 
 
 def _kill_orphans(holder: Holder, is_held: bool) -> None:
-    """Kill the remaining processes on this host of a program whose guard was killed. A running guard holds the lock."""
-    if holder.host != socket.gethostname() or not holder.tree:
+    """Kill the remaining processes here of a program whose guard was killed. A running guard holds the lock."""
+    if not holder.is_here() or not holder.tree:
         return
     if not is_held or not any(each and _identity(each[0]) == each for each in holder.guards):
         kill_tree(holder.tree)

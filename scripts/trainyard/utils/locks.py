@@ -102,9 +102,13 @@ class Holder:
         job, purpose = f" in job {self.job}" if self.job else "", f" ({self.purpose})" if self.purpose else ""
         return f"process {self.process} on {self.host}{job}, since {self.since}{purpose}"
 
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, where its PIDs are valid: on this node, and in no other container."""
+        return self.namespace == _pid_namespace()
+
     def has_ended(self) -> bool:
         """Whether the process is known to have ended, as it can be seen from here."""
-        return self.namespace == _pid_namespace() and start_ticks(self.process) != self.started
+        return self.is_here() and start_ticks(self.process) != self.started
 
 
 def _pid_namespace() -> str:

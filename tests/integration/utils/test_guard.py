@@ -15,6 +15,7 @@ import psutil
 import pytest
 from project import ROOT, alive
 from slurm_cluster.waiting import wait_until
+from trainyard.utils import guarded_process, locks
 from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
 from trainyard.utils.locks import LockHeldError
 
@@ -39,6 +40,7 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
+from trainyard.utils import guarded_process, locks
 from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
@@ -275,6 +277,15 @@ def test_a_clock_that_is_set_makes_no_guard_seem_dead(folder, running, monkeypat
     """The processes of a program whose guard has died are killed; psutil's times follow the clock."""
     boot_time = psutil._pslinux.boot_time
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
+    with pytest.raises(LockHeldError), claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
+        pass
+    assert len(tree(folder)) == 4
+
+
+def test_guards_in_a_container_are_not_taken_for_dead(folder, running, monkeypatch):
+    """Their PIDs are those of another namespace, although the container may have the name of the host."""
+    monkeypatch.setattr(locks, "_pid_namespace", lambda: "that of the host")
+    monkeypatch.setattr(guarded_process, "_identity", lambda pid: [])
     with pytest.raises(LockHeldError), claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
     assert len(tree(folder)) == 4
