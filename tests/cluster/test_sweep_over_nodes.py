@@ -189,6 +189,18 @@ def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
     cluster.wait_for_job(job)
 
 
+def test_what_runs_on_another_node_ends_with_the_process_that_started_it(cluster, shared_dir):
+    """The driver is left, and with it the job."""
+    job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=2, seconds=3600, gpus=1)
+    wait_for_running(shared_dir, 2)
+    cluster.host(2).run(["pkill", "-KILL", "-f", "cluster.ray.node"])
+    wait_until(lambda: "n2" not in cluster.processes_left(), what="Ray and the trial on n2 to end")
+    wait_until(lambda: not list(cluster.host(2).path("/tmp").glob("ty-*")), what="its files to be removed")
+    assert "n1" in cluster.processes_left()
+    cluster.run(["scancel", str(job)])
+    cluster.wait_for_job(job)
+
+
 def test_the_error_names_a_node_that_cannot_start_ray_and_the_reason(cluster, shared_dir):
     (shared_dir / "sitecustomize.py").write_text(
         "import os, sys\n"

@@ -9,18 +9,18 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host
 from trainyard.cluster.gpus import run_mps
 from trainyard.cluster.job_memory import record_memory
-from trainyard.cluster.node_folders import remove_copies_at_exit
+from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment
 from trainyard.cluster.ray.worker_parent import worker_parent
 from trainyard.cluster.stop_request import STOP_SIGNALS
-from trainyard.utils.guard import adopt_orphans, kill_descendants
+from trainyard.utils.environment_variables import environment_variables
+from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.import_path import SCRIPTS
 
 STDIN_POLL_SECONDS: Final = 0.2
@@ -51,7 +51,8 @@ def run_node() -> int:
         record_memory(Path(first["memory"]["folder"]), processes=first["memory"]["processes"]),
         private_directory() as directory,
         ray_environment(directory, token=first["token"], networked=True),
-        _no_orphans(),
+        processes_ended(folders=[str(directory), *copy_patterns(first["local"])]) as mark,
+        environment_variables(mark),
         run_mps(first["mps"]),
         worker_parent(**first["workers"]) if first["workers"] else contextlib.nullcontext() as parent,
         subprocess.Popen(
@@ -87,16 +88,6 @@ def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> 
     ports = ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
     trimmed = ["--include-log-monitor", "false", "--disable-usage-stats", "--temp-dir", str(directory / "r")]
     return ["--block", *options, *resources, *ports, *trimmed]
-
-
-@contextlib.contextmanager
-def _no_orphans() -> Iterator[None]:
-    """Adopt orphaned descendants during the block, and kill all descendants at its end."""
-    adopt_orphans()
-    try:
-        yield
-    finally:
-        kill_descendants()
 
 
 def _tails(directory: Path) -> str:
