@@ -425,8 +425,8 @@ RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
 ENDED = r"rank 1 on n2 ended the training: "
 SKIPPED = ("damaged|skipped",)
 TRAINING = [
-    Fault("rank raises", RAISES, 60, job=Training, shows=(f"{ENDED}RuntimeError: planned trouble",)),
-    Fault("rank killed", signal_rank(1, "KILL"), 60, job=Training, shows=(rf"{ENDED}.*SIGKILL",), in_test=True),
+    Fault("rank raises", RAISES, 30, job=Training, shows=(f"{ENDED}RuntimeError: planned trouble",)),
+    Fault("rank killed", signal_rank(1, "KILL"), 30, job=Training, shows=(rf"{ENDED}.*SIGKILL",), in_test=True),
     Fault(
         "rank stopped in a collective",
         signal_rank(1, "STOP"),
