@@ -180,7 +180,7 @@ def hold(
             content = os.pread(fd, RECORD_BYTES, 0)
             if other := Holder.parse(content):
                 on_look(other, not is_ours)
-            if is_ours and is_at(fd, path.resolve()):  # its previous holder may have removed it
+            if is_ours and is_at(fd, path):  # its previous holder may have removed it
                 break
         except BaseException:
             os.close(fd)
@@ -232,7 +232,7 @@ def _remove_if_unheld(path: Path) -> None:
 def is_at(fd: int, path: Path) -> bool:
     """Whether an open file or folder is still the one at `path`."""
     try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
+        return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
 
