@@ -3,12 +3,12 @@
 import pandas as pd
 import psutil
 import pytest
+from journals import decode_all
 from project import ROOT, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import gpus
 from trainyard.packing import worker_gpu
 from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import decode_all
 from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,12 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from journals import decode_all
 from project import PLACE_IN_ORDER, TINY, Project, alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster.ray.patches import SWITCH
 from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import decode_all, read_journal
+from trainyard.planning.journal import read_journal
 from trainyard.utils.event_log import read_events
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.

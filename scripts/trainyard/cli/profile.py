@@ -56,7 +56,7 @@ class Profile:
         return _text(self._set.get(rule, {}).get(name)) or self.default(name)
 
     def check(self) -> None:
-        """Raise a UserError if a setting cannot be passed to Slurm, or is for a rule that is no more."""
+        """Raise a UserError if a setting cannot be passed to Slurm, or is for a rule that has been removed."""
         if self.gpu_type and not GPU_TYPE.fullmatch(self.gpu_type):
             raise UserError(f"gpu_type: {self.gpu_type!r} is not a GPU type: `sinfo -o %G` prints gpu:<type>:<count>")
         for rule, settings in self._set.items():

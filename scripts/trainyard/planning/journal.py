@@ -10,7 +10,7 @@ Fields of an event are named as in the journal, where they are kept in the order
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -323,11 +323,6 @@ def decode(record: dict[str, Any]) -> Event | None:
 def read_journal(path: Path) -> list[Event]:
     """All events of a journal, in order. Reading needs no lock."""
     return read_decoded(path, decode)
-
-
-def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
-    """The events of JSON objects; unknown kinds are skipped."""
-    return [event for record in records if (event := decode(record)) is not None]
 
 
 Recorded = TypeVar("Recorded", bound=Event)

@@ -134,7 +134,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
 
 
 def _request_end(run: ProgramRun, process: GuardedProcess) -> None:
-    """Have it save its state and end; returns at once. At SIGTERM, srun would kill its tasks."""
+    """Request a program to save its state and end; returns at once. At SIGTERM, srun would kill its tasks."""
     if run.is_srun:
         process.send_signal(GENTLE_SIGNAL)
     else:

@@ -212,14 +212,6 @@ class Objective:
         smoothing = self._smoothing if training else 0.0
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
 
-    def _own_loss_of(self, outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
-        if torch.compiler.is_compiling():  # which reports errors with a stack trace of its own
-            return loss(outputs, targets)
-        with naming("loss", self._loss_path):
-            value = loss(outputs, targets)
-            check_loss(value)
-        return value
-
     def zeros(self, device: torch.device) -> Tensor:
         """The sums of no validation images."""
         return torch.zeros(SUMS + sum(self._sizes), dtype=torch.float64, device=device)

@@ -5,8 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from journals import decode_all
 from trainyard.planning.attempts import Fold, find_result, fold_attempts, whole_epochs, whole_seconds
-from trainyard.planning.journal import Journal, decode, decode_all, encode, read_journal
+from trainyard.planning.journal import Journal, decode, encode, read_journal
 from trainyard.utils.event_log import read_events
 
 

@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 
+from driven import drive
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.metrics import BURST_ROWS
@@ -15,14 +16,7 @@ def context(folder, **fields):
 
 def run(function, made, *, stop_at=None):
     """The rows that a function reports, and how it ends; it is stopped after the epoch `stop_at`."""
-    rows, answer = [], None
-    running = run_function(function, {"lr": 0.1}, made)
-    while True:
-        try:
-            rows.append(running.send(answer).row)
-        except StopIteration as end:
-            return rows, end.value
-        answer = rows[-1]["epoch"] == stop_at
+    return drive(run_function(function, {"lr": 0.1}, made), stop_at=stop_at)
 
 
 def test_reports_are_epochs_and_the_returned_numbers_are_metrics(tmp_path):

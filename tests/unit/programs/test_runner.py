@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from driven import drive
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
@@ -88,14 +89,7 @@ def call(folder, command, **fields):
 
 def run(made, guard, *, stop_at=None, running=None):
     """The rows that a command reports, and how it ends; it is stopped after the epoch `stop_at`."""
-    rows, answer = [], None
-    running = running or made.run(guard)
-    while True:
-        try:
-            rows.append(running.send(answer).row)
-        except StopIteration as end:
-            return rows, end.value
-        answer = rows[-1]["epoch"] == stop_at
+    return drive(running or made.run(guard), stop_at=stop_at)
 
 
 def end_of(made, guard, **options):
