@@ -11,6 +11,7 @@ This file runs first in each job, so it imports nothing of Trainyard.
 """
 
 import contextlib
+import math
 import os
 import runpy
 import secrets
@@ -84,8 +85,12 @@ def run_step(command: list[str], environment: Mapping[str, str], *, forwards: bo
     return codes[0] if codes else code
 
 
-def wait_as_shell(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
-    """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it."""
+def wait_as_shell(process: "subprocess.Popen[bytes]", timeout: float = math.inf) -> int:
+    """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it.
+
+    Signals are handled meanwhile. With a timeout, even an infinite one, `wait` returns to Python every 50 ms; without
+    one, a signal that arrives just before it blocks would be handled only once the process has ended.
+    """
     code = process.wait(timeout)
     return code if code >= 0 else 128 - code
 

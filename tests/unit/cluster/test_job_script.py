@@ -2,8 +2,11 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from trainyard.cluster import job_script
@@ -74,3 +77,19 @@ sys.exit(job_script.run_step([sys.executable, "-c", {task!r}], os.environ, forwa
     program.terminate()
     assert program.communicate() == ("SIGUSR1\n", None)
     assert program.returncode == 0
+
+
+def test_a_signal_is_handled_during_the_wait_whichever_thread_gets_it():
+    """One that arrives just before the main thread waits does not interrupt it either."""
+
+    def signal_this_thread():
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    with subprocess.Popen(["sleep", "30"]) as process:
+        before = signal.signal(signal.SIGUSR1, lambda *_: process.terminate())
+        try:
+            threading.Thread(target=signal_this_thread).start()
+            assert job_script.wait_as_shell(process) == 128 + signal.SIGTERM
+        finally:
+            signal.signal(signal.SIGUSR1, before)
