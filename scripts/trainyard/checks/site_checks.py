@@ -12,7 +12,7 @@ from trainyard.checks.findings import Finding, Verdict, catch_errors
 from trainyard.checks.sbatch_requests import Refusal, SbatchRequest, request_jobs
 from trainyard.checks.storage import check_home, check_results
 from trainyard.cluster import host, slurm_limits, slurm_queries
-from trainyard.cluster.slurm_limits import Limits, combine_limits, find_excesses, limits_by_name
+from trainyard.cluster.slurm_limits import QUEUED, RUNNING, Limits, combine_limits, find_excesses
 from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition, PartitionSettings
 from trainyard.config.config import Config
 from trainyard.planning.memory_request import data_mib
@@ -118,12 +118,11 @@ def check_jobs(site: Site) -> Iterator[Finding]:
 
 def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:
     """Slurm accepts a job, and its walltime is within the limit of its partition."""
-    names = (request.options.partition or "").split(",")
-    kinds = [each for each in partitions if (each.name in names if any(names) else each.default)]
-    available = "; ".join(map(str, partitions))
+    names, available = request.options.partition or "", "; ".join(map(str, partitions))
+    kinds = slurm_queries.named_partitions(partitions, names)
     if not kinds:
-        where = f"there is no partition {request.options.partition!r}"
-        message = where if any(names) else "no partition is requested, and Slurm has no default"
+        where = f"there is no partition {names!r}"
+        message = where if names else "no partition is requested, and Slurm has no default"
         return Finding(request.job, "fails", message, f"set slurm_partition in the profile; available: {available}")
     if not any(each.up for each in kinds):
         remedy = f"wait, or use another partition: {available}"
@@ -197,13 +196,11 @@ def compare_limits(requests: Sequence[SbatchRequest], levels: Sequence[Sequence[
             "limits", "fails", "; ".join(f"{', '.join(jobs)}: {text}" for text, jobs in above.items()), remedy
         )
     combined = [combine_limits(each) for each in levels]
-    queued, running = (min(getattr(each, name) for each in combined) for name in ("submitted_jobs", "running_jobs"))
-    counts = {"in the queue": queued, "running": running}
-    texts = [f"at most {value:g} jobs {what}" for what, value in counts.items() if math.isfinite(value)]
-    texts += dict.fromkeys(
-        f"at most {value:g} {name}" for each in combined for name, value in limits_by_name(each).items()
-    )
-    if len(requests) > queued:
+    counts = {name: min(each.get(name, math.inf) for each in combined) for name in (QUEUED, RUNNING)}
+    others = [(name, value) for each in combined for name, value in each.items() if name not in counts]
+    applying = [*counts.items(), *others]
+    texts = list(dict.fromkeys(f"at most {value:g} {name}" for name, value in applying if math.isfinite(value)))
+    if len(requests) > counts[QUEUED]:
         texts.append(f"so that some of the {len(requests)} jobs are submitted later")
     return Finding("limits", "ok", ", ".join(texts) or "the site enforces none for these jobs")
 

@@ -18,6 +18,7 @@ from trainyard.cluster.slurm_queries import (
     keeps_accounting,
     list_partitions,
     max_walltime_minutes,
+    named_partitions,
 )
 from trainyard.planning.memory_request import MemoryRequest, NodeMemory
 from trainyard.utils.errors import UserError
@@ -143,20 +144,15 @@ class Profile:
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
-        names = self._partition_names(rule, gpus)
-        nodes = [each for each in self._partitions if (each.name in names if names else each.default)]
-        nodes = [each for each in nodes if each.gpu_count(self.gpu_type) >= gpus]
+        fitting = (each.name for each in self._fitting_partitions(rule, gpus))
+        names = self.setting(rule, "slurm_partition") or ",".join(fitting)
+        named = named_partitions(self._partitions, names)
+        nodes = [each for each in named if each.gpu_count(self.gpu_type) >= gpus]
         if not nodes:
             return NodeMemory()
         largest = max(each.node_memory_mb for each in nodes)
         shares = [each.memory_share_mb(gpus, self.gpu_type) for each in nodes]
         return NodeMemory(largest, min(shares) if gpus else largest)
-
-    def _partition_names(self, rule: str, gpus: int) -> list[str]:
-        """The partitions to which a job of a rule may be sent; none for the default one."""
-        if name := self.setting(rule, "slurm_partition"):
-            return name.split(",")
-        return [each.name for each in self._fitting_partitions(rule, gpus)]
 
     def _fitting_partitions(self, rule: str, gpus: int) -> list[Any]:
         """The partitions of the partition file that the plugin would consider for a short job with these GPUs per node.

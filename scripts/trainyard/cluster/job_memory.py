@@ -122,7 +122,9 @@ class _JobUsage:
 
     def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._mark, self._proc = f"SLURM_JOB_ID={job}\0".encode(), proc
-        self._group = _job_group(job, os.fsdecode(_read(proc / "self/cgroup")), cgroups)
+        groups = slurm_allocation.memory_groups(os.fsdecode(_read(proc / "self/cgroup")), cgroups)
+        named = (each for each in groups if each.name == f"job_{job}" and (each / "memory.stat").exists())
+        self._group = next(named, None)
         self._mine: set[str] = set()
 
     def used_mib(self) -> int:
@@ -152,12 +154,6 @@ class _JobUsage:
         files = {"smaps_rollup": rb"^Pss_(?:Anon|Shmem):\s+(\d+) kB", "status": rb"^Rss(?:Anon|Shmem):\s+(\d+) kB"}
         found = (re.findall(line, _read(self._proc / process / name), re.MULTILINE) for name, line in files.items())
         return sum(map(int, next(filter(None, found), ())))  # before Linux 5.4, all of what it shares
-
-
-def _job_group(job: str, membership: str, root: Path) -> Path | None:
-    """The control group of a job, which Slurm names `job_<id>`; None without one."""
-    groups = (each for each in slurm_allocation.memory_groups(membership, root) if each.name == f"job_{job}")
-    return next((each for each in groups if (each / "memory.stat").exists()), None)
 
 
 def _counters(path: Path) -> Mapping[str, int]:

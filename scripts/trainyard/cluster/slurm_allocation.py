@@ -134,14 +134,8 @@ def available_cpus() -> int:
 
     `os.cpu_count()` would count CPUs that belong to other jobs on a shared node.
     """
-    limits = [len(os.sched_getaffinity(0))]
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK")
-    if slurm:
-        limits.append(int(slurm))
-    quota = _cgroup_cpu_quota()
-    if quota:
-        limits.append(quota)
-    return max(1, min(limits))
+    limits = [len(os.sched_getaffinity(0)), int(os.environ.get("SLURM_CPUS_PER_TASK") or 0), _cgroup_cpu_quota()]
+    return min(filter(None, limits))
 
 
 def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:

@@ -3,9 +3,9 @@
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 
 from trainyard.cluster import host
 from trainyard.cluster.slurm_queries import (
@@ -19,20 +19,24 @@ from trainyard.cluster.slurm_queries import (
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
+WALLTIME, RUNNING, QUEUED = "minutes of walltime", "jobs running", "jobs in the queue"
+PER_JOB, IN_ALL_JOBS = "per job", "in all jobs"
+# sacctmgr's columns, and what they limit; the strictest counts where a level has several.
+_COMMON_LIMITS = {"GrpTRES": IN_ALL_JOBS, "MaxTRES": PER_JOB, "MaxWall": WALLTIME, "GrpJobs": RUNNING,
+                  "GrpSubmit": QUEUED}  # fmt: skip
+_QOS_LIMITS = {**_COMMON_LIMITS, "MaxJobsPU": RUNNING, "MaxSubmitPU": QUEUED, "MaxTRESPU": IN_ALL_JOBS,
+               "MaxJobsPA": RUNNING, "MaxSubmitPA": QUEUED, "MaxTRESPA": IN_ALL_JOBS}  # fmt: skip
+_ASSOCIATION_LIMITS = {**_COMMON_LIMITS, "MaxJobs": RUNNING, "MaxSubmit": QUEUED}
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Limits:
-    """What the accounting allows the jobs of a user; infinite, or no entry, where there is no limit.
-
-    Resources are named as Slurm names them: `cpu`, `mem` (MB), `node`, `gres/gpu`, `gres/gpu:a100`.
-    """
+    """What one level of the accounting allows the jobs of a user."""
 
     origin: str = ""  # "QOS long", "account lab"
-    walltime_minutes: float = math.inf  # of one job
-    running_jobs: float = math.inf
-    submitted_jobs: float = math.inf  # pending and running
-    job_resources: Mapping[str, float] = field(default_factory=dict)  # of one job
-    total_resources: Mapping[str, float] = field(default_factory=dict)  # of all running jobs together
+    # The limits by what they count: WALLTIME of a job, RUNNING and QUEUED jobs, and resources as Slurm names them, with
+    # `mem` in MB: `gres/gpu:a100 per job`, and `cpu in all jobs`, which are all running ones.
+    amounts: Mapping[str, float] = field(default_factory=dict)
 
 
 def list_limits(user: str, *, account: str = "", qos: str = "", partition: str = "") -> list[Limits]:
@@ -48,62 +52,56 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     controller = controller_settings()
     if not {"limits", "safe"} & set(re.split(r"[,\s]+", controller.get("AccountingStorageEnforce", ""))):
         return []
-    accounts = _Accounts(user, account, cluster=controller.get("ClusterName", ""))
-    own = accounts.association(partition)
-    partition_qos = [each.qos for each in list_partition_settings() if each.name == partition]
+    if not account:
+        rows = query_sacctmgr("user", user, columns=["DefaultAccount"])
+        account = rows[0]["DefaultAccount"] if rows else ""
+    columns = ["Cluster", "Account", "User", "Partition", "ParentName", "DefaultQOS", *_ASSOCIATION_LIMITS]
+    of_user, of_accounts = (
+        [row for row in query_sacctmgr("associations", whose, columns=columns)
+         if row["Cluster"] == controller.get("ClusterName", "")]
+        for whose in (f"user={user}", "user=")
+    )  # fmt: skip
+    fitting = (row for row in of_user if row["Account"] == account and row["Partition"] in ("", partition))
+    own = max(
+        fitting, key=lambda row: row["Partition"], default={}
+    )  # preferably the one that is only for this partition
+    if not (qos := qos or own.get("DefaultQOS", "")):
+        allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
+        qos = (allowed[0] if len(allowed) == 1 else "") or "normal"
+    associations = {f"{user} in account {account}": own} if own else {}
+    accounts, name = {row["Account"]: row for row in of_accounts}, account
+    while name in accounts:
+        row = associations[f"account {name}"] = accounts.pop(name)
+        name = row["ParentName"]
     levels = {row["Name"]: row for row in query_sacctmgr("qos", columns=["Name", *_QOS_LIMITS])}
-    named = [*partition_qos, qos or own.get("DefaultQOS") or _only_qos(user, accounts.name) or "normal"]
+    named = [*(each.qos for each in list_partition_settings() if each.name == partition), qos]
     found = [_parse_limits(levels[name], _QOS_LIMITS, f"QOS {name}") for name in named if name in levels]
-    associations = [(f"{user} in account {accounts.name}", own)] if own else []
-    associations += [(f"account {name}", row) for name, row in accounts.ancestry()]
-    return [*found, *(_parse_limits(row, _ASSOCIATION_LIMITS, origin) for origin, row in associations)]
+    return [*found, *(_parse_limits(row, _ASSOCIATION_LIMITS, origin) for origin, row in associations.items())]
 
 
-def _only_qos(user: str, account: str) -> str:
-    allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
-    return allowed[0] if len(allowed) == 1 else ""
+def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: str) -> Limits:
+    amounts: dict[str, float] = {}
+    for column, what in columns.items():
+        if what in (PER_JOB, IN_ALL_JOBS):
+            found = {f"{name} {what}": amount for name, amount in parse_resources(row[column]).items()}
+        else:
+            parse = parse_time_limit if what == WALLTIME else float
+            found = {what: parse(row[column])} if row[column] else {}
+        amounts |= {name: min(amount, amounts.get(name, math.inf)) for name, amount in found.items()}
+    return Limits(origin, amounts)
 
 
-class _Accounts:
-    """The rows of a user's account, and of the accounts above it, on one cluster."""
-
-    def __init__(self, user: str, account: str, *, cluster: str) -> None:
-        names = ["Cluster", "Account", "User", "Partition", "ParentName", "DefaultQOS", *_ASSOCIATION_LIMITS]
-        self.name = account or next(
-            (row["DefaultAccount"] for row in query_sacctmgr("user", user, columns=["DefaultAccount"])), ""
-        )
-        found = (query_sacctmgr("associations", whose, columns=names) for whose in (f"user={user}", "user="))
-        self._users, self._accounts = ([row for row in rows if row["Cluster"] == cluster] for rows in found)
-
-    def association(self, partition: str) -> dict[str, str]:
-        """The user's association, preferably the one that is only for this partition; empty if there is none."""
-        own = [row for row in self._users if row["Account"] == self.name and row["Partition"] in ("", partition)]
-        return max(own, key=lambda row: row["Partition"], default={})
-
-    def ancestry(self) -> list[tuple[str, dict[str, str]]]:
-        """The account and those above it, by name."""
-        rows, name, found = {row["Account"]: row for row in self._accounts}, self.name, []
-        while name in rows:
-            found.append((name, rows.pop(name)))
-            name = found[-1][1]["ParentName"]
-        return found
+def first_limit(levels: Sequence[Limits], *names: str) -> tuple[float, str]:
+    """The strictest of these limits at the first level that sets one, as in Slurm, and its origin; infinite without."""
+    for each in levels:
+        if found := [each.amounts[name] for name in names if name in each.amounts]:
+            return min(found), each.origin
+    return math.inf, ""
 
 
-def first_limit(levels: Sequence[Limits], value: Callable[[Limits], float]) -> tuple[float, str]:
-    """The limit that applies, and its origin: the first level that sets it, as in Slurm; infinite without."""
-    found = ((value(each), each.origin) for each in levels)
-    return next(((limit, origin) for limit, origin in found if math.isfinite(limit)), (math.inf, ""))
-
-
-def combine_limits(levels: Sequence[Limits]) -> Limits:
-    """The limits that apply: for each of them, the first level that sets it."""
-    return Limits(
-        walltime_minutes=first_limit(levels, lambda each: each.walltime_minutes)[0],
-        running_jobs=first_limit(levels, lambda each: each.running_jobs)[0],
-        submitted_jobs=first_limit(levels, lambda each: each.submitted_jobs)[0],
-        job_resources=dict(ChainMap(*(dict(each.job_resources) for each in levels))),
-        total_resources=dict(ChainMap(*(dict(each.total_resources) for each in levels))),
-    )
+def combine_limits(levels: Sequence[Limits]) -> dict[str, float]:
+    """The limits that apply: each as the first level sets it that has it."""
+    return dict(ChainMap(*(dict(each.amounts) for each in levels)))
 
 
 def find_excesses(minutes: float, resources: Mapping[str, float], levels: Sequence[Limits]) -> Iterator[str]:
@@ -111,19 +109,11 @@ def find_excesses(minutes: float, resources: Mapping[str, float], levels: Sequen
 
     Each text names the level that sets the limit: the first one that has it. Slurm would never start the job.
     """
-    named = [(each.origin, limits_by_name(each)) for each in levels]
-    wanted = Limits(walltime_minutes=minutes, job_resources=resources, total_resources=resources)
-    for name, amount in limits_by_name(wanted).items():
-        origin, limit = next(((origin, limits[name]) for origin, limits in named if name in limits), ("", math.inf))
+    of_resources = {f"{name} {of}": amount for of in (PER_JOB, IN_ALL_JOBS) for name, amount in resources.items()}
+    for name, amount in {WALLTIME: minutes, **of_resources}.items():
+        limit, origin = first_limit(levels, name)
         if amount > limit:
             yield f"{amount:g} {name}, but {origin} allows {limit:g}"
-
-
-def limits_by_name(limits: Limits) -> dict[str, float]:
-    """The limits on the size of jobs, by what they count."""
-    minutes = {"minutes of walltime": limits.walltime_minutes} if math.isfinite(limits.walltime_minutes) else {}
-    per_job = {f"{name} per job": amount for name, amount in limits.job_resources.items()}
-    return minutes | per_job | {f"{name} in all jobs": amount for name, amount in limits.total_resources.items()}
 
 
 @dataclass(frozen=True)
@@ -136,7 +126,7 @@ class JobLimits:
     @property
     def minutes(self) -> float:
         """The longest walltime; infinite without a limit."""
-        return first_limit(self.levels, _minutes)[0]
+        return first_limit(self.levels, WALLTIME)[0]
 
     @property
     def gpus(self) -> float:
@@ -146,29 +136,15 @@ class JobLimits:
     def _find_gpus(self) -> tuple[float, str]:
         """The most GPUs, by the limit on all types or by that on the requested type, and its origin."""
         names = ["gres/gpu", *([f"gres/gpu:{self.gpu_type}"] if self.gpu_type else [])]
-        return min(first_limit(self.levels, partial(_amount, name=name)) for name in names)
+        return min(first_limit(self.levels, f"{name} {PER_JOB}", f"{name} {IN_ALL_JOBS}") for name in names)
 
     def describe(self, minutes: float, *, gpus: int, max_gpus: int) -> str:
         """How the limits affect a job that needs `minutes`, and requests `gpus` of at most `max_gpus`; "" for not."""
-        return "".join(f"; {text}" for text in self._effects(minutes, gpus, max_gpus))
-
-    def _effects(self, minutes: float, gpus: int, max_gpus: int) -> Iterator[str]:
-        (longest, of_time), (most, of_gpus) = first_limit(self.levels, _minutes), self._find_gpus()
-        if minutes > longest:
-            yield f"limited by {of_time}: {format_duration(60 * longest)} of walltime"
+        (longest, of_time), (most, of_gpus) = first_limit(self.levels, WALLTIME), self._find_gpus()
+        text = f"; limited by {of_time}: {format_duration(60 * longest)} of walltime" if minutes > longest else ""
         if gpus > most:
-            yield f"above the limit of {of_gpus}: {most:g} GPUs, so that Slurm would never start it"
-        elif max_gpus > most:
-            yield f"limited by {of_gpus}: {most:g} GPUs"
-
-
-def _minutes(limits: Limits) -> float:
-    return limits.walltime_minutes
-
-
-def _amount(limits: Limits, name: str) -> float:
-    """The strictest limit on a resource: per job, or of all running jobs together."""
-    return min(each.get(name, math.inf) for each in (limits.job_resources, limits.total_resources))
+            return f"{text}; above the limit of {of_gpus}: {most:g} GPUs, so that Slurm would never start it"
+        return f"{text}; limited by {of_gpus}: {most:g} GPUs" if max_gpus > most else text
 
 
 @cache
@@ -179,33 +155,3 @@ def find_limits(account: str, qos: str, partition: str, gpu_type: str = "") -> J
         return JobLimits(tuple(levels), gpu_type)
     except (UserError, ValueError):
         return JobLimits()
-
-
-# sacctmgr's columns, by field of Limits; the strictest counts where a level has several.
-_COMMON_LIMITS = {"GrpTRES": "total_resources", "MaxTRES": "job_resources", "MaxWall": "walltime_minutes",
-                  "GrpJobs": "running_jobs", "GrpSubmit": "submitted_jobs"}  # fmt: skip
-_QOS_LIMITS = {**_COMMON_LIMITS, "MaxJobsPU": "running_jobs", "MaxSubmitPU": "submitted_jobs",
-               "MaxTRESPU": "total_resources", "MaxJobsPA": "running_jobs", "MaxSubmitPA": "submitted_jobs",
-               "MaxTRESPA": "total_resources"}  # fmt: skip
-_ASSOCIATION_LIMITS = {**_COMMON_LIMITS, "MaxJobs": "running_jobs", "MaxSubmit": "submitted_jobs"}
-
-
-def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: str) -> Limits:
-    def strictest(field: str) -> float:
-        parse = parse_time_limit if field == "walltime_minutes" else float
-        return min(
-            (parse(row[column]) for column, name in columns.items() if name == field and row[column]), default=math.inf
-        )
-
-    def resources(field: str) -> dict[str, float]:
-        amounts = [parse_resources(row[column]) for column, name in columns.items() if name == field]
-        return {name: min(other.get(name, math.inf) for other in amounts) for each in amounts for name in each}
-
-    return Limits(
-        origin=origin,
-        walltime_minutes=strictest("walltime_minutes"),
-        running_jobs=strictest("running_jobs"),
-        submitted_jobs=strictest("submitted_jobs"),
-        job_resources=resources("job_resources"),
-        total_resources=resources("total_resources"),
-    )

@@ -1,4 +1,8 @@
-"""What Slurm's commands answer: accounting records, the queue, partitions and associations."""
+"""What Slurm's commands answer: accounting records, the queue, partitions and associations.
+
+A function raises a UserError if Slurm's command is missing, fails or does not respond, unless it says what it returns
+then. `sacct` and `sacctmgr` fail if Slurm keeps no accounting.
+"""
 
 import math
 import os
@@ -61,21 +65,13 @@ class JobRecord:
 
 
 def fetch_job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
-    """The accounting records of jobs, by job ID; for a requeued job, the record of its last run.
-
-    Raises:
-        UserError: Slurm keeps no accounting, or does not respond.
-    """
+    """The accounting records of jobs, by job ID; for a requeued job, the record of its last run."""
     lines = _query_accounting(jobs, "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
     return dict(parse_job_record(line) for line in lines)
 
 
 def _query_accounting(jobs: Sequence[str], columns: str) -> str:
-    """A line per job, with these columns of sacct, separated by `|`.
-
-    Raises:
-        UserError: Slurm keeps no accounting, or does not respond.
-    """
+    """A line per job, with these columns of sacct, separated by `|`."""
     options = ["--allocations", "--noheader", "--parsable2", "--format", columns]
     return run_slurm_command("sacct", "--jobs", ",".join(jobs), *options)
 
@@ -110,11 +106,7 @@ def ran_out_of_memory(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue.
-
-    Raises:
-        UserError: Slurm does not respond.
-    """
+    """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
     return "".join(_query_queue(job, "%T: %r"))
 
 
@@ -135,11 +127,7 @@ def is_given_up(other: Holder) -> bool:
 
 
 def _query_queue(job: str, columns: str) -> list[str]:
-    """A line with these columns of squeue for a job; none once it has left the queue.
-
-    Raises:
-        UserError: Slurm does not respond.
-    """
+    """A line with these columns of squeue for a job; none once it has left the queue."""
     try:
         return drop_cluster_lines(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", columns))
     except UserError as error:
@@ -239,10 +227,14 @@ def parse_gpus(gres: str) -> list[tuple[str, int]]:
     return [(model, int(count)) for model, count in re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", gres)]
 
 
+def named_partitions(partitions: Sequence[Partition], names: str) -> list[Partition]:
+    """The partitions with these names, as in `gpu,long`; the default one without a name."""
+    return [each for each in partitions if (each.name in names.split(",") if names else each.default)]
+
+
 def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:
-    """The maximum walltime of the named partitions (`gpu` or `gpu,long`); without a name, of the default partition."""
-    named = [each for each in partitions if (each.name in names.split(",") if names else each.default)]
-    return max((each.limit_minutes for each in named), default=math.inf)
+    """The maximum walltime of `named_partitions`; infinite if there is none."""
+    return max((each.limit_minutes for each in named_partitions(partitions, names)), default=math.inf)
 
 
 def parse_time_limit(text: str) -> float:
@@ -281,21 +273,13 @@ class Association:
 
 
 def list_associations(user: str) -> list[Association]:
-    """The associations of a user.
-
-    Raises:
-        UserError: Slurm keeps no accounting, or does not respond.
-    """
+    """The associations of a user."""
     rows = query_sacctmgr("associations", f"user={user}", columns=["Account", "QOS"])
     return [Association(account=row["Account"], qos=tuple(row["QOS"].split(","))) for row in rows]
 
 
 def query_sacctmgr(*query: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows that `sacctmgr show` prints, by column.
-
-    Raises:
-        UserError: Slurm keeps no accounting, or does not respond.
-    """
+    """The rows that `sacctmgr show` prints, by column."""
     command = ["sacctmgr", "--noheader", "--parsable2", "show", *query, f"format={','.join(columns)}"]
     return [dict(zip(columns, line.split("|"), strict=True)) for line in run_slurm_command(*command).splitlines()]
 
@@ -311,43 +295,30 @@ class PartitionSettings:
 
 
 def list_partition_settings() -> list[PartitionSettings]:
-    """The settings of each partition.
-
-    Raises:
-        UserError: Slurm does not respond.
-    """
-    lines = run_slurm_command("scontrol", "show", "partitions", "--oneliner").splitlines()
-    return [parse_partition_settings(line) for line in lines if line.startswith("PartitionName=")]
-
-
-def parse_partition_settings(line: str) -> PartitionSettings:
-    """A line of `scontrol show partitions --oneliner`."""
-    fields = parse_fields(line)
-    qos, grace = fields.get("QoS", "N/A"), fields.get("GraceTime", "0")
-    return PartitionSettings(
-        name=fields["PartitionName"],
-        qos="" if qos == "N/A" else qos,
-        preempt_mode=fields.get("PreemptMode", "OFF"),
-        grace_seconds=float(grace) if grace.isdigit() else 60 * parse_time_limit(grace),
-    )
+    """The settings of each partition."""
+    found = []
+    for fields in map(parse_fields, run_slurm_command("scontrol", "show", "partitions", "--oneliner").splitlines()):
+        if "PartitionName" not in fields:
+            continue
+        qos, grace = fields.get("QoS", "N/A"), fields.get("GraceTime", "0")
+        settings = PartitionSettings(
+            name=fields["PartitionName"],
+            qos="" if qos == "N/A" else qos,
+            preempt_mode=fields.get("PreemptMode", "OFF"),
+            grace_seconds=float(grace) if grace.isdigit() else 60 * parse_time_limit(grace),
+        )
+        found.append(settings)
+    return found
 
 
 def controller_settings() -> dict[str, str]:
-    """The settings of the controller, such as `PreemptMode`, as `scontrol show config` prints them.
-
-    Raises:
-        UserError: Slurm does not respond.
-    """
+    """The settings of the controller, such as `PreemptMode`, as `scontrol show config` prints them."""
     lines = run_slurm_command("scontrol", "show", "config").splitlines()
     return {name.strip(): value.strip() for name, sign, value in (line.partition("=") for line in lines) if sign}
 
 
 def controller_status() -> str:
-    """Slurm's version, and the state of its controllers as `scontrol ping` prints it.
-
-    Raises:
-        UserError: Slurm's commands are missing, or no controller responds.
-    """
+    """Slurm's version, and the state of its controllers as `scontrol ping` prints it."""
     version, ping = run_slurm_command("sinfo", "--version"), run_slurm_command("scontrol", "ping")
     return f"{version.strip()}; {'; '.join(ping.strip().splitlines())}"
 
@@ -406,11 +377,7 @@ _FORMAT: Final = "%i|%T|%V|%r|%k|%Z"
 
 
 def list_user_jobs() -> list[UserJob]:
-    """The jobs of this user that are in the queue, and those that ended less than Slurm's MinJobAge ago.
-
-    Raises:
-        UserError: Slurm does not respond.
-    """
+    """The jobs of this user that are in the queue, and those that ended less than Slurm's MinJobAge ago."""
     # `all` includes those that have ended, as long as the controller knows them.
     whose = ["--user", str(os.getuid()), "--states", "all", "--array"]
     output = run_slurm_command("squeue", "--noheader", *whose, "--format", _FORMAT)

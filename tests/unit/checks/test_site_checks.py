@@ -1,7 +1,6 @@
 """The doctor's findings about a site: each one passes, fails with a remedy, or cannot know."""
 
 import shlex
-from dataclasses import replace
 
 import pytest
 from trainyard.checks import findings, sbatch_requests, site_checks, storage
@@ -85,18 +84,21 @@ def test_an_account_is_checked_against_the_users_accounts(options, verdict, mess
 
 LONG = Limits(
     origin="QOS long",
-    walltime_minutes=120,
-    submitted_jobs=2,
-    job_resources={"gres/gpu": 2},
-    total_resources={"gres/gpu:a100": 3},
+    amounts={
+        "minutes of walltime": 120,
+        "jobs in the queue": 2,
+        "gres/gpu per job": 2,
+        "gres/gpu:a100 in all jobs": 3,
+    },
 )
-ACCOUNT = Limits(origin="account lab", walltime_minutes=30, job_resources={"node": 1}, total_resources={"mem": 9000})
+ACCOUNT = Limits("account lab", {"minutes of walltime": 30, "node per job": 1, "mem in all jobs": 9000})
+TOTAL = Limits("QOS long", {"gres/gpu:a100 in all jobs": 3})
 LIMITS = [
     (["-t", "120", "--gres=gpu:a100:2"], [LONG, ACCOUNT], "ok", "at most 2 jobs in the queue, at most 120 minutes of"),
     (["-t", "121"], [LONG, ACCOUNT], "fails", "sweep depth: 121 minutes of walltime, but QOS long allows 120"),
     (["-t", "31"], [ACCOUNT], "fails", "31 minutes of walltime, but account lab allows 30"),
     (["--gres=gpu:4"], [LONG], "fails", "4 gres/gpu per job, but QOS long allows 2"),
-    (["--nodes=2", "--gres=gpu:a100:2"], [replace(LONG, job_resources={})], "fails", "4 gres/gpu:a100 in all jobs"),
+    (["--nodes=2", "--gres=gpu:a100:2"], [TOTAL], "fails", "4 gres/gpu:a100 in all jobs"),
     (["--nodes=2", "--mem=5000"], [LONG, ACCOUNT], "fails", "2 node per job, but account lab allows 1"),
     (["--mem=9001"], [LONG, ACCOUNT], "fails", "9001 mem in all jobs, but account lab allows 9000"),
     (["-t", "9999"], [], "ok", "the site enforces none"),

@@ -289,7 +289,7 @@ def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
 ):
     """A user may start it in one; the Snakemake in a submitted job submits none, and asks for no limits."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(slurm_limits, "list_limits", lambda *_, **__: [Limits(origin="QOS", walltime_minutes=50)])
+    monkeypatch.setattr(slurm_limits, "list_limits", lambda *_, **__: [Limits("QOS", {"minutes of walltime": 50})])
     every = parsed("runtime=60", "qos=fifty")
     yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
     assert yard.sweep._plan("one", 1).limit_minutes == minutes

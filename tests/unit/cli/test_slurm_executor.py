@@ -314,7 +314,7 @@ def test_a_job_that_slurm_will_never_start_is_reported_once(executor, monkeypatc
     )
 
 
-LIMITED = Limits(origin="QOS long", total_resources={"gres/gpu": 4})
+LIMITED = Limits("QOS long", {"gres/gpu in all jobs": 4})
 
 
 @pytest.mark.parametrize(("gpus", "is_hopeless"), [(4, False), (8, True)])

@@ -5,9 +5,9 @@ import math
 from trainyard.cluster.slurm_limits import JobLimits, Limits
 
 LEVELS = (
-    Limits(origin="QOS part", job_resources={"cpu": 64}),
-    Limits(origin="QOS long", walltime_minutes=120, job_resources={"gres/gpu": 8}, total_resources={"gres/gpu": 4}),
-    Limits(origin="account lab", walltime_minutes=60, total_resources={"gres/gpu": 2}),
+    Limits("QOS part", {"cpu per job": 64}),
+    Limits("QOS long", {"minutes of walltime": 120, "gres/gpu per job": 8, "gres/gpu in all jobs": 4}),
+    Limits("account lab", {"minutes of walltime": 60, "gres/gpu in all jobs": 2}),
 )
 
 
@@ -18,7 +18,7 @@ def test_the_first_level_with_a_limit_decides():
 
 
 def test_a_limit_on_a_type_of_gpus_counts_for_jobs_that_request_it():
-    typed = (Limits(origin="QOS a", job_resources={"gres/gpu:a100": 2}), *LEVELS)
+    typed = (Limits("QOS a", {"gres/gpu:a100 per job": 2}), *LEVELS)
     assert [JobLimits(typed, kind).gpus for kind in ("", "a100", "h100")] == [4, 2, 4]
     assert JobLimits(typed, "a100").describe(60, gpus=4, max_gpus=4) == (
         "; above the limit of QOS a: 2 GPUs, so that Slurm would never start it"

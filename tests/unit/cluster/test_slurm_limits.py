@@ -1,11 +1,8 @@
 """The limits of Slurm's accounting: which apply to a job, and in which order."""
 
-import math
-from dataclasses import replace
-
 import pytest
 from trainyard.cluster import slurm_limits, slurm_queries
-from trainyard.cluster.slurm_limits import Limits, combine_limits
+from trainyard.cluster.slurm_limits import combine_limits
 from trainyard.cluster.slurm_queries import Association
 
 # As Slurm 22.05 prints them.
@@ -62,29 +59,42 @@ def test_all_levels_are_found_in_slurms_order_and_those_of_other_clusters_left_o
         "account root",
     ]
     part, long, own, account, _ = levels
-    assert part.total_resources == {"gres/gpu:a100": 1, "gres/gpu": 6}
-    assert long == Limits(
-        origin="QOS long",
-        walltime_minutes=2160,
-        running_jobs=2,
-        submitted_jobs=3,
-        job_resources={"gres/gpu": 2, "node": 2},
-        total_resources={"gres/gpu": 4, "mem": 512000},
-    )
-    assert (own.walltime_minutes, own.running_jobs, own.job_resources) == (180, 7, {"gres/gpu": 4})
-    assert account.submitted_jobs == 30
+    assert part.amounts == {"gres/gpu:a100 in all jobs": 1, "gres/gpu in all jobs": 6}
+    assert long.amounts == {
+        "minutes of walltime": 2160,
+        "jobs running": 2,
+        "jobs in the queue": 3,
+        "gres/gpu per job": 2,
+        "node per job": 2,
+        "gres/gpu in all jobs": 4,
+        "mem in all jobs": 512000,
+    }
+    assert own.amounts == {
+        "minutes of walltime": 180,
+        "jobs running": 7,
+        "jobs in the queue": 20,
+        "gres/gpu per job": 4,
+    }
+    assert account.amounts["jobs in the queue"] == 30
 
 
 def test_the_first_level_that_sets_a_limit_counts(accounting):
     limits = combine_limits(slurm_limits.list_limits("ann", qos="long", partition="short"))
-    assert (limits.walltime_minutes, limits.running_jobs, limits.submitted_jobs) == (2160, 2, 3)
-    assert limits.job_resources == {"gres/gpu": 2, "node": 2}
-    assert limits.total_resources == {"gres/gpu:a100": 1, "gres/gpu": 6, "mem": 512000}
-    assert combine_limits([]) == replace(Limits(), origin="")
+    assert limits == {
+        "minutes of walltime": 2160,
+        "jobs running": 2,
+        "jobs in the queue": 3,
+        "gres/gpu per job": 2,
+        "node per job": 2,
+        "gres/gpu:a100 in all jobs": 1,
+        "gres/gpu in all jobs": 6,
+        "mem in all jobs": 512000,
+    }
+    assert combine_limits([]) == {}
 
 
 def test_without_limits_on_the_site_or_the_account_nothing_is_limited(accounting):
-    assert math.isinf(combine_limits(slurm_limits.list_limits("ann", account="free")).walltime_minutes)
+    assert combine_limits(slurm_limits.list_limits("ann", account="free")) == {}
     accounting["config"] = CONFIG.replace(",limits", "")
     assert slurm_limits.list_limits("ann", qos="long") == []
 

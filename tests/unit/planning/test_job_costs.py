@@ -232,7 +232,7 @@ def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_p
 
 def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:8|(null)")])
-    monkeypatch.setattr(profile, "find_limits", lambda *_: JobLimits((Limits(total_resources={"gres/gpu": 1}),)))
+    monkeypatch.setattr(profile, "find_limits", lambda *_: JobLimits((Limits("QOS", {"gres/gpu in all jobs": 1}),)))
     config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
     finished(tmp_path, {1: 1.0, 2: 2.0})
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
