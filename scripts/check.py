@@ -26,11 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
     return print_findings(found, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

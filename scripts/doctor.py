@@ -55,7 +55,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         yield from catch_errors("node", probe)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --profile profiles/slurm --job"
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument(
@@ -69,8 +69,4 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--wait-minutes", type=float, default=10, metavar="M", help="minutes to wait for this job (default: 10)"
     )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

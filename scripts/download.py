@@ -22,12 +22,8 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("dataset %s: %s", arguments.dataset, f"downloaded to {place}" if files else "needs no download")
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --dataset digits"
     parser = command_line.build_parser("Download the files of a dataset.", example=example)
     parser.add_argument("--dataset", required=True, metavar="NAME", help="name in `datasets` of the config")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -39,15 +39,11 @@ def main(arguments: argparse.Namespace) -> None:
         time.sleep(arguments.every)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Write event files for TensorBoard.", example=example)
     parser.add_argument("--kind", choices=KINDS, help="section of the config (default: both)")
     parser.add_argument("--name", metavar="NAME", help="name of the study in that section (default: all)")
     parser.add_argument("--watch", action="store_true", help="update until interrupted, while sweeps run")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between updates (default: 10)")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -37,12 +37,8 @@ def main(arguments: argparse.Namespace) -> None:
         write_rows(rows, folder / "trees.csv")
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --study digits"
     parser = command_line.build_parser("Fit the tree models of a study.", example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `trees` of the config")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

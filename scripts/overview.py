@@ -19,12 +19,7 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("overview: %s", page)
 
 
-def _arguments() -> argparse.Namespace:
-    example = "--config config/config.yaml"
-    return command_line.build_parser(
-        "Write the report's first page from the tables and plots of all studies.", example=example
-    ).parse_args()
-
-
 if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    description = "Write the report's first page from the tables and plots of all studies."
+    parser = command_line.build_parser(description, example="--config config/config.yaml")
+    command_line.run_program(main, parser.parse_args())

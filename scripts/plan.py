@@ -65,7 +65,7 @@ def _minutes_of_rule(text: str) -> tuple[str, float]:
     return rule, float(minutes)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     parser = command_line.build_parser(__doc__.split("\n")[0], example="--config config/config.yaml")
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
                         help="default walltime of jobs (default: none, as without a scheduler)")  # fmt: skip
@@ -75,8 +75,4 @@ def _arguments() -> argparse.Namespace:
                         help="longest walltime that a job can request (default: no limit)")  # fmt: skip
     parser.add_argument("--limit-gpus", type=float, metavar="N", default=math.inf,
                         help="most GPUs that a job can request (default: no limit)")  # fmt: skip
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -26,12 +26,8 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.meta, staged.folder)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --dataset digits"
     parser = command_line.build_parser("Stage a dataset.", example=example)
     parser.add_argument("--dataset", required=True, metavar="NAME", help="name in `datasets` of the config")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -44,13 +44,9 @@ def main(arguments: argparse.Namespace) -> None:
     console.print(view())
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Show the progress of all sweeps and scaling studies.", example=example)
     parser.add_argument("--watch", action="store_true", help="update until interrupted (Ctrl-C)")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> None:
         log.info("%s", line)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --sweep depth"
     parser = command_line.build_parser("Run the pending trials of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
@@ -43,8 +43,4 @@ def _arguments() -> argparse.Namespace:
         metavar="S",
         help="maximum wait if another process runs the sweep (default: 0)",
     )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments(), stops_at_signals=True)
+    command_line.run_program(main, parser.parse_args(), stops_at_signals=True)

@@ -19,13 +19,9 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("tables: %s; page: %s", arguments.results / arguments.kind / arguments.name, page)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --kind scaling --name width"
     parser = command_line.build_parser("Write the tables of a study.", example=example)
     parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="section of the config")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the study in that section")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

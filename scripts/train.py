@@ -41,15 +41,11 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     return ["--scale", arguments.scale, *(word for name, value in given.items() for word in (name, str(value)))]
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--scale 1x2 --config config/config.yaml --study width"
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `scaling` of the config")
     parser.add_argument(
         "--scale", required=True, metavar="NxG", help="<nodes>x<GPUs per node>, e.g. 1x2 or 1x2/repeat-2"
     )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments(), stops_at_signals=True)
+    command_line.run_program(main, parser.parse_args(), stops_at_signals=True)

@@ -23,13 +23,9 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("weights %s of %s: in %s", arguments.weights, arguments.model, path)
 
 
-def _arguments() -> argparse.Namespace:
+if __name__ == "__main__":
     example = "--config config/config.yaml --model resnet18 --weights IMAGENET1K_V1"
     parser = command_line.build_parser("Download pretrained weights of torchvision.", example=example)
     parser.add_argument("--model", required=True, metavar="MODEL", help="a classification model of torchvision")
     parser.add_argument("--weights", required=True, metavar="NAME", help="the name of its weights")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, parser.parse_args())

@@ -15,10 +15,9 @@ from trainyard.planning.plan import plan_sweep
 # Runs a program of scripts/ in a job whose walltime ends so many seconds after the first event of a kind, as the time
 # before depends on the load of the machine; without a kind, after the program has started.
 DRIVER = """
-import math, sys, time
+import math, runpy, sys, time
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
-import {program}
 from trainyard.planning import journal
 from trainyard.utils import event_log
 from trainyard.cli import command_line
@@ -34,7 +33,7 @@ class Job(slurm_allocation.Allocation):
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
 slurm_allocation.current_allocation = lambda: job
-command_line.run_program({program}.main, {program}._arguments())
+runpy.run_path({scripts!r} + "/{program}.py", run_name="__main__")
 """
 SLOW = """
 import time
