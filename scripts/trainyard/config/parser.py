@@ -26,10 +26,10 @@ def read_file(path: Path) -> Any:
     Raises:
         ConfigError: it cannot be read or parsed.
     """
-    parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
-    text = ""
+    kind, text = "JSON" if path.suffix == ".json" else "YAML", ""
     try:
-        raw = parse(text := path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        raw = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else _parse_yaml(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
@@ -188,10 +188,6 @@ def _check_keys(node: yaml.Node, seen: set[int]) -> None:
             lines[key.value] = key.start_mark.line + 1
             key.tag = _TAG + "str"
         _check_keys(value, seen)
-
-
-def _parse_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

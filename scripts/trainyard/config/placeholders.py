@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Final
@@ -45,13 +45,6 @@ def check_all_arguments(command: Command, args: Collection[str]) -> None:
 
 
 _SEPARATORS: Final = " \t\n;|&()<>"
-
-
-def describe_unused(names: Sequence[str], program: str) -> str:
-    """The error for arguments that a program (`the command`) does not name."""
-    verb, belongs = ("is", "it belongs") if len(names) == 1 else ("are", "they belong")
-    placeholders = " ".join(f"{{{name}}}" for name in names)
-    return f"{', '.join(names)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"
 
 
 def find_placeholders(command: Command) -> set[str]:
@@ -199,9 +192,8 @@ def _ends_in_script(command: Command) -> bool:
 def insert_resume_option(command: Command, option: str | None, args: Collection[str]) -> Command:
     """The command with the option to resume in place of `{resume}` or at its end; without an option, with neither.
 
-    The line break with which a block of YAML ends is not part of the option.
-
-    If an argument is called `resume`, `{resume}` stands for that argument.
+    The line break with which a block of YAML ends is not part of the option. If an argument is called `resume`,
+    `{resume}` stands for that argument.
     """
     option = option.strip() if option else None
     if isinstance(command, list):
@@ -318,18 +310,15 @@ def _options(key: str, value: Any) -> list[str]:
 def _hydra_value(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
     if isinstance(value, str):
-        plain = _HYDRA_TEXT.fullmatch(value) and value.lower() not in _HYDRA_CONSTANTS
-        return value if plain else _quote_for_hydra(value)
+        if _HYDRA_TEXT.fullmatch(value) and value.lower() not in _HYDRA_CONSTANTS:
+            return value
+        # In single quotes, Hydra reads backslashes as escapes only before a quote.
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), value) + "'"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_hydra_value(key)}:{_hydra_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_hydra_value, value)) + "]"
     return repr(value) if isinstance(value, float) else json.dumps(value)  # `inf`, not JSON's `Infinity`
-
-
-def _quote_for_hydra(text: str) -> str:
-    """Text in single quotes. Hydra reads backslashes as escapes only before a quote."""
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), text) + "'"
 
 
 STYLES: Final[Mapping[str, Callable[[str, Any], list[str]]]] = {

@@ -18,16 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.placeholders import (
-    SCALE_PLACEHOLDERS,
-    STYLES,
-    Command,
-    check_all_arguments,
-    check_quoting,
-    describe_unused,
-    insert_resume_option,
-    takes_all,
-)
+from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
 from trainyard.config.train import Name, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics
 from trainyard.utils.errors import UserError
@@ -186,22 +177,9 @@ class ScriptScaling(CommandOptions, Scaling):
 
     @model_validator(mode="after")
     def _check_script(self) -> "ScriptScaling":
-        script = self.script
-        used = self.find_names(script)
-        known = {*self.args, *SCALE_PLACEHOLDERS, *STYLES, *(["resume"] if self.resume is not None else [])}
-        check_all_arguments(script, self.args)
-        if unknown := sorted(used - known):
-            message = "the script has {name} in braces, which is not in `args`"
-            raise PydanticCustomError("script", message, {"name": unknown[0]})
-        if (unused := sorted(self.args.keys() - used)) and not any(takes_all(name, self.args) for name in used):
-            raise PydanticCustomError("script", "{error}", {"error": describe_unused(unused, "the script")})
-        self.check_resume(script, self.args, in_shell=False)
+        self.check_arguments(self.script, self.args, SCALE_PLACEHOLDERS, program="the script")
+        self.check_resume(self.script, self.args, in_shell=False)
         return self
-
-    @property
-    def program_metrics(self) -> Metrics | None:
-        """The section `metrics`."""
-        return self.metrics
 
 
 def split_launcher(launcher: Command) -> list[str]:

@@ -35,22 +35,17 @@ from trainyard.config.metric_names import (
 )
 from trainyard.config.placeholders import (
     PORT,
-    STYLES,
     TRIAL_PLACEHOLDERS,
     Command,
-    check_all_arguments,
     check_arithmetic,
     check_list_values,
     check_quoting,
-    describe_unused,
     insert_resume_option,
     make_values,
-    takes_all,
 )
 from trainyard.config.train import FunctionPath, Name, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram
 from trainyard.config.weights import identifying
-from trainyard.utils.text import suggest
 
 Unit = Literal["GPU", "CPU"]
 
@@ -213,16 +208,11 @@ class Slots(Section):
 
     @field_validator("gpus_per_trial", mode="before")
     @classmethod
-    def _check_above_zero(cls, value: Any) -> Any:
+    def _check_gpus_per_trial(cls, value: Any) -> Any:
         if value == 0:
             message = "must be above 0: for trials without GPUs, give gpus_per_node: 0 and slots_per_node instead"
             raise PydanticCustomError("slots", message)
-        return value
-
-    @field_validator("gpus_per_trial")
-    @classmethod
-    def _check_whole(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value > 1 and value != int(value):
+        if isinstance(value, float) and value > 1 and value % 1:
             raise PydanticCustomError("slots", "above one GPU, gpus_per_trial must be a whole number of GPUs")
         return value
 
@@ -240,13 +230,7 @@ class Slots(Section):
         if not self.has_gpus and self.nodes * self.slots_per_node > MAX_GPUS:
             message = "a job has at most {slots} slots on all nodes"
             raise PydanticCustomError("slots", message, {"slots": MAX_GPUS})
-        return self
-
-    @model_validator(mode="after")
-    def _check_node(self) -> "Slots":
-        if not self.has_gpus:
-            return self
-        if self.share < MIN_SHARE or self.nodes * self.gpus_per_node > MAX_GPUS:
+        if self.has_gpus and (self.share < MIN_SHARE or self.nodes * self.gpus_per_node > MAX_GPUS):
             message = "a trial has at least {share} GPUs, and a job at most {gpus} on all nodes"
             raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_GPUS})
         if self.share > self.gpus_per_node:
@@ -495,6 +479,12 @@ class Sweep(Section):
             return DEFAULT_METRIC, open_mode or "max"
         return (candidates[0], open_mode) if len(candidates) == 1 else None
 
+    @property
+    def varied_keys(self) -> list[str]:
+        """The keys that the config varies, without expanding its trials."""
+        draws = [part.values for part in (self.sample, self.search) if part]
+        return list(dict.fromkeys(key for part in (self.grid, *self.trials, *draws) for key in part))
+
     def is_log(self, key: str) -> bool | None:
         """Whether a key is drawn on a logarithmic scale; None if it has no range."""
         draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
@@ -615,13 +605,18 @@ class CommandSweep(CommandOptions, ProgramSweep):
 
     @property
     def _argument_names(self) -> set[str]:
-        drawn = [section.values for section in (self.sample, self.search) if section]
-        return {key.split(".")[0] for keys in (self.args, self.grid, *self.trials, *drawn) for key in keys}
+        return {key.split(".")[0] for key in (*self.args, *self.varied_keys)}
 
     def spec_of(self, settings: dict[str, Any]) -> UserProgram:
         """The command with these arguments; it must use all of them, and nothing else."""
         self._check_columns(settings)
-        _check_arguments(self, settings)
+        self.check_arguments(self.command, settings, (*TRIAL_PLACEHOLDERS, PORT), program="the command")
+        if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
+            raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
+        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}
+        values = make_values(self.command, settings, texts)
+        check_arithmetic(self.command, values)
+        check_list_values(self.command, values)
         return UserProgram(command=self.command, args=settings)
 
     @property
@@ -633,11 +628,6 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def can_resume(self) -> bool:
         """A command resumes from a file."""
         return self.checkpoint is not None
-
-    @property
-    def program_metrics(self) -> Metrics | None:
-        """The section `metrics`."""
-        return self.metrics
 
     @property
     def trial_grace_seconds(self) -> float:
@@ -685,24 +675,3 @@ AnySweep = Annotated[
     | Annotated[FunctionSweep, Tag("function")],
     Discriminator(_kind_of_sweep),
 ]
-
-
-def _check_arguments(sweep: CommandSweep, settings: dict[str, Any]) -> None:
-    """Raise a ValueError unless a command uses the arguments of a trial, and nothing else."""
-    command = sweep.command
-    used = sweep.find_names(command)
-    known = {*settings, *TRIAL_PLACEHOLDERS, PORT, *STYLES, *(["resume"] if sweep.resume is not None else [])}
-    check_all_arguments(command, settings)
-    if unknown := sorted(used - known):
-        names = [*settings, *TRIAL_PLACEHOLDERS, PORT, "args"]
-        give = "or give `resume`, the option that replaces it"
-        hint = give if unknown[0] == "resume" else suggest(unknown[0], names)
-        raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`; {hint}")
-    if (unused := sorted(settings.keys() - used)) and not any(takes_all(name, settings) for name in used):
-        raise ValueError(describe_unused(unused, "the command"))
-    if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
-        raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
-    texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}
-    values = make_values(command, settings, texts)
-    check_arithmetic(command, values)
-    check_list_values(command, values)

@@ -343,8 +343,19 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _check_pretrained(self) -> "Train":
-        if problem := self.pretrained and _pretrained_problem(self.pretrained, self):
-            raise PydanticCustomError("pretrained", "{problem}", {"problem": problem})
+        """Check that the weights can be used with the rest of the section, as far as the config tells."""
+        weights, problem = self.pretrained or "", ""
+        if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
+            problem = f"includes the name of the model: write {name[1]}"
+        elif weights == "DEFAULT":
+            problem = "depends on the version of torchvision: write a name such as IMAGENET1K_V1"
+        elif is_published(weights) and (self.model in BUILT_IN_MODELS or ":" in self.model):
+            problem = f"belongs to a torchvision model, and {self.model} is not one: give a file"
+        elif is_published(weights) and self.small_images:
+            problem = "has a stem for large images: leave out small_images"
+        if problem:
+            content = {"weights": weights, "problem": problem}
+            raise PydanticCustomError("pretrained", "pretrained: {weights} {problem}", content)
         return self
 
     @model_validator(mode="after")
@@ -352,18 +363,3 @@ class Train(Section):
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise PydanticCustomError("nesterov", "nesterov needs optimizer sgd with momentum")
         return self
-
-
-def _pretrained_problem(weights: str, train: Train) -> str | None:
-    """Why `pretrained` cannot be used with the rest of the section, as far as the config tells."""
-    if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
-        return f"pretrained: {weights} includes the name of the model: write {name[1]}"
-    if not is_published(weights):
-        return None
-    if weights == "DEFAULT":
-        return "pretrained: DEFAULT depends on the version of torchvision: write a name such as IMAGENET1K_V1"
-    if train.model in BUILT_IN_MODELS or ":" in train.model:
-        return f"pretrained: {weights} belongs to a torchvision model, and {train.model} is not one: give a file"
-    if train.small_images:
-        return f"pretrained: {weights} has a stem for large images: leave out small_images"
-    return None

@@ -217,12 +217,6 @@ def value_at(spec: dict[str, Any], key: str) -> Any:
     return spec
 
 
-def configured_keys(sweep: Sweep) -> list[str]:
-    """The keys that the config varies, without expanding its trials."""
-    draws = [part.values for part in (sweep.sample, sweep.search) if part]
-    return list(dict.fromkeys(key for part in (sweep.grid, *sweep.trials, *draws) for key in part))
-
-
 def constant_keys(sweep: Sweep) -> frozenset[str]:
     """The keys that the config gives the same value in all trials, so that they tell no trials apart.
 
@@ -231,7 +225,7 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
     listed = [{key: [value] for key, value in values.items()} for values in sweep.trials]
     drawn = [part.values for part in (sweep.sample, sweep.search) if part]
     parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *listed, *drawn]
-    keys = configured_keys(sweep)
+    keys = sweep.varied_keys
     found = {key: {text for part in parts for text in (_distinct(part[key]) if key in part else {""})} for key in keys}
     constant = [key for key, texts in found.items() if len(texts) == 1]
     return frozenset(constant if len(constant) < len(keys) else ())

@@ -8,9 +8,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.placeholders import Command, check_quoting, check_resume_option, find_placeholders
+from trainyard.config.placeholders import (
+    STYLES,
+    Command,
+    check_all_arguments,
+    check_quoting,
+    check_resume_option,
+    find_placeholders,
+    takes_all,
+)
 from trainyard.config.train import Section, hint
 from trainyard.utils.files import digest_of
+from trainyard.utils.text import suggest
 
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
 # applies to all of it. The quantifiers of its digits are possessive: with backtracking, the time to find that nothing
@@ -201,10 +210,36 @@ class CommandOptions(ProgramOptions):
             raise PydanticCustomError("environment", "give python or env, not both")
         return self
 
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """The section `metrics`."""
+        return self.metrics
+
     def find_names(self, command: Command) -> set[str]:
         """The names of all placeholders in a command and in the option to resume, up to the first dot."""
         used = find_placeholders(command) | find_placeholders(self.resume or "")
         return {name.partition(".")[0] for name in used}
+
+    def check_arguments(
+        self, command: Command, args: Collection[str], predefined: Collection[str], *, program: str
+    ) -> None:
+        """Raise a PydanticCustomError unless a command uses all arguments, and nothing else but what is predefined.
+
+        `program` is what the error calls it, such as "the command".
+        """
+        used, names, error = self.find_names(command), [*args, *predefined, "args"], ""
+        check_all_arguments(command, args)
+        known = {*names, *STYLES, *(["resume"] if self.resume is not None else [])}
+        if unknown := sorted(used - known):
+            of_resume = "or give `resume`, the option that replaces it"
+            remedy = of_resume if unknown[0] == "resume" else suggest(unknown[0], names)
+            error = f"{program} has {{{unknown[0]}}}, which is neither an argument nor predefined; {remedy}"
+        elif (unused := sorted(set(args) - used)) and not any(takes_all(name, args) for name in used):
+            verb, belongs = ("is", "it belongs") if len(unused) == 1 else ("are", "they belong")
+            placeholders = " ".join(f"{{{name}}}" for name in unused)
+            error = f"{', '.join(unused)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"
+        if error:
+            raise PydanticCustomError("args", "{error}", {"error": error})
 
     def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
         """Raise a PydanticCustomError if the command cannot resume with these options."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from trainyard.config.config import Config
-from trainyard.config.trials import configured_keys, constant_keys, count_configured
+from trainyard.config.trials import constant_keys, count_configured
 from trainyard.results.ranking import is_seed
 
 # The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
@@ -40,7 +40,7 @@ def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     empty = set[str]()
     if kind == "sweeps":
         sweep = config.sweeps[name]
-        keys = set(configured_keys(sweep)) - constant_keys(sweep)
+        keys = set(sweep.varied_keys) - constant_keys(sweep)
         settings = sum(not is_seed(key) for key in keys)
         empty |= {"parallel"} if len(keys) < 2 else set()
         has_enough = count_configured(sweep) >= trials_for_importance(settings)

@@ -187,8 +187,12 @@ MISTAKES = [
         "sweeps.depth: metric is rmse, which no trial reports; known: epoch, lr, train_loss",
     ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
-    ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`; known: "),
-    ("sweeps.own", {"command": "./x {out_dir}"}, "nor in `args`; did you mean 'trial_dir'?"),
+    (
+        "sweeps.own",
+        {"command": "./x {lr}"},
+        "the command has {lr}, which is neither an argument nor predefined; known: ",
+    ),
+    ("sweeps.own", {"command": "./x {out_dir}"}, "nor predefined; did you mean 'trial_dir'?"),
     ("sweeps.own", {"command": "./x {rate}", "args": {"lr": 1}}, "known: lr, trial_dir, trial, attempt, resume_from"),
     (
         "sweeps.own",
@@ -263,7 +267,7 @@ MISTAKES = [
     (
         "sweeps.own",
         {"command": "x {resume}"},
-        "the command has {resume}, which is neither varied nor in `args`; or give",
+        "the command has {resume}, which is neither an argument nor predefined; or give",
     ),
     ("sweeps.own", {"command": "x", "resume": "{resume}"}, "`resume` cannot contain {resume}"),
     ("sweeps.own", {"command": ["x"], "resume": "-r 'a"}, "`resume`: no closing quotation"),
@@ -384,7 +388,11 @@ MISTAKES = [
         "collective_timeout_minutes: input should be less than or equal to 10080",
     ),
     ("scaling.own", {"script": "t.py", "checkpoint_every_seconds": 9, "scales": ["1x1"]}, "a script saves by itself"),
-    ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
+    (
+        "scaling.own",
+        {"script": "t.py {lr}", "scales": ["1x1"]},
+        "the script has {lr}, which is neither an argument nor predefined; known: ",
+    ),
     (
         "scaling.own",
         {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"},
