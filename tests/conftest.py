@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from project import Project
+from slurm_commands import SlurmCommands
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 
@@ -52,6 +53,13 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 1 MiB."""
     with mount_small_disk(tmp_path / "disk", "1m") as disk:
         yield disk
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    """Slurm's commands, which find no controller."""
+    (tmp_path / "slurm").mkdir()
+    return SlurmCommands(tmp_path / "slurm", monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 from snakemake.resources import Resources
-from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
-from trainyard.cli import profile, slurm_executor
+from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
-from trainyard.cluster import slurm_limits
-from trainyard.cluster.slurm_limits import Limits
-from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.trials import script_digest, script_inputs_digest
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import dataset_digest
@@ -176,8 +172,8 @@ def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
 
 
 @pytest.fixture
-def slurm(monkeypatch):
-    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in PARTITIONS])
+def partitions(slurm):
+    slurm.prints("sinfo", "\n".join(PARTITIONS))
 
 
 @pytest.mark.parametrize(
@@ -192,17 +188,17 @@ def slurm(monkeypatch):
         (["slurm_partition=gpu", "gpu_type=v100"], 2, NodeMemory(16000, 16000)),
     ],
 )
-def test_memory_is_limited_by_the_nodes_that_have_the_gpus(slurm, settings, gpus, memory):
+def test_memory_is_limited_by_the_nodes_that_have_the_gpus(partitions, settings, gpus, memory):
     assert profile.Profile(parsed("runtime=60", *settings), lambda: None).node_memory("train", gpus) == memory
 
 
-def test_the_partition_of_a_rule_comes_before_that_of_all(slurm):
+def test_the_partition_of_a_rule_comes_before_that_of_all(partitions):
     rules = {"train": Resources.parse(["slurm_partition=gpu"], allow_expressions=True)}
     found = profile.Profile(parsed("runtime=60", "slurm_partition=cpu"), lambda: None, rules)
     assert (found.limit_minutes("train", 2), found.limit_minutes("sweep", 2)) == (300, 1440)
 
 
-def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path, slurm):
+def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path, partitions):
     """Slurm would accept the job and never start it."""
     ten_hours = {rule: ["runtime=600"] for rule in ("stage", "sweep", "train", "fit_trees")}
     yard = yard_of(tmp_path, "slurm_partition=gpu", **ten_hours)
@@ -214,10 +210,8 @@ def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, monkeypatch, resumable):
-    monkeypatch.setattr(
-        profile, "list_partitions", lambda: [parse_partition("gpu*|up|1:00|1|8|9000|gpu:a100:4|(null)")]
-    )
+def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, slurm, resumable):
+    slurm.prints("sinfo", "gpu*|up|1:00|1|8|9000|gpu:a100:4|(null)")
     sweep = {"function": "json:dumps", "grid": {"x": [1]}, "resumable": resumable}
     yard = Workflow({"sweeps": {"s": sweep}}, results=tmp_path, default_resources=parsed("runtime=60"))
     assert "1 of 1 trials pending" in yard.sweep.summary(SimpleNamespace(name="s"), 1)
@@ -234,9 +228,8 @@ TYPED = """{
 
 
 @pytest.fixture
-def partition_file(tmp_path, monkeypatch):
+def partition_file(tmp_path, slurm):
     """A function that writes a partition file, and returns the executor's settings that name it."""
-    monkeypatch.setattr(profile, "list_partitions", list)
 
     def write(partitions):
         (tmp_path / "partitions.yaml").write_text(f"partitions: {partitions}")
@@ -270,7 +263,6 @@ def test_the_walltime_of_a_sweep_is_limited_by_the_partitions_with_its_gpus(
         default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
         executor=lambda: settings,
     )
-    assert yard.sweep._plan("s", 1).limit_minutes == minutes
     assert yard.plan_options(None) == f"--runtime-minutes 60 --limit-minutes {minutes}"
 
 
@@ -285,14 +277,17 @@ def test_the_walltime_of_a_scale_is_compared_with_the_partitions_with_its_gpus(t
 
 @pytest.mark.parametrize(("is_main", "minutes"), [(True, 50), (False, 1440)])
 def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
-    tmp_path, slurm, monkeypatch, is_main, minutes
+    tmp_path, partitions, slurm, monkeypatch, is_main, minutes
 ):
     """A user may start it in one; the Snakemake in a submitted job submits none, and asks for no limits."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(slurm_limits, "list_limits", lambda *_, **__: [Limits("QOS", {"minutes of walltime": 50})])
+    slurm.prints("scontrol", "AccountingStorageEnforce = limits\n", of="show config")
+    slurm.prints("scontrol", "", of="show partitions")
+    slurm.prints("sacctmgr", "")
+    slurm.prints("sacctmgr", "fifty|||50:00||||||||\n", of="show qos")
     every = parsed("runtime=60", "qos=fifty")
     yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
-    assert yard.sweep._plan("one", 1).limit_minutes == minutes
+    assert f"--limit-minutes {minutes}" in yard.plan_options(None)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +316,10 @@ def executor_of(**settings):
         (False, "300 sec", ["slurm_account=lab"], "remove it from the profile"),
     ],
 )
-def test_without_accounting_jobs_are_followed_with_squeue(monkeypatch, accounting, age, defaults, expected):
-    monkeypatch.setattr(profile, "keeps_accounting", lambda: accounting)
-    monkeypatch.setattr(profile, "controller_settings", lambda: {"MinJobAge": age})
-    monkeypatch.setattr(profile.shutil, "which", lambda name: f"/usr/bin/{name}")
+def test_without_accounting_jobs_are_followed_with_squeue(slurm, accounting, age, defaults, expected):
+    slurm.prints("scontrol", f"MinJobAge = {age}\n")
+    if accounting:
+        slurm.prints("sacct", "")
     settings = executor_of()
     site = profile.Profile(parsed("runtime=60", *defaults), lambda: settings)
     if " " in expected:
@@ -333,17 +328,3 @@ def test_without_accounting_jobs_are_followed_with_squeue(monkeypatch, accountin
     else:
         site.follow_jobs()
         assert settings.status_command == expected
-
-
-def test_only_nodes_that_the_user_names_are_excluded(monkeypatch):
-    """The plugin adds all nodes of a job that lost one."""
-    executor = slurm_executor.SlurmExecutor.__new__(slurm_executor.SlurmExecutor)
-    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes="n7, n8"))
-    executor._failed_nodes = {"n7", "n8", "n[1-4]"}
-    submitted = []
-    monkeypatch.setattr(executor, "_list_jobs", lambda max_age_seconds: [])
-    monkeypatch.setattr(executor, "_find_live_job", lambda job, listed: None)
-    monkeypatch.setattr(executor, "_record_parameters", lambda job: None)
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(self._failed_nodes))
-    executor.run_job(SimpleNamespace(is_group=lambda: False, log=[]))
-    assert submitted == [{"n7", "n8"}]
