@@ -129,16 +129,16 @@ def _count_ids(ids: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def available_cpus() -> int:
+def available_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """The number of CPUs that this process may use: the minimum of Slurm's allocation, CPU affinity and cgroup quota.
 
     `os.cpu_count()` would count CPUs that belong to other jobs on a shared node.
     """
-    limits = [len(os.sched_getaffinity(0)), int(os.environ.get("SLURM_CPUS_PER_TASK") or 0), _cgroup_cpu_quota()]
+    limits = [len(os.sched_getaffinity(0)), int(os.environ.get("SLURM_CPUS_PER_TASK") or 0), _cgroup_cpu_quota(quota)]
     return min(filter(None, limits))
 
 
-def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+def _cgroup_cpu_quota(path: Path) -> int | None:
     """Whole CPUs within the quota of the control group (`cpu.max` of cgroup v2), or None without a quota."""
     try:
         quota, period = path.read_text().split()
@@ -147,12 +147,12 @@ def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None
     return None if quota == "max" else max(1, int(quota) // int(period))
 
 
-def available_memory_bytes() -> int:
+def available_memory_bytes(membership: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The host memory that this process's job may use on this node, including files that it writes to a tmpfs.
 
     It is the minimum of the node's memory, Slurm's allocation and the limits of the control groups.
     """
-    limits = [psutil.virtual_memory().total, *_cgroup_memory_limits()]
+    limits = [psutil.virtual_memory().total, *_cgroup_memory_limits(membership, groups)]
     try:
         allocation = current_allocation()
     except UserError:  # Slurm does not respond; code that needs the allocation reports it
@@ -162,9 +162,9 @@ def available_memory_bytes() -> int:
     return min(limits)
 
 
-def _cgroup_memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+def _cgroup_memory_limits(membership: Path, root: Path) -> Iterator[int]:
     """The memory limits, in bytes, of this process's control group and of those above it."""
-    for group in memory_groups(proc.read_text(), root):
+    for group in memory_groups(membership.read_text(), root):
         for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
             with suppress(OSError, ValueError):  # not in this container's view, or `max`
                 yield int((group / name).read_text())

@@ -5,23 +5,20 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import sweep
 import train
 from project import ONE_RANK, ROOT, TINY
-from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
+from slurm_cluster.waiting import PATIENCE_SECONDS, finished
 from trainyard.cli import command_line
 from trainyard.cli.command_line import results_expected
-from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
-from trainyard.utils.errors import ContinuedError, FinalError, UserError
+from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import snakemake_call
 
 WAITING = """
@@ -57,11 +54,14 @@ def test_a_background_program_handles_sigint_and_under_nohup_ignores_sighup():
 ENDING = """
 import argparse
 from trainyard.cli import command_line
-from trainyard.utils.errors import FinalError, UserError
+from trainyard.utils.errors import ContinuedError, FinalError, UserError
+
+ERRORS = {"wrong": UserError, "final": FinalError, "continued": ContinuedError, "bug": ValueError,
+          "stop": KeyboardInterrupt}
 
 def main(arguments):
     if arguments.error:
-        raise {"wrong": UserError("wrong"), "bug": ValueError("bug"), "stop": KeyboardInterrupt()}[arguments.error]
+        raise ERRORS[arguments.error]("it failed")
     return arguments.code
 
 parser = command_line.build_parser("", example="")
@@ -73,11 +73,16 @@ command_line.run_program(main, parser.parse_args())
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [("", 0), ("--code 1", 1), ("--error wrong", 1), ("--error bug", 1), ("--error stop", 130), ("--colour red", 2)],
-)
-def test_a_program_ends_with_the_documented_exit_code(options, code):
-    command = [sys.executable, "-c", ENDING, "--config", "x.yaml", *options.split()]
+    [("", 0), ("--code 1", 1), ("--error wrong", 1), ("--error final", 1), ("--error continued", 1),
+     ("--error bug", 1), ("--error stop", 130), ("--colour red", 2)],
+)  # fmt: skip
+def test_a_program_ends_with_the_documented_exit_code(tmp_path, options, code):
+    """An error that would occur again, and one whose work continues, are also marked beside the log."""
+    log = tmp_path / "s.log"
+    command = [sys.executable, "-c", ENDING, "--config", "x.yaml", "--log-file", str(log), *options.split()]
     done = finished(command, check=False, env=ENVIRONMENT)
+    assert command_line.final_mark(log).exists() == ("final" in options)
+    assert command_line.continued_mark(log).exists() == ("continued" in options)
     assert done.returncode == code
     assert ("Traceback" in done.stdout + done.stderr) == ("bug" in options)
     row = next(
@@ -112,30 +117,16 @@ def test_a_file_of_the_user_that_is_missing_is_no_missing_result(tmp_path):
         (tmp_path / "mine.csv").read_text()
 
 
-def test_a_job_does_not_wait_until_the_accounting_knows_it(monkeypatch, caplog):
+def test_a_job_does_not_wait_until_the_accounting_knows_it(tmp_path, slurm):
     """Which takes slurmctld up to five seconds."""
-    began = threading.Event()
-
-    def find_submit_line(job):
-        assert began.wait(PATIENCE_SECONDS)
-        return f"sbatch job-{job}.sh"
-
-    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: SimpleNamespace(job="7"))
-    monkeypatch.setattr(slurm_queries, "find_submit_line", find_submit_line)
-    with caplog.at_level("INFO"):
-        assert command_line._exit_code(lambda _: began.set(), Namespace()) == 0
-        wait_until(lambda: "submitted with: sbatch job-7.sh" in caplog.messages, what="the line")
-
-
-@pytest.mark.parametrize("error", [UserError, FinalError, ContinuedError])
-def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, error):
-    def fail(arguments):
-        raise error("all trials fail alike")
-
-    log = tmp_path / "s.log"
-    assert command_line._exit_code(fail, Namespace(log_file=log)) == 1
-    assert command_line.final_mark(log).exists() is (error is FinalError)
-    assert command_line.continued_mark(log).exists() is (error is ContinuedError)
+    job = slurm.allocate("n1")
+    slurm.runs("sacct", f"while ! grep -q begun {tmp_path}/log; do sleep 0.05; done; echo sbatch job.sh")
+    program = WAITING.replace("time.sleep(3600)", 'print("begun", flush=True)')
+    with open(tmp_path / "log", "w") as log:
+        subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT | os.environ, stdout=log, check=True)
+    said = (tmp_path / "log").read_text()
+    assert said.startswith(f"Slurm job {job} on n1; ")
+    assert said.endswith("begun\nsubmitted with: sbatch job.sh\n")
 
 
 @pytest.mark.parametrize(

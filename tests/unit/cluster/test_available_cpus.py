@@ -19,7 +19,12 @@ def test_threads_are_those_of_the_cpu_set_and_the_allocation(monkeypatch):
     assert slurm_allocation.available_cpus() == 1
 
 
-@pytest.mark.parametrize(("text", "cpus"), [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)])
+CPUS = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("max 100000", CPUS), ("250000 100000", min(2, CPUS)), ("199999 100000", 1), ("50000 100000", 1)]
+)
 def test_the_quota_of_a_control_group_counts_whole_cpus(tmp_path, text, cpus):
     (tmp_path / "cpu.max").write_text(text)
-    assert slurm_allocation._cgroup_cpu_quota(tmp_path / "cpu.max") == cpus
+    assert slurm_allocation.available_cpus(tmp_path / "cpu.max") == cpus

@@ -4,6 +4,7 @@ import math
 import time
 
 import pytest
+from slurm_commands import UNREACHABLE
 from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.utils.errors import UserError
 
@@ -91,11 +92,10 @@ def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
     assert slurm_allocation.current_allocation() is None
 
 
-def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(monkeypatch):
-    whole = slurm_allocation.available_memory_bytes()
-    given = slurm_allocation.parse_allocation("1", TWO_NODES, ["n1", "n2"])
-    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: given)
-    assert slurm_allocation.available_memory_bytes() == min(whole, 3000 * 2**20)
+def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(slurm):
+    assert slurm_allocation.available_memory_bytes() > 30 * 2**20
+    slurm.allocate("n1", line="Nodes=n1 CPU_IDs=0 Mem=30 GRES=")
+    assert slurm_allocation.available_memory_bytes() == 30 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -111,61 +111,50 @@ def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path, line, 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "self").write_text(f"1:cpu:/elsewhere\n{line}\n")
-    assert list(slurm_allocation._cgroup_memory_limits(tmp_path / "self", tmp_path)) == [700]
+    assert slurm_allocation.available_memory_bytes(tmp_path / "self", tmp_path) == 700
 
 
 @pytest.fixture
-def answers(monkeypatch):
-    """What `scontrol show job` prints, one after another, and raises if it is an error; and the waits in between."""
-    given, waits = [TWO_NODES], []
-
-    def run(*command):
-        if "hostnames" in command:
-            return {"n[1-2]": "n1\nn2\n"}.get(command[-1], "")
-        answer = given.pop(0)
-        if "error" in answer:
-            raise UserError(answer)
-        return answer
-
-    uncached = slurm_allocation._query_allocation.__wrapped__
-    monkeypatch.setattr(slurm_allocation, "_query_allocation", uncached)
-    monkeypatch.setattr(slurm_allocation, "run_slurm_command", run)
-    monkeypatch.setattr(time, "sleep", waits.append)
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    return given, waits
+def job(slurm, tmp_path, monkeypatch):
+    """A job on two nodes; the queries of it that Slurm refuses come first, and are those in the file `errors`."""
+    job = slurm.allocate("n1", "n2")
+    errors = tmp_path / "errors"
+    errors.touch()
+    refuse = f"if [ -s {errors} ]; then head -n 1 {errors} >&2; sed -i 1d {errors}; exit 1; fi"
+    slurm.runs("scontrol", f"{refuse}; echo '{TWO_NODES.replace('JobId=1 ', f'JobId={job} ')}'", of="show job")
+    monkeypatch.setattr(slurm_allocation, "RETRY_SECONDS", (0, 0, 0))
+    return job
 
 
-def test_a_controller_that_restarts_is_asked_again(answers):
-    given, waits = answers
-    refused = "error: Unable to contact slurm controller (connect failure)"
-    given[:0] = [refused, "error: Socket timed out on send/recv operation"]
-    found = slurm_allocation.current_allocation()
-    assert (found.nodes, waits) == (("n1", "n2"), [2, 10])
+TIMEOUT = "error: Socket timed out on send/recv operation\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [("error: Socket timed out", [2, 10, 30]), ("error: Invalid job id specified", [])]
-)
-def test_other_errors_and_the_last_one_end_the_job(answers, error, expected):
-    given, waits = answers
-    given[:] = [error] * 5
-    with pytest.raises(UserError, match=error):
+def test_a_controller_that_restarts_is_asked_again(job, tmp_path):
+    (tmp_path / "errors").write_text(f"error: {UNREACHABLE}\n{TIMEOUT}")
+    assert slurm_allocation.current_allocation().nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize(("error", "left"), [(TIMEOUT, 1), ("error: Invalid job id specified\n", 4)])
+def test_other_errors_and_the_last_one_end_the_job(job, tmp_path, error, left):
+    (tmp_path / "errors").write_text(5 * error)
+    with pytest.raises(UserError, match=error.strip()):
         slurm_allocation.current_allocation()
-    assert waits == expected
+    assert (tmp_path / "errors").read_text() == left * error
 
 
-def test_of_the_tasks_of_an_array_only_the_own_one_counts(answers):
+def test_of_the_tasks_of_an_array_only_the_own_one_counts(slurm, job):
     """One of the tasks has the ID of the array."""
-    other = TWO_NODES.replace("JobId=1 ", "JobId=9 ").replace("NodeList=n[1-2]", "NodeList=(null)")
-    other = other.replace("EndTime=2026-11-21T00:30:10", "EndTime=2026-11-20T00:00:00")
-    answers[0][:] = [f"{TWO_NODES}\n{other}\n"]
+    other = TWO_NODES.replace("NodeList=n[1-2]", "NodeList=(null)").replace(
+        "2026-11-21T00:30:10", "2026-11-20T00:00:00"
+    )
+    slurm.prints("scontrol", f"{TWO_NODES.replace('JobId=1 ', f'JobId={job} ')}\n{other}\n", of="show job")
     found = slurm_allocation.current_allocation()
-    assert (found.job, found.nodes) == ("1", ("n1", "n2"))
+    assert (found.job, found.nodes) == (job, ("n1", "n2"))
     assert found.end_time == slurm_queries.parse_timestamp("2026-11-21T00:30:10")
 
 
-def test_an_answer_about_other_jobs_is_an_error(answers, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
+def test_an_answer_about_other_jobs_is_an_error(slurm, job):
+    slurm.prints("scontrol", TWO_NODES, of="show job")
     with pytest.raises(UserError, match="printed no line about this job"):
         slurm_allocation.current_allocation()
 

@@ -3,7 +3,6 @@
 import pytest
 from trainyard.cluster import slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import combine_limits
-from trainyard.cluster.slurm_queries import Association
 
 # As Slurm 22.05 prints them.
 CONFIG = "AccountingStorageEnforce = associations,limits\nClusterName             = trainyard\n"
@@ -31,22 +30,16 @@ part||||||||gres/gpu:a100=1,gres/gpu=6|||
 
 
 @pytest.fixture
-def accounting(monkeypatch):
-    """Slurm's answers; a test may change the configuration."""
-    answers = {"config": CONFIG}
-
-    def run(*command):
-        if command[0] == "scontrol":
-            return PARTITIONS if "partitions" in command else answers["config"]
-        query = command[4:]
-        if query[0] == "user":
-            return "lab\n"
-        if query[-1] == "format=Account,QOS":
-            return "lab|normal,long\nfree|normal,long\n"
-        return LEVELS if query[0] == "qos" else ASSOCIATIONS[query[1]]
-
-    monkeypatch.setattr("trainyard.cluster.slurm_queries.run_slurm_command", run)
-    return answers
+def accounting(slurm):
+    """Slurm with these answers, which a test may change."""
+    slurm.prints("scontrol", CONFIG, of="show config")
+    slurm.prints("scontrol", PARTITIONS, of="show partitions")
+    for query, rows in ASSOCIATIONS.items():
+        slurm.prints("sacctmgr", rows, of=f"show associations {query} ")
+    slurm.prints("sacctmgr", "lab|normal,long\nfree|normal,long\n", of="format=Account,QOS")
+    slurm.prints("sacctmgr", "lab\n", of="show user")
+    slurm.prints("sacctmgr", LEVELS, of="show qos")
+    return slurm
 
 
 def test_all_levels_are_found_in_slurms_order_and_those_of_other_clusters_left_out(accounting):
@@ -95,7 +88,7 @@ def test_the_first_level_that_sets_a_limit_counts(accounting):
 
 def test_without_limits_on_the_site_or_the_account_nothing_is_limited(accounting):
     assert combine_limits(slurm_limits.list_limits("ann", account="free")) == {}
-    accounting["config"] = CONFIG.replace(",limits", "")
+    accounting.prints("scontrol", CONFIG.replace(",limits", ""), of="show config")
     assert slurm_limits.list_limits("ann", qos="long") == []
 
 
@@ -113,8 +106,6 @@ def test_amounts_are_parsed(text, amounts):
 
 
 @pytest.mark.parametrize(("allowed", "origin"), [("long", "QOS long"), ("long,part", "QOS normal"), ("", "QOS normal")])
-def test_without_a_default_qos_the_only_one_or_normal_applies(accounting, monkeypatch, allowed, origin):
-    monkeypatch.setattr(
-        slurm_limits, "list_associations", lambda user: [Association("free", tuple(allowed.split(",")))]
-    )
+def test_without_a_default_qos_the_only_one_or_normal_applies(accounting, allowed, origin):
+    accounting.prints("sacctmgr", f"free|{allowed}\n", of="format=Account,QOS")
     assert slurm_limits.list_limits("ann", account="free")[0].origin == origin

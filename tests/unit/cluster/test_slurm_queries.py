@@ -1,6 +1,5 @@
 """What Slurm's commands print on sites that are not like the test cluster."""
 
-import os
 from contextlib import nullcontext
 
 import pytest
@@ -8,51 +7,41 @@ from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import UserError
 
 
-@pytest.fixture
-def printed(monkeypatch):
-    """The output of every Slurm command, which a test sets."""
-    output = [""]
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", lambda *_: output[0])
-    return output
-
-
-def test_the_names_of_clusters_are_no_partitions(printed):
+def test_the_names_of_clusters_are_no_partitions(slurm):
     """With SLURM_CLUSTERS=alpha,beta."""
     line = "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink"
-    printed[0] = f"CLUSTER: alpha\n{line}\n\nCLUSTER: beta\n{line.replace('gpu*', 'long')}\n"
+    slurm.prints("sinfo", f"CLUSTER: alpha\n{line}\n\nCLUSTER: beta\n{line.replace('gpu*', 'long')}\n")
     assert [each.name for each in slurm_queries.list_partitions()] == ["gpu", "long"]
 
 
-def test_the_names_of_clusters_are_no_state_of_a_job(printed):
-    printed[0] = "CLUSTER: alpha\nPENDING: Resources\n\nCLUSTER: beta\n"
+def test_the_names_of_clusters_are_no_state_of_a_job(slurm):
+    slurm.prints("squeue", "CLUSTER: alpha\nPENDING: Resources\n\nCLUSTER: beta\n")
     assert slurm_queries.job_state("7") == "PENDING: Resources"
-    printed[0] = "CLUSTER: alpha\n\nCLUSTER: beta\n"
+    slurm.prints("squeue", "CLUSTER: alpha\n\nCLUSTER: beta\n")
     assert slurm_queries.job_state("7") == ""
 
 
 @pytest.mark.parametrize("line", ["slurm: a banner of the site", "gpu|up|soon|4|8|16000|(null)|(null)"])
-def test_other_output_is_an_error_and_no_traceback(printed, line):
-    printed[0] = f"{line}\n"
+def test_other_output_is_an_error_and_no_traceback(slurm, line):
+    slurm.prints("sinfo", line)
     with pytest.raises(UserError, match="sinfo printed a line that cannot be read as a partition"):
         slurm_queries.list_partitions()
 
 
-def test_the_settings_of_partitions_are_parsed(printed):
-    printed[0] = (
+def test_the_settings_of_partitions_are_parsed(slurm):
+    slurm.prints(
+        "scontrol",
         "PartitionName=gpu AllowGroups=ALL QoS=N/A DefaultTime=00:20:00 GraceTime=0 PreemptMode=OFF State=UP\n"
-        "PartitionName=spot AllowGroups=ALL QoS=part GraceTime=120 PreemptMode=CANCEL State=UP\n"
+        "PartitionName=spot AllowGroups=ALL QoS=part GraceTime=120 PreemptMode=CANCEL State=UP\n",
     )
     gpu, spot = slurm_queries.list_partition_settings()
     assert gpu == slurm_queries.PartitionSettings("gpu", qos="", preempt_mode="OFF", grace_seconds=0)
     assert spot == slurm_queries.PartitionSettings("spot", qos="part", preempt_mode="CANCEL", grace_seconds=120)
 
 
-def test_variables_of_the_users_shell_change_no_output(tmp_path, monkeypatch):
-    program = tmp_path / "scontrol"
+def test_variables_of_the_users_shell_change_no_output(slurm, monkeypatch):
     names = ("SLURM_TIME_FORMAT", "SQUEUE_FORMAT", "SINFO_PARTITION", "SACCT_FORMAT", "SCONTROL_ALL", "SLURM_CONF")
-    program.write_text(f"#!/bin/sh\necho {' '.join(f'${{{name}:-none}}' for name in names)}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slurm.runs("scontrol", f"echo {' '.join(f'${{{name}:-none}}' for name in names)}")
     for name in names:
         monkeypatch.setenv(name, "relative")
     assert slurm_queries.run_slurm_command("scontrol").split() == ["none"] * 5 + ["relative"]
@@ -61,11 +50,8 @@ def test_variables_of_the_users_shell_change_no_output(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "is_known"), [("slurm_load_jobs error: Invalid job id specified", False), ("Socket timed out", True)]
 )
-def test_a_job_has_left_the_queue_only_if_slurm_says_so(monkeypatch, error, is_known):
-    def fail(*_):
-        raise UserError(error)
-
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", fail)
+def test_a_job_has_left_the_queue_only_if_slurm_says_so(slurm, error, is_known):
+    slurm.fails("squeue", error)
     assert slurm_queries.has_ended("7") is not is_known
     with pytest.raises(UserError, match=error) if is_known else nullcontext():
         assert slurm_queries.job_state("7") == ""
@@ -82,12 +68,12 @@ def test_a_folder_may_have_any_characters():
     assert str(job.folder) == "/home/my project|x"
 
 
-def test_lines_of_comments_are_no_jobs(monkeypatch):
-    answer = (
+def test_lines_of_comments_are_no_jobs(slurm):
+    slurm.prints(
+        "squeue",
         "7|RUNNING|2026-11-22T03:41:24|None|first\nsecond|/home/ann\n"
-        "8|PENDING|2026-11-22T03:41:24|Priority|rule_a|/home/ann\n"
+        "8|PENDING|2026-11-22T03:41:24|Priority|rule_a|/home/ann\n",
     )
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", lambda *command: answer)
     assert [job.job for job in slurm_queries.list_user_jobs()] == ["8"]
 
 
@@ -116,12 +102,12 @@ def test_a_reason_that_does_not_pass_by_itself_is_explained(reason, why):
     assert pending.waits_for_limit is reason.startswith(("QOS", "Assoc"))
 
 
-def test_the_request_of_a_job_is_read(monkeypatch):
-    answer = (
+def test_the_request_of_a_job_is_read(slurm):
+    slurm.prints(
+        "scontrol",
         "JobId=3 Account=(null) QOS=normal JobState=PENDING TimeLimit=01:30:00 Partition=gpu,long "
-        "TRES=cpu=4,mem=8G,node=1,gres/gpu=2"
+        "TRES=cpu=4,mem=8G,node=1,gres/gpu=2",
     )
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", lambda *command: answer)
     resources = {"cpu": 4, "mem": 8192, "node": 1, "gres/gpu": 2}
     assert slurm_queries.describe_request("3") == slurm_queries.Request("", "normal", "gpu", 90, resources)
 
@@ -137,18 +123,13 @@ def test_the_request_of_a_job_is_read(monkeypatch):
         ("CANCELLED", IN_GRACE, "CANCELLED"),
     ],
 )
-def test_a_job_that_failed_in_its_grace_period_was_preempted(monkeypatch, state, preempted, expected):
-    answer = PREEMPTED.format(state=state, preempted=preempted)
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", lambda *command: answer)
+def test_a_job_that_failed_in_its_grace_period_was_preempted(slurm, state, preempted, expected):
+    slurm.prints("scontrol", PREEMPTED.format(state=state, preempted=preempted))
     assert slurm_queries.final_state("3") == expected
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("CANCELLED by 0\n", "CANCELLED"), ("", "")])
-def test_the_accounting_knows_what_the_controller_has_forgotten(monkeypatch, answer, expected):
-    def run(*command):
-        if command[0] == "scontrol":
-            raise UserError("slurm_load_jobs error: Invalid job id specified")
-        return answer
-
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", run)
+def test_the_accounting_knows_what_the_controller_has_forgotten(slurm, answer, expected):
+    slurm.fails("scontrol", "slurm_load_jobs error: Invalid job id specified")
+    slurm.prints("sacct", answer)
     assert slurm_queries.final_state("3") == expected
