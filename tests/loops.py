@@ -72,6 +72,6 @@ def stop_within_second_epoch(running: Trainer) -> None:
     """Train one epoch, and let the clock stop the training in the next one."""
     epochs = running.epochs()
     next(epochs)
-    running._deadline = 0.0
+    running.deadline = 0.0
     with pytest.raises(TrainingInterrupted):
         next(epochs)

@@ -191,7 +191,7 @@ class Checkpointer:
     ) -> None:
         self._store, self._state = store, state
         self._facts = {"global_batch": global_batch, "seed": seed}
-        self._every_seconds, self._began = every_seconds, time.monotonic()  # the start of the last save
+        self.every_seconds, self._began = every_seconds, time.monotonic()  # the start of the last save
         self._writing: Future[float] | None = None  # on rank 0: the end of the write in progress
         self._blocked_seconds = 0.0  # for which the training waited in the last save
         self.last_seconds = 0.0  # from the start of the last save until it was written
@@ -237,9 +237,9 @@ class Checkpointer:
         """Whether the last checkpoint is older than the interval. Collective: the clock of rank 0 decides."""
         if self._writing and self._writing.done():
             self._wait()
-        if self._store is None or not self._every_seconds:
+        if self._store is None or not self.every_seconds:
             return self._store is not None
-        is_old = time.monotonic() - self._began >= self._every_seconds
+        is_old = time.monotonic() - self._began >= self.every_seconds
         return bool(self._state.group.broadcast(torch.tensor(is_old, device=self._state.group.device)))
 
     def save(self, *, wait: bool = False) -> None:

@@ -82,7 +82,7 @@ class Trainer:
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision, channels_last = _choose_numerics(spec, group.device)
         self._save_last = save_last
-        self._deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
+        self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
         self._validation = Validation(data.val, self.objective, group)
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
@@ -262,11 +262,11 @@ class Trainer:
     def _is_late(self) -> bool:
         """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""
         needed = self.checkpoints.stop_seconds + self._validation.seconds + self._flags.stop_seconds
-        return self.stop_request.is_made or time.time() + needed > self._deadline
+        return self.stop_request.is_made or time.time() + needed > self.deadline
 
     def _must_stop_validation(self) -> bool:
         """Whether this rank must stop now. After the deadline, a run that has taken no step validates all the same."""
-        is_late = time.time() + self.checkpoints.stop_seconds > self._deadline
+        is_late = time.time() + self.checkpoints.stop_seconds > self.deadline
         return self.stop_request.is_made or (is_late and self.first_step_time is not None)
 
     def _stopped(self) -> TrainingInterrupted:

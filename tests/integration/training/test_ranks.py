@@ -126,7 +126,7 @@ def stop_within_second_epoch(running, group, look=str):
     epochs = running.epochs()
     next(epochs)
     if group.is_main:
-        running._deadline = time.time()
+        running.deadline = time.time()
     try:
         next(epochs)
     except TrainingInterrupted as error:

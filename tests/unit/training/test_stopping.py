@@ -37,7 +37,7 @@ def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tm
 
     def act(epoch, trains, output):
         if epoch == 2 and trains:
-            training._deadline = 0.0
+            training.deadline = 0.0
         if epoch == 2 and not trains:
             validated.append(epoch)
 
@@ -93,7 +93,7 @@ def test_a_bad_loss_after_the_request_to_stop_is_not_saved(data, behind, tmp_pat
     def act(epoch, trains, output):
         steps.append(1)
         if len(steps) == 3:
-            training._deadline = 0.0
+            training.deadline = 0.0
         return output * float("nan") if len(steps) == 5 else output
 
     after_forward(training, act)
@@ -114,7 +114,7 @@ def test_a_training_stops_within_its_validation(data, tmp_path, by):
             validated.append(len(output))
             if by == "a signal":
                 stop_request.make()
-            training._deadline = time.time() if by == "its deadline" else training._deadline
+            training.deadline = time.time() if by == "its deadline" else training.deadline
 
     after_forward(training, act)
     with pytest.raises(TrainingInterrupted, match="in epoch 2 of 4, after step 4 of 4"):
@@ -131,7 +131,12 @@ def test_a_run_that_has_only_to_validate_does_so_after_its_deadline(data, tmp_pa
     """Otherwise, runs with too little time would never get further."""
     store = CheckpointStore(tmp_path)
     training = start(SPEC, data, store=store)
-    training._is_late = lambda: training.state.progress.step == training.steps - 1
+
+    def act(optimizer, *_):
+        if training.state.progress.step == 2:  # in the third step
+            training.deadline = 0.0
+
+    training.state.optimizer.register_step_post_hook(act)
     with pytest.raises(TrainingInterrupted, match="after step 4 of 4"):
         list(training.epochs())
     late = start(SPEC, data, store=store, deadline=time.time())

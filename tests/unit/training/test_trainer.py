@@ -249,7 +249,7 @@ def test_the_training_time_includes_the_time_that_it_waits_for_checkpoints(data,
     epochs = first.epochs()
     next(epochs)
     next(epochs)
-    first._deadline = 0.0
+    first.deadline = 0.0
     with pytest.raises(TrainingInterrupted):
         next(epochs)
     assert first.checkpoints.total_seconds >= 0.05
