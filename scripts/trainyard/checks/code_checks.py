@@ -45,8 +45,8 @@ def check_code(config: Config, results: Path, *, anew: bool = False) -> Iterator
     Raises:
         UserError: they cannot be tried, since the other process ended.
     """
-    models: dict[str, list[Any]] = {"imports": list(_imports(config)),
-              "trainings": list(_trainings(config, results, most=sys.maxsize if anew else MOST))}  # fmt: skip
+    tried = list(_trainings(config, results, most=sys.maxsize if anew else MOST))
+    models: dict[str, list[Any]] = {"imports": list(_imports(config)), "trainings": tried}
     trees = [
         (f"trees.{name}.params.{model}", model, params)
         for name, study in config.trees.items()
@@ -69,9 +69,11 @@ def check_code(config: Config, results: Path, *, anew: bool = False) -> Iterator
 def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:
     """The answer to a request, and the state of the files that it depends on; it is kept if nothing fails."""
     kept = _cache_file(request)
-    if not anew and (known := _read_kept(kept)):
-        return known
     answer: dict[str, Any] | None
+    with suppress(OSError, ValueError):  # there is none, or it is damaged
+        answer = json.loads(kept.read_text())
+        if answer and not anew and all(_state(file) == state for file, state in answer["files"].items()):
+            return answer
     answer, done = ask_helper("checks.code_probe", request, task="trying your code and the trainings")
     if answer is None:  # the process ended itself, as by os._exit() in a user's code
         names = ", ".join(path for _, path, _, _ in request.get("imports", ())) or "what the config trains"
@@ -153,15 +155,6 @@ def _cache_file(request: dict[str, Any]) -> Path:
     digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed, has_gpu])
     home = os.environ.get("HOME") or "/nonexistent"
     return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "trainyard" / "checks" / f"{digest}.json"
-
-
-def _read_kept(path: Path) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = json.loads(path.read_text())
-        is_same = all(_state(file) == state for file, state in answer["files"].items())
-    except (OSError, ValueError):
-        return None
-    return answer if is_same else None
 
 
 def _state(file: str) -> list[int] | None:

@@ -5,7 +5,6 @@ data and on a user's code. The state of a cluster is checked by `make doctor`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from trainyard.checks.code_checks import check_code
@@ -17,7 +16,7 @@ from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
 from trainyard.config.trials import expand, trainings
-from trainyard.data.known_images import known_images
+from trainyard.data.known_images import KnownImages, known_images
 from trainyard.programs.metrics import PatternParser, numeric_row
 from trainyard.utils.text import count_of, suggest
 
@@ -41,12 +40,10 @@ def check_use(
         yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
     may_be_elsewhere = has_scheduler or in_container or bool(config.env_modules)
     for place, study in config.studies():
-        checked = CheckedStudy(
-            place, study, has_scheduler=has_scheduler, dry_run=dry_run, may_be_elsewhere=may_be_elsewhere
-        )
+        images = KnownImages()
         if study.dataset is not None:
             images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
-            checked = replace(checked, images=images)
+        checked = CheckedStudy(place, study, images, has_scheduler, dry_run, may_be_elsewhere)
         for check in STUDY_CHECKS:
             yield from check(checked)
     yield from check_code(config, results, anew=anew)

@@ -120,15 +120,6 @@ def first_error(output: str) -> str:
     return "\n".join(lines[max(0, first) :][:5])
 
 
-def _minutes(text: str) -> float:
-    """A walltime as sbatch takes it: minutes, `4:00:00` or `2-0`."""
-    days, dash, clock = text.rpartition("-")
-    if clock.isdigit():  # minutes, or hours after days
-        return int(days) * 1440 + int(clock) * 60 if dash else int(clock)
-    seconds_are_missing = dash and clock.count(":") == 1  # `2-12:30` has hours and minutes, `12:30` minutes and seconds
-    return parse_time_limit(f"{text}:00" if seconds_are_missing else text)
-
-
 def _mb(text: str) -> int:
     """Memory as sbatch takes it: `8000`, `8G`."""
     return math.ceil(parse_resources(f"mem={text.upper().rstrip('B')}")["mem"])
@@ -138,7 +129,7 @@ _OPTIONS: Final[dict[tuple[str, ...], Callable[[str], Any]]] = {
     ("-A", "--account"): str,
     ("-p", "--partition"): str,
     ("-C", "--constraint"): str,
-    ("-t", "--time"): _minutes,
+    ("-t", "--time"): parse_time_limit,
     ("-q", "--qos"): str,
     ("--mem",): _mb,
     ("--mem-per-cpu",): _mb,

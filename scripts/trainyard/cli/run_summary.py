@@ -81,12 +81,13 @@ class RunSummary:
 
     def text(self) -> str:
         """The summary, in lines with a heading each."""
+        folders = [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
         parts = {
             "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
             "failed": self._failures(),
             "not done": [_list(self._work("interrupted", "left"))],
             "answers": self._answers(),
-            "results": [f"{self.results.absolute()}: {_list(self._folders())}"],
+            "results": [f"{self.results.absolute()}: {_list(folders)}"],
             "next": self._next_steps(),
         }
         end = "done" if self.succeeded else "interrupted" * self.interrupted or "ended before everything was done,"
@@ -94,9 +95,6 @@ class RunSummary:
         for heading, content in parts.items():
             lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
         return "\n".join(lines)
-
-    def _folders(self) -> list[str]:
-        return [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
 
     def _work(self, *states: State) -> list[str]:
         """Datasets and studies with a job in one of these states; a scaling study with its scales."""
@@ -154,7 +152,12 @@ class RunSummary:
             return ["run the same command to go on: what has finished is kept"]
         if not self.succeeded:
             return ["correct the cause and run the same command again: what has finished is kept"]
-        steps = [step for state in self._states.values() for step in self._retry(state)]
+        steps = []
+        for state in self._states.values():  # the same command does not run failed trials again
+            if failed := state.failed_before:
+                call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
+                trials = f"{count_of(failed, 'failed trial')} of sweep {state.name}"
+                steps.append(f"run {trials} again, once the cause is corrected: {call}")
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
             steps.append(f"write the report: {call_again(self.argv, *options)}")
@@ -167,15 +170,6 @@ class RunSummary:
                 f"{study_name(trained[0])}: {call}"
             )
         return steps
-
-    def _retry(self, state: SweepState) -> list[str]:
-        """How to run the failed trials of a sweep again, which the same command does not."""
-        if not (failed := state.failed_before):
-            return []
-        call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
-        return [
-            f"run {count_of(failed, 'failed trial')} of sweep {state.name} again, once the cause is corrected: {call}"
-        ]
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -36,23 +36,19 @@ class LineWriter(SlurmExecutor):
         name, receipts = get_job_wildcards(job), [Path(each) for each in job.input if Path(each).name == "meta.json"]
         entry = {"job": f"{job.name} {name}", "dataset": receipts[0].parent.name if receipts else None}
         try:
-            return entry | {"line": self._line(job, f"rule_{job.name}_wildcards_{name}")}
+            validate_slurm_extra(job)
+            params = {
+                "run_uuid": self.run_uuid,
+                "slurm_logfile": self.slurm_logdir / "%j.log",
+                "comment_str": f"rule_{job.name}_wildcards_{name}",
+                "account": next(self.get_account_arg(job)),
+                "partition": self.get_partition_arg(job),
+                "workdir": self.workflow.workdir_init,
+            }
+            line = get_submit_command(job, params, self.workflow.executor_settings, self._excluded_nodes())
+            return entry | {"line": f"{line}{set_gres_string(job)}"}  # up to the script, as in the plugin's `run_job`
         except Exception as error:  # the plugin refuses the job
             return entry | {"error": str(error)}
-
-    def _line(self, job: Any, comment: str) -> str:
-        """The plugin's line up to the script, as in its `run_job`."""
-        validate_slurm_extra(job)
-        params = {
-            "run_uuid": self.run_uuid,
-            "slurm_logfile": self.slurm_logdir / "%j.log",
-            "comment_str": comment,
-            "account": next(self.get_account_arg(job)),
-            "partition": self.get_partition_arg(job),
-            "workdir": self.workflow.workdir_init,
-        }
-        line = get_submit_command(job, params, self.workflow.executor_settings, self._excluded_nodes())
-        return f"{line}{set_gres_string(job)}"
 
 
 def write_lines(options: list[str]) -> list[dict[str, Any]]:

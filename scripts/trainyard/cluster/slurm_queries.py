@@ -238,12 +238,16 @@ def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:
 
 
 def parse_time_limit(text: str) -> float:
-    """A time limit as Slurm prints it, `30:00`, `4:00:00`, `2-00:00:00` or `infinite`, in minutes."""
+    """A time limit as Slurm prints it or sbatch takes it, in minutes.
+
+    Examples are `30` and `30:00` (minutes), `4:00:00`, `2-0` and `2-00:00:00` (days), and `infinite`.
+    """
     if text in ("infinite", "UNLIMITED", "n/a"):
         return math.inf
     days, _, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
-    hours, minutes, seconds = [0] * (3 - len(parts)) + parts
+    begins_with_hours = days or len(parts) == 3
+    hours, minutes, seconds = [*([] if begins_with_hours else [0]), *parts, 0, 0][:3]
     return (int(days or 0) * 24 + hours) * 60 + minutes + seconds / 60
 
 

@@ -192,12 +192,16 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
                 relative_cost(sweep.cost, trial)
         except CostError as error:
             yield f"sweeps.{name}.cost: {error}"
-    texts = [
-        f"sweeps.{name}.{place}{text}"
-        for place, error in expansion.errors[:MAX_CHECKED]
-        for text in _trial_errors(name, error)
-    ]
-    yield from dict.fromkeys(texts)
+    texts: dict[str, None] = {}
+    train = ("sweeps", name, "train", "train")  # its place in the config as Pydantic has it: with the kind of the sweep
+    for place, wrong in expansion.errors[:MAX_CHECKED]:
+        if isinstance(wrong, ValidationError):
+            for item in wrong.errors(include_url=False):
+                keys, reason = ".".join(map(str, item["loc"])), _reason({**item, "loc": (*train, *item["loc"])})
+                texts[f"sweeps.{name}.{place}.{keys}: {reason}"] = None
+        else:
+            texts[f"sweeps.{name}.{place}: {wrong}"] = None
+    yield from texts
 
 
 def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:
@@ -208,17 +212,6 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
             f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
             f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
         )
-
-
-def _trial_errors(name: str, error: Exception) -> list[str]:
-    """The errors of one trial; suggestions for its keys come from the sweep's `train`."""
-    if not isinstance(error, ValidationError):
-        return [f": {error}"]
-    train = ("sweeps", name, "train", "train")  # its place in the config as Pydantic has it: with the kind of the sweep
-    return [
-        f".{'.'.join(map(str, item['loc']))}: {_reason({**item, 'loc': (*train, *item['loc'])})}"
-        for item in error.errors(include_url=False)
-    ]
 
 
 def _describe(item: Any) -> str:
@@ -243,7 +236,8 @@ def _reason(item: Any) -> str:
         return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
     if kind == "missing":
         section, key = _find(item["loc"][:-1]), item["loc"][-1]
-        without = [f"a `{kind}`" for kind, model in section.kinds.items() if not _requires(model, key)]
+        fields = {kind: _fields(model).get(key) for kind, model in section.kinds.items()}
+        without = [f"a `{kind}`" for kind, field in fields.items() if not (field and field.is_required())]
         if section.kind == "train" and without:
             return f"is required for a training; or give {' or '.join(without)}"
         return "is required, but missing"
@@ -309,10 +303,6 @@ def _find(loc: tuple[Any, ...]) -> _Place:
 def _fields(annotation: Any) -> dict[str, FieldInfo]:
     is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation.model_fields if is_model else {}
-
-
-def _requires(model: Any, key: str) -> bool:
-    return key in _fields(model) and _fields(model)[key].is_required()
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -21,12 +21,7 @@ from trainyard.cluster import host
 from trainyard.cluster.host import reserved_port
 from trainyard.cluster.job_script import SRUN_ENDED
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
-from trainyard.config.placeholders import (
-    PORT,
-    build_argv,
-    find_placeholders,
-    insert_resume_option,
-)
+from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
@@ -92,7 +87,10 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
                 status, reason = _check_limits(run, began, process.ended_at)
                 if status is not TrialStatus.RUNNING:
                     read_until = time.monotonic() + run.grace_seconds
-                    _request_end(run, process)
+                    if run.is_srun:  # at SIGTERM, it would kill its tasks
+                        process.send_signal(GENTLE_SIGNAL)
+                    else:
+                        process.request_end(run.grace_seconds)
             if (overdue := run.overdue_code()) is not None:
                 log.warning("%s", SRUN_ENDED)
                 grace_seconds = min(grace_seconds, OVERDUE_SECONDS)
@@ -131,14 +129,6 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         tail=tail,
         metrics_digest=metrics_digest(metrics.section),
     )
-
-
-def _request_end(run: ProgramRun, process: GuardedProcess) -> None:
-    """Request a program to save its state and end; returns at once. At SIGTERM, srun would kill its tasks."""
-    if run.is_srun:
-        process.send_signal(GENTLE_SIGNAL)
-    else:
-        process.request_end(run.grace_seconds)
 
 
 def _check_limits(run: ProgramRun, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:

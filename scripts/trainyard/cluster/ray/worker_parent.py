@@ -94,11 +94,8 @@ def worker_parent(modules: Sequence[str], *, threads: int) -> Iterator[WorkerPar
     if os.environ.get(SWITCH) == "0":
         yield None
         return
-    parent = WorkerParent(modules, threads=threads)
-    try:
+    with contextlib.closing(WorkerParent(modules, threads=threads)) as parent:
         yield parent
-    finally:
-        parent.close()
 
 
 def preload_seconds(modules: Sequence[str]) -> float:
