@@ -4,7 +4,7 @@
     python -m gpu_check                     # `correct`, then `speed`, within --minutes
     python -m gpu_check correct             # numerics, host syncs, resuming, out of memory, compile, DDP, programs
     python -m gpu_check speed               # ResNet-50 on 64x64 images, and the small ResNets of the depth sweep
-    python -m gpu_check whatif              # a profile, fused models, trainings that share the GPU
+    python -m gpu_check whatif              # a profile, trainings that share the GPU
     python -m gpu_check one NAME [NAME...]  # single checks; `one` without a name lists them
 
 It takes --minutes and half a minute at most: a check that runs when the time is up is interrupted, and has failed.
@@ -73,7 +73,6 @@ CORRECT: Final[dict[str, Check]] = {
 SPEED: Final[dict[str, Check]] = {"small": speed.measure_small_resnets, "resnet50": speed.measure_resnet50}
 WHATIF: Final[dict[str, Check]] = {
     "profile": whatif.profile_step,
-    "fused": whatif.measure_fused_models,
     "shared": whatif.measure_shared_gpu,
 }
 LONG: Final[dict[str, Check]] = {"auto_share": sharing.measure_auto_share}  # in no group

@@ -24,15 +24,22 @@ def check_programs(rig: Rig) -> None:
         folder = Path(name)
         (folder / "config.yaml").write_text(yaml.safe_dump(_config(rig)))
         for program, *options in (("stage", "--dataset", "d"), ("train", "--study", "s", "--scale", "1x1")):
-            command = [sys.executable, str(SCRIPTS / f"{program}.py"), "--config", "config.yaml", *options]
             timeout = max(1.0, min(TIMEOUT_SECONDS, rig.report.remaining_seconds))
-            done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=timeout)
-            if done.returncode:
-                rig.report.check(f"program {program}", False, (done.stdout + done.stderr)[-600:])
+            if run_program(rig, folder, program, *options, timeout=timeout) is None:
                 return
         summary = json.loads((folder / "results/scaling/s/1x1/summary.json").read_text())
         passed = summary["device"] == rig.gpu_name and summary["epochs"] == EPOCHS
         rig.report.check("programs", passed, {name: summary[name] for name in SHOWN})
+
+
+def run_program(rig: Rig, folder: Path, program: str, *options: str, timeout: float) -> str | None:
+    """The output of a program of Trainyard on the config in a folder; None if it has failed, which is reported."""
+    command = [sys.executable, str(SCRIPTS / f"{program}.py"), "--config", "config.yaml", *options]
+    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=timeout)
+    if done.returncode == 0:
+        return done.stdout
+    rig.report.check(f"program {program}", False, (done.stdout + done.stderr)[-600:])
+    return None
 
 
 def _config(rig: Rig) -> dict[str, Any]:

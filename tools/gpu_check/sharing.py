@@ -15,7 +15,7 @@ import yaml
 from trainyard.cluster.gpus import CONTROL, PIPES, run_mps
 from trainyard.planning.attempts import Fold
 
-from gpu_check.programs import SCRIPTS
+from gpu_check.programs import run_program
 from gpu_check.report import Report
 from gpu_check.rig import SMALL, Rig, start
 
@@ -59,14 +59,13 @@ def measure_auto_share(rig: Rig) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "config.yaml").write_text(yaml.safe_dump(_config(mps)))
-            for program, *options in (("stage", "--dataset", "d"), ("sweep", "--sweep", "s")):
-                command = [sys.executable, str(SCRIPTS / f"{program}.py"), "--config", "config.yaml", *options]
-                done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=SWEEP_SECONDS)
-            if done.returncode:
-                rig.report.check("trials per GPU", False, (done.stdout + done.stderr)[-600:])
+            if run_program(rig, folder, "stage", "--dataset", "d", timeout=SWEEP_SECONDS) is None:
+                return
+            output = run_program(rig, folder, "sweep", "--sweep", "s", timeout=SWEEP_SECONDS)
+            if output is None:
                 return
             share = Fold(folder / "results/sweeps/s/journal.jsonl").update().gpu_fraction
-            is_used = "MPS runs on" in done.stdout
+            is_used = "MPS runs on" in output
             rig.report.add_row("trials per GPU", {"MPS": is_used, "decision": share.why if share else "none"})
 
 

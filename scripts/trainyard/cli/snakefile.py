@@ -77,19 +77,11 @@ def _config_of_files(snakemake: Snakemake) -> dict[str, Any]:
 
 def _given_config(snakemake: Snakemake, config: Mapping[str, Any]) -> dict[str, Any]:
     """The config that another workflow gives to the module: its own one, a part of it, or one that it computes."""
-    if config == _merged_by_snakemake(snakemake):
-        return _config_of_files(snakemake)
-    whole: dict[str, Any] = parse_value(config)
-    return whole
-
-
-def _merged_by_snakemake(snakemake: Snakemake) -> dict[str, Any]:
-    """What Snakemake makes of all config files and `--config`, before a Snakefile changes it."""
     from snakemake.common.configfile import load_configfile
     from snakemake.utils import update_config
 
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = {}  # what Snakemake makes of all config files and `--config`
     for path in snakemake.configfiles:
         update_config(merged, load_configfile(path))
     update_config(merged, snakemake.config_settings.overwrite_config)
-    return merged
+    return _config_of_files(snakemake) if config == merged else dict(parse_value(config))
