@@ -62,16 +62,6 @@ class Site:
         default = next((each.name for each in self.partitions if each.default), "")
         return (request.options.partition or default).split(",")[0]
 
-    def limits_of(self, request: SbatchRequest) -> list[Limits]:
-        """The limits of the accounting for a job, in Slurm's order of precedence."""
-        options = request.options
-        return _list_limits(self.user, options.account or "", options.qos or "", self.partition_of(request))
-
-
-@cache
-def _list_limits(user: str, account: str, qos: str, partition: str) -> list[Limits]:
-    return slurm_limits.list_limits(user, account=account, qos=qos, partition=partition)
-
 
 def check_files_and_code(site: Site) -> Iterator[Finding]:
     """The checks of `make check`: of them, only what is wrong is shown."""
@@ -175,8 +165,10 @@ def check_limits(site: Site) -> Iterator[Finding]:
     """No job is above the limits of its quality of service and account: Slurm would accept it, but never start it."""
     if not site.requests:
         return
+    list_limits = cache(slurm_limits.list_limits)  # of most jobs, they are the same
+    named = [(each.options.account or "", each.options.qos or "", site.partition_of(each)) for each in site.requests]
     try:
-        levels = [site.limits_of(each) for each in site.requests]
+        levels = [list_limits(site.user, account=account, qos=qos, partition=where) for account, qos, where in named]
     except UserError as error:
         yield Finding("limits", "unknown", str(error), "ask the site's administrators for the limits of your account")
     else:

@@ -34,7 +34,12 @@ def become_task() -> None:
             os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
         return
     try:
-        step = _srun()
+        given = slurm_allocation.current_allocation()
+        assert given is not None
+        here = [name for name in given.nodes if host.short_name(name) == host.node_name()]
+        # One task on this node, with all resources of the job there.
+        options = srun_options((here or given.nodes)[:1], cpus_per_task=given.cpus_per_node)
+        step = ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet", "--disable-status"]
         probe = subprocess.run([*step, "true"], text=True, capture_output=True, timeout=2 * START_SECONDS)
         if probe.returncode == 0:
             task = [sys.executable, job_script.__file__, job_script.TASK, job_script.ENDED, *sys.argv]
@@ -43,15 +48,6 @@ def become_task() -> None:
     except (OSError, subprocess.SubprocessError, UserError) as error:
         reason = str(error)
     log.warning("a preemption will come without notice, since srun cannot start a step in this job: %s", reason)
-
-
-def _srun() -> list[str]:
-    """The beginning of a srun command for one task on this node, with all resources of the job there."""
-    given = slurm_allocation.current_allocation()
-    assert given is not None
-    here = [name for name in given.nodes if host.short_name(name) == host.node_name()]
-    options = srun_options((here or given.nodes)[:1], cpus_per_task=given.cpus_per_node)
-    return ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet", "--disable-status"]
 
 
 def signals_reach_all_processes() -> bool:

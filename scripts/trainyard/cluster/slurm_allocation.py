@@ -76,26 +76,21 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    output = _describe_job(job)
+    for seconds in (*RETRY_SECONDS, None):
+        try:
+            output = run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job)
+            break
+        except UserError as error:
+            if seconds is None or not TEMPORARY.search(str(error)):
+                raise
+            log.warning("%s; trying again in %d s", error, seconds)
+            time.sleep(seconds)
     # One task of an array has the ID of the array, for which Slurm prints all tasks.
     line = next((line for line in output.splitlines() if line.startswith(f"JobId={job} ")), None)
     if line is None:
         raise UserError(f"`scontrol show job {job}` printed no line about this job: {output[:200]!r}")
     nodes = run_slurm_command("scontrol", "show", "hostnames", parse_fields(line)["NodeList"]).split()
     return parse_allocation(job, line, nodes)
-
-
-def _describe_job(job: str) -> str:
-    """The output of `scontrol show job --details`. If the controller is slow or restarts, the query is repeated."""
-    waits = list(RETRY_SECONDS)
-    while True:
-        try:
-            return run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job)
-        except UserError as error:
-            if not waits or not TEMPORARY.search(str(error)):
-                raise
-            log.warning("%s; trying again in %d s", error, waits[0])
-        time.sleep(waits.pop(0))
 
 
 def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:

@@ -116,22 +116,17 @@ def _environment(threads: int) -> dict[str, str]:
 def main() -> None:
     """Import the modules that the command line names, and fork a worker for each request."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those that end a job are for the workers
-    _preload(sys.argv[2:])
+    for module in sys.argv[2:]:
+        began = time.perf_counter()
+        with contextlib.suppress(Exception):  # whoever uses it reports why it cannot be imported
+            importlib.import_module(module)
+        _seconds[module] = time.perf_counter() - began
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     command = _fork_workers(socket.socket(fileno=int(sys.argv[1])))
     if command:
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
         sys.path[sys.path.index(str(SCRIPTS))] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
-
-
-def _preload(modules: Sequence[str]) -> None:
-    """Import modules. If one cannot be imported, whoever uses it reports the reason."""
-    for module in modules:
-        began = time.perf_counter()
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
-        _seconds[module] = time.perf_counter() - began
 
 
 def _fork_workers(control: socket.socket) -> list[str] | None:
