@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 log = logging.getLogger(__name__)
 
 
-def checkpoint_blocks(model: nn.Module) -> int:
-    """Wrap every block of a model for activation checkpointing; returns the number of blocks.
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Wrap every block of a model for activation checkpointing.
 
     Results do not change, including random numbers and the running statistics of batch normalization; neither do the
     names in the model's state dict.
@@ -28,7 +28,6 @@ def checkpoint_blocks(model: nn.Module) -> int:
         setattr(parent, name, checkpoint_wrapper(block, checkpoint_fn=partial(_checkpointed, norms)))
     if not places:
         log.warning("activation_checkpointing: %s has no repeated blocks, so no memory is saved", type(model).__name__)
-    return len(places)
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from trainyard.config.placeholders import dotted_items
 from trainyard.training.models import gradient_bytes
@@ -72,7 +73,7 @@ class CheckpointStore:
                 if sink.error:
                     raise sink.error
         except StorageError as error:
-            mib = sum(tensor.nbytes for tensor in _tensors(state)) / 2**20
+            mib = sum(each.nbytes for each in tree_leaves(state) if isinstance(each, Tensor)) / 2**20
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
         new, newest_first = self.folder / complete_name(), self._newest_first()
         before = [path for path in newest_first if _position(path) < (epoch, step)]
@@ -126,15 +127,6 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     values = {key: [spec.get(key, "the default") for spec in flat] for key in dict.fromkeys([*flat[0], *flat[1]])}
     differing = [(key, there, here) for key, (there, here) in values.items() if there != here]
     return ", ".join(f"{key} is {there} there and {here} here" for key, there, here in differing)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested mappings and lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(inner)
 
 
 class _DigestingWriter:

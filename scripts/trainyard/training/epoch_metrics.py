@@ -81,18 +81,12 @@ def epoch_line(row: EpochMetrics, epochs: int) -> str:
     return " | ".join([*parts, f"Throughput: {row.images_per_second:.1f} img/s"])
 
 
-def _worth(spec: Train, row: EpochMetrics) -> float:
-    """The monitored value of an epoch, larger is better; NaN counts as the worst."""
-    value = row.value(spec.monitor)
-    if value is None or math.isnan(value):
-        return -math.inf
-    return float(value if spec.mode == "max" else -value)
-
-
 def best_epoch(spec: Train, history: Sequence[EpochMetrics]) -> int | None:
-    """The first epoch with the best monitored value; None without epochs."""
-    values = [_worth(spec, row) for row in history]
-    return 1 + values.index(max(values)) if values else None
+    """The first epoch with the best monitored value, of which NaN is the worst; None without epochs."""
+    sign = 1 if spec.mode == "max" else -1
+    values = [row.value(spec.monitor) for row in history]
+    worth = [-math.inf if value is None or math.isnan(value) else sign * value for value in values]
+    return 1 + worth.index(max(worth)) if worth else None
 
 
 def is_out_of_patience(spec: Train, history: Sequence[EpochMetrics]) -> bool:

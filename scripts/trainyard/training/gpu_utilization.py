@@ -1,12 +1,14 @@
 """GPU utilization: FLOPs and memory traffic of a model, peak performance of GPUs, MFU and roofline."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainyard.config.train import Train
@@ -102,20 +104,16 @@ def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precis
 
     The model is built in the data type of `precision`, which decides how many bytes the kernels move.
     """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
-            freeze(model, spec.freeze)
-            images = torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype)
-            labels = torch.zeros(_BATCH, dtype=torch.int64)
-            with FlopCounterMode(display=False) as flops, _ByteCounter() as traffic:
-                loss = torch.nn.functional.cross_entropy(model(images), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:  # a user's own model may do anything
-        log.info("the FLOPs of model %r cannot be counted: %s", spec.model, str(error).splitlines()[0])
-        return None
-    return ModelCost(flops.get_total_flops() / _BATCH, traffic.total / _BATCH)
+    dtype, traffic = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32), _ByteCounter()
+
+    def take_step(model: nn.Module, images: Tensor) -> None:
+        freeze(model, spec.freeze)
+        with traffic:
+            loss = nn.functional.cross_entropy(model(images), torch.zeros(_BATCH, dtype=torch.int64))
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    flops = _count_flops(take_step, spec, shape=shape, classes=classes, dtype=dtype)
+    return None if flops is None else ModelCost(flops / _BATCH, traffic.total / _BATCH)
 
 
 def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> int | None:
@@ -123,23 +121,37 @@ def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> 
 
     About a third of `model_cost(...).flops`, counted in a third of the time.
     """
+    run = torch.no_grad()(lambda model, images: model(images))
+    flops = _count_flops(run, spec, shape=shape, classes=classes, dtype=torch.float32)
+    return None if flops is None else flops // _BATCH
+
+
+def _count_flops(
+    run: Callable[[nn.Module, Tensor], Any],
+    spec: Train,
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    dtype: torch.dtype,
+) -> int | None:
+    """FLOPs of `run` on the model and `_BATCH` images, on the meta device; None if they cannot be counted."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-            model = models.build_model(spec, shape=shape, classes=classes)
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
             with FlopCounterMode(display=False) as flops:
-                model(torch.zeros(_BATCH, shape[2], *shape[:2]))
+                run(model, torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype))
     except Exception as error:  # a user's own model may do anything
         log.info("the FLOPs of model %r cannot be counted: %s", spec.model, str(error).splitlines()[0])
         return None
-    return int(flops.get_total_flops()) // _BATCH
+    return int(flops.get_total_flops())
 
 
 class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of activations and their gradients that the CUDA kernels of operations read and write.
 
     An operation reads its arguments and writes its results once; views do neither. Those of `_READ_AGAIN` are several
-    kernels, which read some arguments again. Caches are not considered. Not counted, since it does not grow with the
-    batch: parameters, their gradients, statistics, casts of weights, and the optimizer.
+    kernels, which read some arguments again. Caches are not considered. Tensors without a batch dimension are not
+    counted, since they do not grow with the batch: parameters, their gradients, statistics and casts of weights.
     """
 
     def __init__(self) -> None:
@@ -150,7 +162,8 @@ class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket not in _FREE:
             again = [args[index] for index in _READ_AGAIN.get(func.overloadpacket, ())]
-            self.total += sum(map(_bytes, _tensors([args, again, result])))
+            tensors = [each for each in tree_leaves([args, again, result]) if isinstance(each, Tensor)]
+            self.total += sum(each.nbytes for each in tensors if each.shape[:1] == (_BATCH,))
         return result
 
 
@@ -162,17 +175,6 @@ _READ_AGAIN = {
     torch.ops.aten.native_layer_norm_backward: (0, 1),  # gradient and input: for the gradients of input and weight
     torch.ops.aten.convolution_backward: (0,),  # the gradient: for the gradients of input and weight
 }
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor with a batch dimension; others do not grow with the batch."""
-    return tensor.numel() * tensor.element_size() if tensor.ndim and tensor.shape[0] == _BATCH else 0
 
 
 def gpu_utilization(

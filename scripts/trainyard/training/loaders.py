@@ -5,13 +5,14 @@ Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident
 """
 
 import math
-import queue
 import random
-import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -91,24 +92,22 @@ def load_input_data(staged: Staged, device: torch.device) -> InputData:
 
 
 def _staged_splits(staged: Staged, device: torch.device) -> Iterator[Split]:
-    """The training and the validation images. Those that stay on a GPU share the memory that images may use."""
-    left = RESIDENT_SHARE * _allocatable_bytes(device) if device.type == "cuda" else math.inf
+    """The training and the validation images. Those that stay on a GPU share the memory that images may use.
+
+    Of a GPU that several trials share, this is a part of what is left of this trial's share
+    (`worker_gpu.limit_gpu_memory`).
+    """
+    left = math.inf
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = torch.cuda.get_per_process_memory_fraction(device) * total
+        left = RESIDENT_SHARE * min(free, share - torch.cuda.memory_reserved(device))
     for split in map(staged.split, SPLITS):
         if split.images.nbytes <= left:
             left -= split.images.nbytes
             yield ResidentSplit(split.images, split.labels, device)
         else:
             yield MappedSplit(split.images, split.labels, device)
-
-
-def _allocatable_bytes(device: torch.device) -> float:
-    """Bytes of GPU memory that this process can still allocate.
-
-    Of a GPU that several trials share, what is left of this trial's share (`worker_gpu.limit_gpu_memory`).
-    """
-    free, total = torch.cuda.mem_get_info(device)
-    share = torch.cuda.get_per_process_memory_fraction(device) * total
-    return min(free, share - torch.cuda.memory_reserved(device))
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -147,7 +146,7 @@ class MappedSplit:
         sender = _Sender(self._device)
         images, labels = self._images, self._labels
         gathered = (sender.send(ImageBatch(torch.index_select(images, 0, at), labels[at], at)) for at in order)
-        with _prefetched(gathered, device=self._device) as sent:
+        with closing(_prefetched(gathered, device=self._device)) as sent:
             for item in sent:
                 yield sender.receive(item)
 
@@ -160,7 +159,7 @@ class LoaderSplit:
 
     def __init__(self, dataset: Any, device: torch.device, *, outputs: int, numeric: bool = False) -> None:
         self._dataset, self._device = dataset, device
-        self._order = _Order()
+        self._order: list[list[tuple[int, int]]] = []  # the batches of an epoch: index and seed of each image
         self._loader = torch.utils.data.DataLoader(
             _WithIndex(dataset, outputs, numeric),
             batch_sampler=self._order,
@@ -176,24 +175,11 @@ class LoaderSplit:
 
     def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
-        self._order.batches = [[(index, seed) for index in indices.tolist()] for indices in order]
+        self._order[:] = [[(index, seed) for index in indices.tolist()] for indices in order]
         there = {"device": self._device, "non_blocking": True}
         with _one_line_errors():
             for pixels, labels, indices in self._loader:
                 yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
-
-
-class _Order:
-    """A batch sampler whose batches are set before each epoch, because the DataLoader lives longer."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[tuple[int, int]]] = []  # of index and seed
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
@@ -208,19 +194,15 @@ class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Any, Any, int]:
         index, seed = key
-        _seed_all(derived_seed(seed, index))
+        drawn = derived_seed(seed, index)
+        torch.default_generator.manual_seed(drawn)  # `torch.manual_seed` would also look for GPUs, for each image
+        np.random.seed(drawn)  # the global one, which code of a user may use
+        random.seed(drawn)
         image, label = read_item(self._dataset, index)
         normalized = as_normalized(image, index)
         array = as_pixels(image, index) if normalized is None else normalized
         as_label = as_numbers if self._numeric else as_class
         return _tensor(array), as_label(label, index, self._outputs), index
-
-
-def _seed_all(seed: int) -> None:
-    """Seed the generators of a DataLoader's worker; `torch.manual_seed` would also look for GPUs, for each image."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # the global one, which code of a user may use
-    random.seed(seed)
 
 
 @contextmanager
@@ -262,39 +244,15 @@ class _Sender:
         return batch
 
 
-@contextmanager
-def _prefetched(items: Iterator[_Item], *, device: torch.device) -> Iterator[Iterator[_Item]]:
+def _prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:
     """The same items, computed up to `PREFETCHED` ahead by a thread, whose exceptions are raised here."""
-    ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(PREFETCHED)
-    stop = threading.Event()
-
-    def put(item: Callable[[], _Item] | None) -> None:
-        while not stop.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def produce() -> None:
+    # A new thread is on GPU 0, and would create a context there.
+    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(1, "prefetching", begin) as thread:
+        ahead = deque(thread.submit(next, items, None) for _ in range(PREFETCHED))
         try:
-            if device.type == "cuda":  # a new thread is on GPU 0, and would create a context there
-                torch.cuda.set_device(device)
-            for item in items:
-                put(lambda item=item: item)  # type: ignore[misc]
-                if stop.is_set():
-                    return
-            put(None)
-        except BaseException as error:
-            put(lambda error=error: _raise(error))  # type: ignore[misc]
-
-    thread = threading.Thread(target=produce, name="prefetching", daemon=True)
-    thread.start()
-    try:
-        yield (item() for item in iter(ready.get, None))
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
+            while (item := ahead.popleft().result()) is not None:
+                ahead.append(thread.submit(next, items, None))
+                yield item
+        finally:
+            thread.shutdown(cancel_futures=True)

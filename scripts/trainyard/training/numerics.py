@@ -53,16 +53,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def is_half(precision: str) -> bool:
-    """Whether the forward pass runs in 16 bits."""
-    return precision in _AUTOCAST
-
-
-def gradient_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """The gradient scaler, enabled for fp16, in which small gradients underflow (Micikevicius et al. 2017)."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-
-
 def renewed_scaler(scaler: torch.amp.GradScaler, optimizer: Optimizer, device: torch.device) -> torch.amp.GradScaler:
     """The scaler for a step that is taken again; the old one would unscale the gradients twice, or refuse to."""
     vars(optimizer).pop("grad_scale", None)  # by which a fused update that failed would divide again

@@ -126,11 +126,3 @@ class WeightAverage:
             if id(ours) not in averaged:
                 ours.copy_(theirs)
         return self.module
-
-    def state_dict(self) -> dict[str, Any]:
-        """The averaged weights and buffers, by the names of the model."""
-        return self.module.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        self.module.load_state_dict(state)

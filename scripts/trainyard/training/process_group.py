@@ -156,21 +156,15 @@ def process_group(*, traces: Path | None = None) -> Iterator[Group]:
     try:
         yield group
     except BaseException as error:
-        _abort()
+        # End the NCCL kernels of this rank, which may wait for others forever; gloo has no such operation. In a thread,
+        # because `ncclCommAbort` may hang, too (https://github.com/NVIDIA/nccl/issues/1777).
+        assert dist.group.WORLD is not None
+        threading.Thread(target=dist.group.WORLD.abort, name="aborting the process group", daemon=True).start()
         if _TIMED_OUT.search(str(error)):
             what = "another rank hangs, or takes longer than collective_timeout_minutes"
             raise UserError(f"rank {group.rank} timed out in a collective operation: {what} ({error})") from error
         raise
     dist.destroy_process_group()
-
-
-def _abort() -> None:
-    """Start to end the NCCL kernels of this rank, which may wait for others forever. gloo has no such operation.
-
-    In a thread, because `ncclCommAbort` may hang, too (https://github.com/NVIDIA/nccl/issues/1777).
-    """
-    assert dist.group.WORLD is not None
-    threading.Thread(target=dist.group.WORLD.abort, name="aborting the process group", daemon=True).start()
 
 
 def _choose_interface(master: str) -> None:

@@ -38,8 +38,7 @@ class _PendingStep:
     step: int
     flags: Tensor  # int64 (3,): the lowest rank with a bad loss, or the world size; 0 to stop, or 1; the next lag
     work: Any = None
-    ended: Moment = 0.0  # when the flags are known; on a GPU, the event after their copy to the host
-    is_finished: bool = False  # whether `ended` is set
+    ended: Moment | None = None  # when the flags are known; on a GPU, the event after their copy to the host
 
 
 class StepFlags:
@@ -92,7 +91,7 @@ class StepFlags:
         if self._on_gpu:
             optimizer.found_inf = (newest.flags[0] < self._group.world_size).float()  # type: ignore[attr-defined]
             newest.flags = newest.flags.to("cpu", non_blocking=True)
-        newest.ended, newest.is_finished = moment(self._group.device), True
+        newest.ended = moment(self._group.device)
         known = []
         while len(self._pending) > self._lag:
             known.append(self._oldest())
@@ -103,12 +102,13 @@ class StepFlags:
 
         The step of the error, which started but did not finish, is left out.
         """
-        if self._pending and not self._pending[-1].is_finished:
+        if self._pending and self._pending[-1].ended is None:
             self._pending.pop()
         return [self._oldest() for _ in range(len(self._pending))]
 
     def _oldest(self) -> StepStatus:
         oldest = self._pending.popleft()
+        assert oldest.ended is not None
         wait_until_reached(oldest.ended)
         self._seconds.append(milliseconds(self._known_at, oldest.ended) / 1000)
         self._known_at = oldest.ended

@@ -90,20 +90,16 @@ def sample_periodically(sample: Callable[[], None], seconds: float, *, what: str
 
     When it fails, a warning says that `what` stops, and it is not called again.
     """
-    ended, failed = threading.Event(), threading.Event()
+    ended = threading.Event()
 
-    def take() -> None:
+    def keep_sampling() -> None:
         try:
+            sample()
+            while not ended.wait(seconds):
+                sample()
             sample()
         except Exception as error:
             log.warning("%s stops: %s", what, error)
-            failed.set()
-
-    def keep_sampling() -> None:
-        while not failed.is_set():
-            take()
-            if ended.wait(seconds):
-                return
 
     thread = threading.Thread(target=keep_sampling, name="telemetry", daemon=True)
     thread.start()
@@ -112,8 +108,6 @@ def sample_periodically(sample: Callable[[], None], seconds: float, *, what: str
     finally:
         ended.set()
         thread.join()
-        if not failed.is_set():
-            take()
 
 
 @contextmanager
@@ -184,24 +178,14 @@ def visible_gpus() -> Iterator[list["Gpu"]]:
         try:
             pynvml.nvmlInit()
             stack.callback(pynvml.nvmlShutdown)
-            gpus = [Gpu(uuid) for uuid in _visible_uuids()]
+            import torch
+
+            gpus = [Gpu(str(torch.cuda.get_device_properties(i).uuid)) for i in range(torch.cuda.device_count())]
         except Exception as error:
-            if not isinstance(error, pynvml.NVMLError_LibraryNotFound) or _trains_on_gpu():
+            has_gpu = "torch" in sys.modules and sys.modules["torch"].cuda.is_available()  # it may be AMD's
+            if has_gpu or not isinstance(error, pynvml.NVMLError_LibraryNotFound):
                 log.warning("no telemetry of GPUs: %s", error)
         yield gpus
-
-
-def _visible_uuids() -> list[str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-
-
-def _trains_on_gpu() -> bool:
-    """Whether this process has imported torch, and torch has a GPU, which may be AMD's."""
-    return "torch" in sys.modules and sys.modules["torch"].cuda.is_available()
 
 
 class Gpu:

@@ -3,9 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from itertools import islice
 from typing import Final
 
 import torch
@@ -80,7 +79,10 @@ class Trainer:
         torch.manual_seed(spec.seed)  # after own code, which may draw random numbers
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
-        self.precision, channels_last = _choose_numerics(spec, group.device)
+        self.precision = numerics.resolve_precision(spec.precision, group.device)
+        numerics.set_float32(self.precision)
+        numerics.choose_kernels(spec, group.device)
+        channels_last = group.device.type == "cuda" and self.precision in ("bf16", "fp16")  # where it is faster
         self._save_last = save_last
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
         self._validation = Validation(data.val, self.objective, group)
@@ -91,7 +93,8 @@ class Trainer:
         self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
-        scaler = numerics.gradient_scaler(self.precision, group.device)
+        # In fp16, small gradients underflow (Micikevicius et al. 2017).
+        scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision == "fp16")
         loss = self.objective.loss_module
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, loss)
         if spec.activation_checkpointing:
@@ -223,7 +226,7 @@ class Trainer:
         """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
         progress = self.state.progress
         state, spec = self.state, self.spec
-        sums = self._compute_gradients(self._augmented(images, augment))
+        sums = self._compute_gradients(images, augment)
         known = self._flags.finish(state.optimizer)
         for status in known:
             self._check(status)
@@ -239,11 +242,14 @@ class Trainer:
         progress.step += 1
         return any(status.stop for status in known)
 
-    def _compute_gradients(self, batches: Iterable[ImageBatch]) -> Tensor:
+    def _compute_gradients(self, batches: Iterator[ImageBatch], augment: Augmenter) -> Tensor:
         """Set the gradients of all parameters from the micro-batches of a step; returns the sums of the step."""
         sums = torch.zeros_like(self.state.progress.sums)
         self.state.optimizer.zero_grad(set_to_none=True)
-        for remaining, images in zip(reversed(range(self.batch.accumulation)), batches, strict=True):
+        for remaining in reversed(range(self.batch.accumulation)):
+            micro = next(batches)
+            augmented = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
+            images = self.mix(augmented, epoch=len(self.history) + 1, step=self.state.progress.step)
             with self.forward.no_sync() if remaining else nullcontext():
                 loss, sums_of_batch = self.forward.compute_loss(images, model=self.model, training=True)
                 sums += sums_of_batch
@@ -252,12 +258,6 @@ class Trainer:
                 share = len(images.labels) / self.batch.per_rank
                 self.state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         return sums
-
-    def _augmented(self, images: Iterator[ImageBatch], augment: Augmenter) -> Iterator[ImageBatch]:
-        """The micro-batches of a step."""
-        for micro in islice(images, self.batch.accumulation):
-            augmented = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
-            yield self.mix(augmented, epoch=len(self.history) + 1, step=self.state.progress.step)
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""
@@ -348,14 +348,6 @@ class Validation:
         total, self._largest = halve_until_it_fits(add_up, min(batch, self._largest or batch))
         self.seconds = time.perf_counter() - began
         return total
-
-
-def _choose_numerics(spec: Train, device: torch.device) -> tuple[str, bool]:
-    """The precision, and whether images are in channels-last format; sets torch's global options for the spec."""
-    chosen = numerics.resolve_precision(spec.precision, device)
-    numerics.set_float32(chosen)
-    numerics.choose_kernels(spec, device)
-    return chosen, device.type == "cuda" and numerics.is_half(chosen)  # where channels last is faster
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:

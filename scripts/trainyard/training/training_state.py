@@ -81,7 +81,10 @@ class TrainingState:
 
         Within an epoch, it gives all ranks the same buffers, for a training that continues on another number of them.
         """
-        mine: dict[str, Any] = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
+        random = {"cpu": torch.get_rng_state()}
+        if self.group.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.group.device)
+        mine: dict[str, Any] = {"random": random, "sums": self.progress.sums.cpu()}
         if self.loss is not None:
             mine["loss_buffers"] = _copy_buffers(self.loss)
         if self.progress.step and self.group.world_size > 1:
@@ -129,7 +132,7 @@ class TrainingState:
     def _parts(self) -> dict[str, Any]:
         """The objects that have a state, by their keys in a checkpoint."""
         parts = {"module": self.module, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
-        return parts | ({"average": self.average} if self.average else {})
+        return parts | ({"average": self.average.module} if self.average else {})
 
 
 def _named_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -149,13 +152,6 @@ def _set_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.devi
         else:  # the first steps make it
             path, _, last = name.rpartition(".")
             module.get_submodule(path)._buffers[last] = values.to(device)
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
 
 
 def set_random_state(progress: EpochProgress, group: Group, *, seed: int, epoch: int) -> None:

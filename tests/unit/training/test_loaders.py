@@ -60,9 +60,9 @@ def test_an_exception_while_prefetching_is_raised_in_the_consumer(staged):
 def test_a_generator_closed_early_ends_its_thread(staged):
     feed = prefetched(staged).batches(torch.arange(70).split(1))
     next(feed)
-    assert "prefetching" in [thread.name for thread in threading.enumerate()]
+    assert "prefetching_0" in [thread.name for thread in threading.enumerate()]
     feed.close()
-    assert "prefetching" not in [thread.name for thread in threading.enumerate()]
+    assert "prefetching_0" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
@@ -74,9 +74,8 @@ def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
         return what
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(str(device)))
-    with loaders._prefetched((note(item) for item in "ab"), device=torch.device("cuda", 1)) as items:
-        assert list(items) == ["a", "b"]
-    assert calls == [("prefetching", "cuda:1"), ("prefetching", "a"), ("prefetching", "b")]
+    assert list(loaders._prefetched((note(item) for item in "ab"), device=torch.device("cuda", 1))) == ["a", "b"]
+    assert calls == [("prefetching_0", "cuda:1"), ("prefetching_0", "a"), ("prefetching_0", "b")]
 
 
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
