@@ -117,37 +117,30 @@ class Folder(Collection):
         return sorted(found, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
+        """The files in a folder, and the names and identities of the folders in it."""
         files, folders = list[CollectedFile](), list[tuple[str, tuple[int, int]]]()
         try:
             with os.scandir(self.path / folder) as entries:
                 for entry in entries:
-                    if not entry.name.startswith("."):
-                        self._sort(entry, f"{folder}/{entry.name}" if folder else entry.name, files, folders)
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.name.startswith("."):
+                        continue
+                    try:
+                        state = entry.stat()
+                    except OSError as error:
+                        self.rejected.append(Problem(name, "", "unreadable", error.strerror or ""))
+                        continue
+                    if stat.S_ISDIR(state.st_mode):
+                        folders.append((name, (state.st_dev, state.st_ino)))
+                    elif stat.S_ISREG(state.st_mode):
+                        files.append(CollectedFile(name, state.st_size, state.st_mtime_ns))
+                    else:  # reading a pipe or a device might never end
+                        self.rejected.append(Problem(name, "", "not a file"))
         except OSError as error:
             if not folder:
                 raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
             self.rejected.append(Problem(folder, "", "unreadable", error.strerror or ""))
         return files, folders
-
-    def _sort(
-        self,
-        entry: os.DirEntry[str],
-        name: str,
-        files: list[CollectedFile],
-        folders: list[tuple[str, tuple[int, int]]],
-    ) -> None:
-        """Add an entry to the files or folders, or to the rejected ones."""
-        try:
-            state = entry.stat()
-        except OSError as error:
-            self.rejected.append(Problem(name, "", "unreadable", error.strerror or ""))
-            return
-        if stat.S_ISDIR(state.st_mode):
-            folders.append((name, (state.st_dev, state.st_ino)))
-        elif stat.S_ISREG(state.st_mode):
-            files.append(CollectedFile(name, state.st_size, state.st_mtime_ns))
-        else:  # reading a pipe or a device might never end
-            self.rejected.append(Problem(name, "", "not a file"))
 
     def _read(self, file: CollectedFile) -> bytes:
         with open(f"{self.path}/{file.name}", "rb", buffering=0) as content:  # faster than with a Path
@@ -169,9 +162,8 @@ class Archive(Collection):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
             self.rejected.append(Problem(name, "", "path leaves the archive"))
-        else:
-            return bool(path.parts) and not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-        return False
+            return False
+        return bool(path.parts) and not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
 class Zip(Archive):
@@ -193,8 +185,7 @@ class Zip(Archive):
                 continue
             if member.is_dir():
                 self.folders.append(member.filename.rstrip("/"))
-                continue
-            if stat.S_ISLNK(member.external_attr >> 16):
+            elif stat.S_ISLNK(member.external_attr >> 16):
                 self.rejected.append(Problem(member.filename, "", "link in an archive"))
             elif member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 self.rejected.append(Problem(member.filename, "", "encrypted or of an unknown compression"))
@@ -289,7 +280,9 @@ def _decompress(path: Path, opener: Any, work: Path) -> Path:
             left.unlink()
         try:
             with opener(path, "rb") as compressed, atomic_write(target, "wb") as plain:
-                _copy_limited(compressed, plain, path)
+                while chunk := compressed.read(CHUNK_BYTES):
+                    _check_for_bomb(path, plain.tell() + len(chunk))
+                    plain.write(chunk)
         except StorageError as error:
             remedy = "or extract it elsewhere and use that folder as `root`"
             raise DataError(f"{path} cannot be decompressed: {error}; {remedy}") from None
@@ -298,14 +291,6 @@ def _decompress(path: Path, opener: Any, work: Path) -> Path:
                 raise
             raise DataError(f"{path}: is damaged or truncated: {error}") from None
     return target
-
-
-def _copy_limited(compressed: IO[bytes], plain: IO[bytes], path: Path) -> None:
-    size = 0
-    while chunk := compressed.read(CHUNK_BYTES):
-        size += len(chunk)
-        _check_for_bomb(path, size)
-        plain.write(chunk)
 
 
 def _check_for_bomb(path: Path, decompressed_bytes: int) -> None:

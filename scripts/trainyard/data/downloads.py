@@ -116,22 +116,15 @@ class _Downloader:
                     failure = requests.HTTPError if retried else _PermanentFailure
                     raise failure(f"HTTP status {response.status_code} ({response.reason})")
                 _write(response, Path(output_file), url.rpartition("/")[2])
-            self._verify(Path(output_file))
+            algorithm = self.checksum.partition(":")[0]
+            found = f"{algorithm}:{file_digest(Path(output_file), algorithm)}"
+            if not found.startswith(self.checksum):  # if it arrives twice, it is no longer the published file
+                error_class = _PermanentFailure if found in self.received else requests.RequestException
+                self.received.add(found)
+                raise error_class(f"its checksum is {found}, not {self.checksum}")
         except (requests.RequestException, HTTPError) as error:
             log.info("%s: %s", url, _root_cause(error))
             raise requests.RequestException(error) from error
-
-    def _verify(self, path: Path) -> None:
-        """Check the checksum. A file that arrives twice with the same wrong one is no longer the published file."""
-        import requests
-
-        algorithm = self.checksum.partition(":")[0]
-        found = f"{algorithm}:{file_digest(path, algorithm)}"
-        if found.startswith(self.checksum):
-            return
-        failure = _PermanentFailure if found in self.received else requests.RequestException
-        self.received.add(found)
-        raise failure(f"its checksum is {found}, not {self.checksum}")
 
 
 def _write(response: Any, path: Path, name: str) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,7 +119,7 @@ class ImageFileSource(DataSource):
         images = self.layout.images[split][start:stop]
         labels = [label for _, label in images]
         key = digest_of([_digest(file for file, _ in images), labels, asdict(self.image_format), PIL.__version__])
-        return BlockTask(key, _DecodeImages(self._collection, images, self.image_format, split))
+        return BlockTask(key, partial(_decode_images, self._collection, images, self.image_format, split))
 
     def classes(self, highest_label: int) -> list[str]:
         """The names of the class folders."""
@@ -145,29 +145,24 @@ def _digest(files: Iterable[CollectedFile]) -> str:
     return digest_of("\n".join(f"{file.name}\t{file.size}\t{file.stamp}" for file in files))
 
 
-@dataclass(frozen=True)
-class _DecodeImages:
-    collection: Collection
-    images: Sequence[tuple[CollectedFile, int]]
-    image_format: ImageFormat
-    split: str
-
-    def __call__(self) -> Block:
-        count = len(self.images)
-        images = np.zeros((count, *self.image_format.shape), np.uint8)
-        rows = images[..., 0] if self.image_format.channels == 1 else images
-        labels = np.fromiter((label for _, label in self.images), np.int64, count)
-        hashes, is_good = np.zeros(count, np.uint64), np.ones(count, np.bool_)
-        problems, handled = list[Problem](), Counter[str]()
-        for row, (file, _) in enumerate(self.images):
-            try:
-                rows[row], conversions, hashes[row] = _read(self.collection, file, self.image_format)
-            except BadImageError as error:
-                is_good[row] = False
-                problems.append(Problem(file.name, self.split, error.problem, error.detail))
-            else:
-                handled.update(conversions)
-        return Block(images, labels, hashes, is_good, problems, handled)
+def _decode_images(
+    collection: Collection, files: Sequence[tuple[CollectedFile, int]], image_format: ImageFormat, split: str
+) -> Block:
+    count = len(files)
+    images = np.zeros((count, *image_format.shape), np.uint8)
+    rows = images[..., 0] if image_format.channels == 1 else images
+    labels = np.fromiter((label for _, label in files), np.int64, count)
+    hashes, is_good = np.zeros(count, np.uint64), np.ones(count, np.bool_)
+    problems, handled = list[Problem](), Counter[str]()
+    for row, (file, _) in enumerate(files):
+        try:
+            rows[row], conversions, hashes[row] = _read(collection, file, image_format)
+        except BadImageError as error:
+            is_good[row] = False
+            problems.append(Problem(file.name, split, error.problem, error.detail))
+        else:
+            handled.update(conversions)
+    return Block(images, labels, hashes, is_good, problems, handled)
 
 
 def _read(

@@ -59,7 +59,9 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
             f"val/<class>/*.jpg, or <class>/*.jpg{remedy}"
         )
     if "val" not in layout.images:
-        _split_randomly(layout, val_fraction, seed)
+        train = layout.images["train"]
+        parts = stratified_split(np.array([label for _, label in train]), val_fraction, seed)
+        layout.images = {name: [train[index] for index in part] for name, part in zip(SPLITS, parts, strict=True)}
         if not layout.images["val"]:
             raise DataError(
                 f"{collection.path}: no image can be held out for validation, as each class has one only: add images, "
@@ -163,9 +165,3 @@ def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:
     except OSError as error:
         raise DataError(f"{collection.path}: {printable(file.name)} cannot be read ({error})") from None
     return [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
-
-
-def _split_randomly(layout: Layout, val_fraction: float, seed: int) -> None:
-    images = layout.images["train"]
-    parts = stratified_split(np.array([label for _, label in images]), val_fraction, seed)
-    layout.images = {name: [images[index] for index in part] for name, part in zip(SPLITS, parts, strict=True)}

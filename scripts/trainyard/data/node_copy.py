@@ -82,7 +82,7 @@ def choose_local_folder(
         elif host.is_in_memory(kind) and need > MEMORY_FRACTION * memory():
             share = f"{MEMORY_FRACTION:.0%} of the {memory() / 2**30:,.1f} GiB that this job has"
             reasons.append(f"{folder} is in host memory, and {need / 2**30:,.1f} GiB are more than {share}")
-        elif not _has_room(free(folder), need, kind):
+        elif free(folder) < (need if host.is_in_memory(kind) else 1.1 * need + MARGIN_BYTES):
             reasons.append(f"{folder} has too little space")
         else:
             return folder, ""
@@ -96,11 +96,6 @@ def _copy_path(staged: Staged, parent: Path) -> Path:
 
 def _not_copied(staged: Staged, reason: str) -> str:
     return f"{host.node_name()} reads {staged.folder} without a copy on its local disk: {reason}"
-
-
-def _has_room(free: int, need: int, kind: str) -> bool:
-    """Whether the copy fits, on a disk with a margin."""
-    return free >= need if host.is_in_memory(kind) else free >= 1.1 * need + MARGIN_BYTES
 
 
 def _is_complete(folder: Path) -> bool:

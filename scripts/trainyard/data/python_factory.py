@@ -5,7 +5,7 @@ import json
 import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,7 +158,7 @@ class PythonSource(DataSource):
         """Reads images from the user's datasets."""
         source = self.dataset.model_dump()
         key = digest_of([source, self.state, split, start, stop])
-        return BlockTask(key, _ReadImages(json.dumps(source), split, start, stop, self.shape))
+        return BlockTask(key, partial(_read_images, json.dumps(source), split, range(start, stop), self.shape))
 
     def classes(self, highest_label: int) -> list[str]:
         """The names in the config, or numbers.
@@ -176,33 +176,25 @@ class PythonSource(DataSource):
 
 @lru_cache(maxsize=1)
 def _cached_datasets(source: str) -> dict[str, Any]:
+    """The datasets by split; `source` is the section in JSON, which is hashable."""
     return dict(zip(SPLITS, call_factory(json.loads(source)), strict=True))
 
 
-@dataclass(frozen=True)
-class _ReadImages:
-    source: str  # JSON, which is hashable
-    split: str
-    start: int
-    stop: int
-    shape: tuple[int, int, int]
-
-    def __call__(self) -> Block:
-        dataset = _cached_datasets(self.source)[self.split]
-        images = np.empty((self.stop - self.start, *self.shape), np.uint8)
-        labels = np.empty(len(images), np.int64)
-        for row, index in enumerate(range(self.start, self.stop)):
-            image, label = read_item(dataset, index)
-            labels[row] = as_class(label, index)
-            pixels = as_pixels(image, index)
-            if pixels.shape != self.shape:
-                factory = json.loads(self.source)["factory"]
-                raise DataError(
-                    f"{self.split} image {index} of {factory!r} has the shape {pixels.shape}, train image "
-                    f"0 has {self.shape}: all must have the same size"
-                )
-            images[row] = pixels
-        return Block(images, labels)
+def _read_images(source: str, split: str, rows: range, shape: tuple[int, int, int]) -> Block:
+    dataset = _cached_datasets(source)[split]
+    images, labels = np.empty((len(rows), *shape), np.uint8), np.empty(len(rows), np.int64)
+    for row, index in enumerate(rows):
+        image, label = read_item(dataset, index)
+        labels[row] = as_class(label, index)
+        pixels = as_pixels(image, index)
+        if pixels.shape != shape:
+            factory = json.loads(source)["factory"]
+            raise DataError(
+                f"{split} image {index} of {factory!r} has the shape {pixels.shape}, train image 0 has {shape}: all "
+                "must have the same size"
+            )
+        images[row] = pixels
+    return Block(images, labels)
 
 
 def describe_on_the_fly(dataset: Python) -> OnTheFlyMeta:

@@ -179,13 +179,13 @@ def _exit_with_parent() -> None:
     """Make a process of the pool ignore Ctrl-C, which its parent handles, and exit with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_wait_and_exit, args=[parent], daemon=True).start()
+    assert parent is not None
 
+    def wait_and_exit() -> None:
+        parent.join()
+        os._exit(1)
 
-def _wait_and_exit(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def make_shard(task: BlockTask, shard: Shard, work: Path) -> ShardRecord:

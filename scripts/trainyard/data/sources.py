@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,28 +195,19 @@ class SyntheticSource(DataSource):
     def block_task(self, split: str, start: int, stop: int) -> BlockTask:
         """Generates images from the seed and their position."""
         key = digest_of([self.dataset.model_dump(), split, start, stop])
-        return BlockTask(key, _GenerateImages(self.dataset, SPLITS.index(split), start, stop))
+        return BlockTask(key, partial(_generate_images, self.dataset, self.shape, SPLITS.index(split), start, stop))
 
     def classes(self, highest_label: int) -> list[str]:
         """Numbered names."""
         return [f"class {index}" for index in range(self.dataset.classes)]
 
 
-@dataclass(frozen=True)
-class _GenerateImages:
-    dataset: Synthetic
-    split: int
-    start: int
-    stop: int
-
-    def __call__(self) -> Block:
-        dataset = self.dataset
-        shape, count = (dataset.height, dataset.width, dataset.channels), self.stop - self.start
-        patterns = np.random.default_rng(0).integers(0, 256, (dataset.classes, *shape), np.uint8)
-        generator = np.random.default_rng([0, self.split, self.start])
-        labels = generator.integers(0, dataset.classes, count)
-        images = np.empty((count, *shape), np.uint8)
-        for index, label in enumerate(labels):
-            noise = generator.integers(0, 256, shape, np.uint8)
-            images[index] = (patterns[label].astype(np.uint16) + noise) // 2
-        return Block(images, labels)
+def _generate_images(dataset: Synthetic, shape: tuple[int, int, int], split: int, start: int, stop: int) -> Block:
+    patterns = np.random.default_rng(0).integers(0, 256, (dataset.classes, *shape), np.uint8)
+    generator = np.random.default_rng([0, split, start])
+    labels = generator.integers(0, dataset.classes, stop - start)
+    images = np.empty((len(labels), *shape), np.uint8)
+    for index, label in enumerate(labels):
+        noise = generator.integers(0, 256, shape, np.uint8)
+        images[index] = (patterns[label].astype(np.uint16) + noise) // 2
+    return Block(images, labels)

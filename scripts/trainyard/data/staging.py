@@ -143,9 +143,17 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[Data
     """The metadata of the staged images, and their files by name."""
     work, cpus = folder / ".staging", slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
-    size = sum(source.sizes.values()) * math.prod(source.shape)
-    _check_disk_space(folder, size)
-    _log_size(source, folder, cpus)
+    count = sum(source.sizes.values())
+    size = count * math.prod(source.shape)
+    missing, free = _missing_bytes(folder, size), shutil.disk_usage(folder).free
+    if missing > free:
+        raise DataError(
+            f"{folder}: staging needs {missing / 2**30:,.1f} GiB of disk space, {free / 2**30:,.1f} GiB are free"
+        )
+    seconds = source.seconds_per_image() * count / cpus
+    about = f", about {format_duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
+    shape = "x".join(map(str, source.shape))
+    log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", shape, f"{size / 2**20:,.1f}", about)
     try:
         staged = stage_shards(source, work, cpus=cpus, name=folder.name)
     except StorageError as error:
@@ -178,27 +186,6 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[Data
         files=digests,
     )
     return meta, files
-
-
-def _log_size(source: DataSource, folder: Path, cpus: int) -> None:
-    count = sum(source.sizes.values())
-    seconds = source.seconds_per_image() * count / cpus
-    about = f", about {format_duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
-    shape, size = "x".join(map(str, source.shape)), count * math.prod(source.shape)
-    log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", shape, f"{size / 2**20:,.1f}", about)
-
-
-def _check_disk_space(folder: Path, size: int) -> None:
-    """Check that the images fit.
-
-    Raises:
-        DataError: they do not fit.
-    """
-    missing, free = _missing_bytes(folder, size), shutil.disk_usage(folder).free
-    if missing > free:
-        raise DataError(
-            f"{folder}: staging needs {missing / 2**30:,.1f} GiB of disk space, {free / 2**30:,.1f} GiB are free"
-        )
 
 
 def _missing_bytes(folder: Path, size: int) -> int:
@@ -235,18 +222,14 @@ def _drop_bad_rows(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:
     files = {f"{split}-{kind}.npy": work / f"{split}-{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
     for name, path in files.items():
         if rows := bad.get(name.split("-")[0]):
-            files[name] = work / f"good-{name}"
-            _copy_without(rows, path, files[name])
+            files[name] = target = work / f"good-{name}"
+            whole = np.load(path, mmap_mode="r")
+            good = np.setdiff1d(np.arange(len(whole)), rows)
+            header = header_data_from_array_1_0(whole) | {"shape": (len(good), *whole.shape[1:])}
+            with storage_errors(target), open(target, "wb") as file:  # on a full disk, writing to a memory map is fatal
+                write_array_header_1_0(file, header)
+                for start in range(0, len(good), CHUNK_IMAGES):
+                    file.write(whole[good[start : start + CHUNK_IMAGES]].tobytes())
+                file.flush()
+                os.fsync(file.fileno())
     return files
-
-
-def _copy_without(rows: list[int], path: Path, target: Path) -> None:
-    whole = np.load(path, mmap_mode="r")
-    good = np.setdiff1d(np.arange(len(whole)), rows)
-    header = header_data_from_array_1_0(whole) | {"shape": (len(good), *whole.shape[1:])}
-    with storage_errors(target), open(target, "wb") as file:  # on a full disk, writing to a memory map is fatal
-        write_array_header_1_0(file, header)
-        for start in range(0, len(good), CHUNK_IMAGES):
-            file.write(whole[good[start : start + CHUNK_IMAGES]].tobytes())
-        file.flush()
-        os.fsync(file.fileno())
