@@ -99,7 +99,10 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     table = measured[measured["scale"].isin(done)]  # the others are trained again, or are no longer in the config
     if table.empty:
         return Summary(title, NO_RESULT, left)
-    spent_seconds = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in done.items()})
+    seconds_of = {
+        scale: sum(json.loads(path.read_text())["train_seconds"] for path in paths) for scale, paths in done.items()
+    }
+    spent_seconds = table["scale"].map(seconds_of)
     repeats = spent_seconds / table["train_seconds"]  # the table has medians over the repeats
     hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
@@ -113,10 +116,6 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
         about_picture="speedup and efficiency against the number of GPUs",
     )
-
-
-def _train_seconds(summary: Path) -> float:
-    return float(json.loads(summary.read_text())["train_seconds"])
 
 
 def _summarize_trees(name: str, results: Path) -> Summary:
@@ -138,12 +137,11 @@ def _ended(paths: Iterable[Path]) -> str:
 def _scale_rows(table: pd.DataFrame) -> list[list[str]]:
     """The header and rows of a small table of scales, without empty columns."""
     shown = table[list(SCALE_COLUMNS)].dropna(axis="columns", how="all")
-    rows = [[_cell(value) for value in row] for row in shown.to_numpy()]
-    return [[SCALE_COLUMNS[name] for name in shown], *rows]
-
-
-def _cell(value: str | float) -> str:
-    return value if isinstance(value, str) else "" if pd.isna(value) else format_number(value)
+    cells = [
+        [value if isinstance(value, str) else "" if pd.isna(value) else format_number(value) for value in row]
+        for row in shown.to_numpy()
+    ]
+    return [[SCALE_COLUMNS[name] for name in shown], *cells]
 
 
 def _embed_picture(path: Path) -> str:

@@ -82,6 +82,8 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
     note = (
         f"The first {MAX_ROWS:,} of {len(part.frame):,} rows; the CSV file of this table has all." if left_out else ""
     )
+    lengths = [frame[name].astype(str).str.len().max() for name in frame]
+    long_texts = [number for number, length in enumerate(lengths) if length > LONG_TEXT]
     filters: dict[str, Any] = {"columnControl": ["order", "searchDropdown"], "ordering": {"indicators": False}}
     mark = JavascriptFunction(_MARK_CELL.format(best="null" if part.best is None else part.best))
     with pd.option_context("display.float_format", format_number, "display.max_colwidth", None):
@@ -100,22 +102,13 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
             lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
             columnDefs=[
                 {"targets": "_all", "createdCell": mark},
-                {"targets": _long_texts(frame), "className": "long"},
+                {"targets": long_texts, "className": "long"},
             ],
             **(filters if len(frame) >= MIN_FILTERED else {}),
         )
-    return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(_NAME_IN_HEADER.sub(_add_breaks, table))
-
-
-def _add_breaks(name: re.Match[str]) -> str:
-    """The name of a column that may be broken at dots and underscores."""
-    return re.sub("[._]", r"\g<0><wbr>", name[0])
-
-
-def _long_texts(frame: pd.DataFrame) -> list[int]:
-    """The positions of the columns with texts that are wrapped."""
-    lengths = [frame[name].astype(str).str.len().max() for name in frame]
-    return [number for number, length in enumerate(lengths) if length > LONG_TEXT]
+    # The names of columns may be broken at dots and underscores.
+    table = _NAME_IN_HEADER.sub(lambda name: re.sub("[._]", r"\g<0><wbr>", name[0]), table)
+    return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(table)
 
 
 @cache

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from trainyard.config.trial_status import ENDED
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import FAILED, MANY, STOPPED, is_numeric
@@ -43,7 +44,8 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     The axis of the metric has the best value at the top. Trials that were stopped early are gray, because their metric
     is from fewer epochs. Trials without the metric end below its axis.
     """
-    ranked, keys = ranked.ended, ranked.main_keys(MAX_KEYS)
+    ended = ranked.table[ranked.table["status"].isin(ENDED)]
+    keys, ranked = ranked.main_keys(MAX_KEYS), PlottedTrials(ended, ranked.keys, ranked.ranking, ranked.log)
     if len(ranked.keys) < 2 or ranked.values.isna().all():
         fewer = "varies one key: see the plot of the metric against it" if ranked.keys else "varies no key"
         style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
@@ -146,11 +148,11 @@ def metric_coordinate(ranked: PlottedTrials) -> Coordinate:
 def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials) -> None:
     """Draw a line per trial; heights have the shape (trials, axes)."""
     worth = ranked.values if not ranked.is_minimized else -ranked.values
-    colors, status = ranked.colors_of(ranked.values), ranked.table.index
+    index, as_image = ranked.table.index, len(heights) > MANY
     groups = {
-        "failed or diverged": (status.isin(ranked.lost.index), FAILED),
-        "stopped early": (status.isin(ranked.stopped.index), STOPPED),
-        "": (status.isin(ranked.finished.index), colors),
+        "failed or diverged": (ranked.values.isna(), FAILED),
+        "stopped early": (index.isin(ranked.stopped.index), STOPPED),
+        "": (index.isin(ranked.finished.index), ranked.colors_of(ranked.values)),
     }
     alpha = max(0.05, min(0.9, (60 / len(heights)) ** 0.5))
     rng, handles = np.random.default_rng(0), []
@@ -162,21 +164,14 @@ def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials
             continue
         if name:
             handles.append(Line2D([], [], color=color, label=name))
-        _draw_lines(axes, heights[rows], color if name else color[rows], alpha, as_image=len(heights) > MANY)
+        places = np.broadcast_to(np.arange(heights.shape[1], dtype=float), heights[rows].shape)
+        lines, colors = np.stack([places, heights[rows]], axis=-1), color if name else color[rows]
+        shape: dict[str, Any] = {"linewidths": 1.2, "rasterized": as_image, "antialiaseds": not as_image}
+        axes.add_collection(LineCollection(list(lines), colors=colors, alpha=alpha, **shape))
     if ranked.best is not None:
-        row = heights[ranked.table.index.get_loc(ranked.best.name)]
+        row = heights[index.get_loc(ranked.best.name)]
         handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])
     style.figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=len(handles))
-
-
-def _draw_lines(axes: Axes, heights: NDArray[np.float64], color: Any, alpha: float, *, as_image: bool) -> None:
-    places = np.broadcast_to(np.arange(heights.shape[1], dtype=float), heights.shape)
-    lines = np.stack([places, heights], axis=-1)
-    axes.add_collection(
-        LineCollection(
-            list(lines), colors=color, alpha=alpha, linewidths=1.2, rasterized=as_image, antialiaseds=not as_image
-        )
-    )
 
 
 def _draw_axis(axes: Axes, place: int, column: Coordinate) -> None:

@@ -1,7 +1,6 @@
 """The trials of a sweep with what ranks them: the values, colors and scale of the metric in all plots."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -9,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LogNorm, Normalize, to_rgba
+from matplotlib.colors import LogNorm, Normalize, to_rgba
 from matplotlib.ticker import PercentFormatter
 
-from trainyard.config.trial_status import ENDED, TrialStatus
+from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
 from trainyard.report.style import readable_metric
 from trainyard.results.ranking import Ranking, describe_best, is_seed
@@ -21,95 +20,44 @@ BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
 MAX_TITLE: Final = 180  # characters, above which a title names no key instead of all
 
 
-@dataclass(frozen=True)
 class PlottedTrials:
-    """The trials of a sweep, its varied keys, and the metric that ranks the trials."""
+    """The trials of a sweep, its varied keys, and the metric that ranks the trials.
 
-    table: pd.DataFrame  # trials.csv; a missing value of a key that is no number is the name `(none)`
-    keys: Sequence[str]
-    ranking: Ranking
-    log: Mapping[str, bool | None] = field(default_factory=dict)  # by key: whether its scale is logarithmic, if known
+    In `table`, trials.csv, a missing value of a key that is no number is the name `(none)`. `log` says of each key
+    whether its scale is logarithmic, if that is known.
+    """
 
-    @cached_property
-    def values(self) -> "pd.Series[float]":
-        """The metric of each trial; NaN without one that an axis can show."""
-        return style.within_axes(self.table["trial"].map(self.ranking.scores).astype(float))
-
-    @property
-    def settings(self) -> list[str]:
-        """The varied keys that one chooses: all but seeds."""
-        return [key for key in self.keys if not is_seed(key)]
+    def __init__(
+        self, table: pd.DataFrame, keys: Sequence[str], ranking: Ranking, log: Mapping[str, bool | None] | None = None
+    ) -> None:
+        self.table, self.keys, self.ranking, self.log = table, keys, ranking, log or {}
+        self.settings = [key for key in keys if not is_seed(key)]  # the varied keys that one chooses
+        # The metric of each trial; NaN without one that an axis can show.
+        self.values: pd.Series[float] = style.within_axes(table["trial"].map(ranking.scores).astype(float))
+        known = self.values.dropna()
+        self.finished = table[(table["status"] == TrialStatus.FINISHED) & self.values.notna()]
+        self.stopped = table[(table["status"] == TrialStatus.STOPPED) & self.values.notna()]  # early
+        best = ranking.best_trial  # with seeds, of the configuration with the best mean
+        rows = table[table["trial"] == best.trial] if best else table.head(0)
+        self.best: pd.Series[Any] | None = rows.iloc[0] if len(rows) else None
+        self.label = readable_metric(ranking.metric)
+        self.is_minimized = ranking.mode == "min"
+        self.direction = f"{self.label} ({'lower' if self.is_minimized else 'higher'} is better)"
+        self.is_percent = style.are_fractions(ranking.metric, known)
+        self.is_log = not self.is_percent and len(known) > 0 and style.is_log_scale(known)
+        # The range of the metric that is shown: from the best value to the worst one that is no outlier.
+        low, high = style.fences(known, is_log=self.is_log)
+        self.limits = (float(known.min()), high) if self.is_minimized else (low, float(known.max()))
+        self.outlier_count = int((~known.between(*self.limits)).sum())
+        # The better, the darker.
+        self.colors = style.SEQUENCE if self.is_minimized else style.SEQUENCE.reversed()
+        self.norm = (LogNorm if self.is_log else Normalize)(*self.limits, clip=True)
 
     def main_keys(self, most: int) -> list[str]:
         """The varied keys, or of more than `most`, those with the most values."""
         counts = {key: self.table[key].astype(str).nunique() for key in self.keys}
         kept = sorted(counts, key=lambda key: -counts[key])[:most]
         return [key for key in self.keys if key in kept]
-
-    @property
-    def finished(self) -> pd.DataFrame:
-        """The finished trials that have the metric."""
-        return self.table[(self.table["status"] == TrialStatus.FINISHED) & self.values.notna()]
-
-    @property
-    def stopped(self) -> pd.DataFrame:
-        """The trials that were stopped early and have the metric."""
-        return self.table[(self.table["status"] == TrialStatus.STOPPED) & self.values.notna()]
-
-    @property
-    def lost(self) -> pd.DataFrame:
-        """The trials that ended without the metric: they failed, diverged or reported nothing."""
-        return self.table[self.table["status"].isin(ENDED) & self.values.isna()]
-
-    @property
-    def ended(self) -> "PlottedTrials":
-        """The trials without those that have not run."""
-        return replace(self, table=self.table[self.table["status"].isin(ENDED)])
-
-    @cached_property
-    def best(self) -> "pd.Series[Any] | None":
-        """The row of the best trial: with seeds, of the best one of the configuration with the best mean."""
-        best = self.ranking.best_trial
-        rows = self.table[self.table["trial"] == best.trial] if best else self.table.head(0)
-        return rows.iloc[0] if len(rows) else None
-
-    @property
-    def is_minimized(self) -> bool:
-        """Whether a smaller metric is better."""
-        return self.ranking.mode == "min"
-
-    @property
-    def is_percent(self) -> bool:
-        """Whether the metric is shown in percent."""
-        return style.are_fractions(self.ranking.metric, self.values)
-
-    @property
-    def is_log(self) -> bool:
-        """Whether the scale of the metric is logarithmic."""
-        return not self.is_percent and self.values.notna().any() and style.is_log_scale(self.values.dropna())
-
-    @cached_property
-    def limits(self) -> tuple[float, float]:
-        """The range of the metric that is shown: from the best value to the worst one that is no outlier."""
-        values = self.values.dropna()
-        low, high = style.fences(values, is_log=self.is_log)
-        return (float(values.min()), high) if self.is_minimized else (low, float(values.max()))
-
-    @property
-    def outlier_count(self) -> int:
-        """The trials whose metric is worse than `limits`."""
-        low, high = self.limits
-        return int(((self.values < low) | (self.values > high)).sum())
-
-    @property
-    def label(self) -> str:
-        """The metric on an axis."""
-        return readable_metric(self.ranking.metric)
-
-    @property
-    def direction(self) -> str:
-        """The metric, and which values are better."""
-        return f"{self.label} ({'lower' if self.is_minimized else 'higher'} is better)"
 
     def format_metric(self, value: float) -> str:
         """A value of the metric as text."""
@@ -147,18 +95,6 @@ class PlottedTrials:
             return None
         values = self.table[self.keys[0]]
         return self.keys[0] if style.is_numeric(values) or values.astype(str).nunique() <= len(style.COLORS) else None
-
-    # ---- colors: the better, the darker
-
-    @property
-    def colors(self) -> Colormap:
-        """The color map of the metric."""
-        return style.SEQUENCE if self.is_minimized else style.SEQUENCE.reversed()
-
-    @property
-    def norm(self) -> Normalize:
-        """The normalization of the metric for its color map."""
-        return (LogNorm if self.is_log else Normalize)(*self.limits, clip=True)
 
     def colors_of(self, values: "pd.Series[float]") -> Any:
         """The colors of some values of the metric, shape (n, 4); gray without a value."""

@@ -34,7 +34,7 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
         axes.plot(ideal["gpus"], values, "--", color="#777777", label="ideal")
         _plot_measured(axes, scaling, over)
         _set_gpu_axis(axes, gpus)
-        axes.set_xlabel(_ranks(scaling))
+        axes.set_xlabel("GPUs" if (scaling["device"] != "cpu").all() else "ranks (on CPUs)")
     _name_scales(left, scaling)
     if gpus.max() > 8:
         left.set_yscale("log", base=2)
@@ -56,7 +56,9 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
-    style.set_title(left, " ".join(filter(None, [recommendation(scaling), _repeats(scaling)])))
+    count = int(scaling["repeats"].max())
+    repeats = f" (medians of {count} repeats; bars: minimum to maximum)" if count > 1 else ""
+    style.set_title(left, recommendation(scaling) + repeats)
 
 
 def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
@@ -113,15 +115,6 @@ def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
                 va=sides[1],
                 fontsize=8,
             )
-
-
-def _ranks(scaling: pd.DataFrame) -> str:
-    return "GPUs" if (scaling["device"] != "cpu").all() else "ranks (on CPUs)"
-
-
-def _repeats(scaling: pd.DataFrame) -> str:
-    count = int(scaling["repeats"].max())
-    return f"(medians of {count} repeats; bars: minimum to maximum)" if count > 1 else ""
 
 
 def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
@@ -191,7 +184,8 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
     frames: dict[str, list[pd.DataFrame]] = {"gpu": [], "cpu": []}
     for path in sorted((folder / "telemetry").glob("?pu-*.csv")):
         kind, _, node = path.stem.partition("-")
-        frames[kind].append(_read_samples(path).assign(node=node))
+        if path.stat().st_size:  # 0 on a full disk; rows with too many fields are skipped
+            frames[kind].append(pd.read_csv(path, on_bad_lines="skip").assign(node=node))
     samples = pd.concat(frames["gpu"]) if frames["gpu"] else pd.DataFrame()
     if len(samples):
         names = samples["node"] + " GPU " + samples["gpu"].astype(str)
@@ -202,13 +196,6 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])
     seconds = samples["time"] - samples["time"].min()
     return samples.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
-
-
-def _read_samples(path: Path) -> pd.DataFrame:
-    """The samples in a file; none if it is empty, as on a full disk. Rows with too many fields are skipped."""
-    if not path.stat().st_size:
-        return pd.DataFrame()
-    return pd.read_csv(path, on_bad_lines="skip")
 
 
 def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:

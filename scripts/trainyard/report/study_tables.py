@@ -8,7 +8,6 @@ from typing import Final
 import pandas as pd
 
 from trainyard.config.config import Config
-from trainyard.config.sweep import Slots
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import Parts, ReportTable, write_page
@@ -69,7 +68,8 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     ranking = rank_sweep(state)
     write_best(config, state, ranking)
     write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
-    strategies, jobs = (_without_gpus(table, state.sweep.slots) for table in (strategies, jobs))
+    if not state.sweep.slots.has_gpus:  # the columns about GPUs are 0
+        strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
@@ -80,11 +80,6 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
         "Cost, compared with other strategies": ReportTable(turned),
         "Jobs: planned and measured": ReportTable(jobs.assign(start=jobs["start"].map(format_time))),
     }
-
-
-def _without_gpus(table: pd.DataFrame, slots: Slots) -> pd.DataFrame:
-    """The table without its columns about GPUs, if the sweep has none: they are 0."""
-    return table if slots.has_gpus else table.drop(columns=[name for name in table if "gpu" in name])
 
 
 def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:

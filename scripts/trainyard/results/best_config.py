@@ -39,9 +39,13 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
     kept = {key: value for key, value in whole["sweeps"][name].items() if key not in _OF_SEVERAL}
     if sweep.search or sweep.stop:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
-    content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": _one_slot(sweep)}}
+    cpus, gpus = sweep.slots.cpus_per_trial, max(1, int(sweep.slots.share)) if sweep.slots.gpus_per_node else 0
+    slots = {"gpus_per_node": gpus, **({"gpus_per_trial": gpus} if gpus else {}), "cpus_per_trial": cpus}
+    content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": slots}}
     if has_study(sweep) and isinstance(trial.spec, Train):
-        study = {"dataset": sweep.dataset} | _study(sweep, trial.spec)
+        train = trial.spec.model_dump(mode="json", exclude_unset=True)
+        # The scale 1x1 is this training; it has as many CPUs, so that sums have the same order.
+        study = {"dataset": sweep.dataset, "train": train, "scales": ["1x1"], "cpus_per_gpu": cpus}
         content["scaling"] = {study_name(name): study}
     return content
 
@@ -54,24 +58,6 @@ def has_study(sweep: Sweep) -> bool:
 def study_name(sweep: str) -> str:
     """The name of the scaling study of a sweep's best trial."""
     return f"{sweep[: _MAX_NAME - 5]}-best"
-
-
-def _one_slot(sweep: Sweep) -> dict[str, Any]:
-    """The slots of a job that runs one trial, with a GPU or several of its own, or without GPUs as the sweep."""
-    slots = sweep.slots
-    if not slots.gpus_per_node:
-        return {"gpus_per_node": 0, "cpus_per_trial": slots.cpus_per_trial}
-    gpus = max(1, int(slots.share))
-    return {"gpus_per_node": gpus, "gpus_per_trial": gpus, "cpus_per_trial": slots.cpus_per_trial}
-
-
-def _study(sweep: Sweep, train: Train) -> dict[str, Any]:
-    """A scaling study whose scale 1x1 is this training; it has as many CPUs, so that sums have the same order."""
-    return {
-        "train": train.model_dump(mode="json", exclude_unset=True),
-        "scales": ["1x1"],
-        "cpus_per_gpu": sweep.slots.cpus_per_trial,
-    }
 
 
 def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path | None) -> str | None:

@@ -138,17 +138,15 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
         values = {key: value for key, value in trial.values.items() if not is_seed(key)}
         name = json.dumps(values, sort_keys=True)
         found.setdefault(name, Configuration(values)).trials.append(trial)
-    return sorted(found.values(), key=lambda each: _place(each, mode))
+    return sorted(
+        found.values(),
+        key=lambda each: (each.mean is None, each.mean is not None and each.is_incomplete, _cost(each.mean, mode)),
+    )
 
 
 def is_seed(key: str) -> bool:
     """Whether a varied key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
     return key.rpartition(".")[2] == "seed"
-
-
-def _place(configuration: Configuration, mode: Mode) -> tuple[bool, bool, float]:
-    mean = configuration.mean
-    return mean is None, configuration.is_incomplete and mean is not None, _cost(mean, mode)
 
 
 def _cost(score: float | None, mode: Mode) -> float:
