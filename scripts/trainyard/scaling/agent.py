@@ -5,7 +5,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard.cluster.stop_request import block_stop_signals, forward_to_ranks
@@ -22,29 +21,26 @@ def main() -> int:
     arguments = parser.parse_args()
     nodes = arguments.nodes.split(",")
     node_rank = find_node_rank(nodes)
-    code = _run(arguments, nodes, node_rank)
-    end_together(arguments.folder, task=node_rank, tasks=len(nodes), code=code)
-    return code
-
-
-def _run(arguments: argparse.Namespace, nodes: Sequence[str], node_rank: int) -> int:
     try:
         endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
     except RendezvousError:
-        return 1  # the launcher reports it
-    block_stop_signals()
-    from trainyard.scaling import torchrun  # imports torch, which takes seconds
+        code = 1  # the launcher reports it
+    else:
+        block_stop_signals()
+        from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
-    forward_to_ranks()
-    return torchrun.run_ranks(
-        arguments.command,
-        node_rank=node_rank,
-        nodes=len(nodes),
-        ranks=arguments.ranks,
-        endpoint=endpoint,
-        listener=listener,
-        folder=arguments.folder,
-    )
+        forward_to_ranks()
+        code = torchrun.run_ranks(
+            arguments.command,
+            node_rank=node_rank,
+            nodes=len(nodes),
+            ranks=arguments.ranks,
+            endpoint=endpoint,
+            listener=listener,
+            folder=arguments.folder,
+        )
+    end_together(arguments.folder, task=node_rank, tasks=len(nodes), code=code)
+    return code
 
 
 if __name__ == "__main__":

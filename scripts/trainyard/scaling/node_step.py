@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +98,11 @@ def main() -> int:
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
     process, stop_request = _start(line, _environment(arguments, endpoint), arguments.workdir)
-    code = wait_as_shell(process) if task.local_rank else _wait(process, arguments)
+    me = psutil.Process()
+    root = (me.parent() if arguments.per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
+    telemetry = record_telemetry(arguments.folder, host.node_name(), root=root, overwrite=arguments.overwrite)
+    with nullcontext() if task.local_rank else telemetry:
+        code = wait_as_shell(process)
     # After a stop request, wait for the other tasks: srun would end them before they have saved their state.
     seconds = arguments.grace_seconds if stop_request.is_made else 0.0
     end_together(arguments.rendezvous, task=task.number, tasks=task.count, code=code, seconds=seconds)
@@ -143,26 +147,6 @@ def _ignore_user_signals() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> int:
-    """Wait for the command, and record the telemetry of this node; returns the exit code, as a shell would."""
-    ended = threading.Event()
-    sampler = threading.Thread(target=_sample, args=(arguments, ended))
-    sampler.start()
-    try:
-        return wait_as_shell(process)
-    finally:  # also at SIGINT: this program would wait for the thread without end, and the job hold its GPUs
-        ended.set()
-        sampler.join()
-
-
-def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
-    """Record telemetry until the command ends. The ranks of a node are its descendants, with srun its siblings."""
-    me = psutil.Process()
-    root = (me.parent() if arguments.per_gpu else None) or me
-    with record_telemetry(arguments.folder, host.node_name(), root=root, overwrite=arguments.overwrite):
-        ended.wait()
 
 
 def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:

@@ -17,7 +17,7 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
-from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
+from trainyard.cluster.stop_request import stop_request_of_rank
 from trainyard.config.config import Config
 from trainyard.config.scaling import TrainScaling, split_scale
 from trainyard.config.trials import training_spec
@@ -58,7 +58,11 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
     assert isinstance(study, TrainScaling)
     study = study.model_copy(update={"train": study.train_at(scale)})
-    with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
+    with (
+        rank_failures.record_exception(),
+        process_group(traces=folder.absolute()) as group,
+        ExitStack() as stack,
+    ):
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
         nodes, gpus = split_scale(scale)
@@ -66,21 +70,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             count = count_of(nodes * gpus, "rank")
             remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
             raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
-        _train(config, study, scale, results, group, stop_request, folder=folder)
-
-
-def _train(
-    config: Config,
-    study: TrainScaling,
-    scale: str,
-    results: Path,
-    group: Group,
-    stop_request: StopRequest,
-    *,
-    folder: Path,
-) -> None:
-    torch.set_num_threads(study.cpus_per_gpu)
-    with ExitStack() as stack:
+        torch.set_num_threads(study.cpus_per_gpu)
         group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         if group.is_main:
             stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
@@ -105,7 +95,7 @@ def _train(
             find_unused_parameters=study.find_unused_parameters,
         )
         _log_start(trainer, store)
-        with _telemetry(trainer, folder, study):
+        with _telemetry(trainer, folder):
             if not trainer.is_complete:
                 with _explaining_unused_parameters():
                     _train_epochs(trainer, store, study)
@@ -161,7 +151,7 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     log.info("training on %s in %s, global batch %d", ranks, trainer.precision, trainer.batch.images)
 
 
-def _telemetry(trainer: Trainer, folder: Path, study: TrainScaling) -> AbstractContextManager[Any]:
+def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:
     """Record telemetry of this node: torchrun and all ranks that it has started here. Collective.
 
     A new training first removes that of another one, which may have run on other nodes.
@@ -174,12 +164,7 @@ def _telemetry(trainer: Trainer, folder: Path, study: TrainScaling) -> AbstractC
         return nullcontext()
     me = psutil.Process()
     root = (me.parent() if is_rank() else None) or me
-    return record_telemetry(
-        folder / "telemetry",
-        host.node_name(),
-        overwrite=is_new,
-        root=root,
-    )
+    return record_telemetry(folder / "telemetry", host.node_name(), overwrite=is_new, root=root)
 
 
 def _deadline(group: Group) -> float:

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from slurm_cluster.waiting import PATIENCE_SECONDS
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
 from trainyard.scaling import node_step, rendezvous
 from trainyard.utils.import_path import SCRIPTS
@@ -141,15 +140,9 @@ def test_without_a_stop_request_a_task_that_fails_ends_at_once(tmp_path):
         assert runs.wait(PATIENCE_SECONDS) == 3, "the other task has ended, too"
 
 
-def test_after_an_interrupt_no_thread_keeps_the_program_alive(monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    sampling = []
-    monkeypatch.setattr(node_step, "wait_as_shell", interrupt)
-    monkeypatch.setattr(
-        node_step, "_sample", lambda _, ended: (sampling.append(threading.current_thread()), ended.wait(9))
-    )
-    with pytest.raises(KeyboardInterrupt):
-        node_step._wait(None, None)
-    assert [thread.is_alive() for thread in sampling] == [False]
+def test_after_an_interrupt_no_thread_keeps_the_program_alive(tmp_path):
+    with started(tmp_path, "/bin/sh", "-c", RUNS) as process:
+        assert process.stdout.readline() == "ready\n"
+        wait_until((tmp_path / "telemetry" / f"cpu-{host.node_name()}.csv").exists, what="telemetry is recorded")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) != 0

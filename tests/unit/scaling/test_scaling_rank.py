@@ -14,7 +14,6 @@ from trainyard.data.staging import stage
 from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
-from trainyard.training.process_group import single_process
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
@@ -36,16 +35,17 @@ def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, tmp_path, ke
     assert folder(retrain=1) != folder()
 
 
-def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path):
+def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, monkeypatch):
     """The two have the same folder; a run that resumes keeps the samples of the nodes before."""
     stage(Digits(source="digits"), tmp_path / "data/d")
+    monkeypatch.setattr(rank, "stop_request_of_rank", StopRequest)  # no handlers of signals in this process
     samples = f"{','.join(CPU_COLUMNS)}\n1.0,100.0,99999.0,1\n"
 
     def trained(**train):
         study = {"dataset": "d", "scales": ["1x1"], "train": {"model": "cnn", "model_args": {"width": 1}, **train}}
         config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
         folder = tmp_path / "scaling/s/1x1"
-        rank._train(config, config.scaling["s"], "1x1", tmp_path, single_process(), StopRequest(), folder=folder)
+        rank.train_scale(config, "s", "1x1", results=tmp_path)
         (folder / "telemetry/cpu-other.csv").write_text(samples)
         assert is_trained(config.scaling["s"], "1x1", tmp_path / "scaling/s", tmp_path)
         return json.loads((folder / "summary.json").read_text())["cpu_rss_peak_mib"]
