@@ -15,13 +15,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,28 +76,6 @@ class ShardRecord:
         return Shard(self.split, self.start, self.stop)
 
 
-@dataclass
-class StagedShards:
-    """The results of all shards, except their rows."""
-
-    bad: dict[str, list[int]] = field(default_factory=dict)  # rows by split
-    problems: list[Problem] = field(default_factory=list)
-    handled: Counter[str] = field(default_factory=Counter)
-    count: int = 0  # good training images
-    sums: list[int] = field(default_factory=list)  # per channel, over the pixels of the training images
-    squares: list[int] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of the image files, bad rows included
-
-    def add(self, record: ShardRecord) -> None:
-        """Add the results of a shard."""
-        self.bad.setdefault(record.split, []).extend(record.bad)
-        self.problems += record.problems
-        self.handled.update(record.handled)
-        self.count += record.count
-        self.sums = [sum(pair) for pair in zip_longest(self.sums, record.sums, fillvalue=0)]
-        self.squares = [sum(pair) for pair in zip_longest(self.squares, record.squares, fillvalue=0)]
-
-
 def divide_into_shards(sizes: dict[str, int], shape: tuple[int, int, int]) -> list[Shard]:
     """The shards of all splits; they do not depend on the number of CPUs."""
     rows = max(1, min(SHARD_IMAGES, SHARD_BYTES // math.prod(shape)))
@@ -107,8 +84,10 @@ def divide_into_shards(sizes: dict[str, int], shape: tuple[int, int, int]) -> li
     ]
 
 
-def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> StagedShards:
+def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> tuple[list[ShardRecord], dict[str, str]]:
     """Write all images of the source to the folder `work`, except shards that are there and have not changed.
+
+    Returns the records of all shards, and the SHA-256 of the image files by name, bad rows included.
 
     Raises:
         DataError: a process died.
@@ -123,9 +102,9 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> Sta
         for shard in missing:
             if shard in recorded:  # the source has changed: the rows are about to be overwritten
                 events.append("void", durable=True, **asdict(shard))
-        writer, staged, digests = _RecordWriter(events, work), StagedShards(), _ImageDigests(work, source)
+        writer, digests = _RecordWriter(events, work), _ImageDigests(work, source)
+        records = [recorded[shard] for shard in done]
         for shard in done:
-            staged.add(recorded[shard])
             digests.add(shard)
         total, pending = sum(map(len, tasks)), sum(map(len, missing))
         if pending < total:
@@ -133,12 +112,11 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> Sta
         is_small = source.is_in_memory or pending * math.prod(source.shape) <= SHARD_BYTES
         with show_progress(name, total, unit="images", completed=total - pending) as advance, writer.flushed_at_end():
             for record in _make_shards(missing, tasks, work, 1 if is_small else cpus):
-                staged.add(record)
+                records.append(record)
                 writer.write(record)
                 digests.add(record.shard)
                 advance(len(record.shard))
-    staged.digests = digests.finish()
-    return staged
+    return records, digests.finish()
 
 
 # ---- making shards, in processes or in this one

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -28,9 +29,9 @@ from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
 from trainyard.data.imagefolder import ImageFileSource
 from trainyard.data.mean_std import mean_and_std
-from trainyard.data.problems import count_by_kind, find_duplicates, summarize_problems, write_problems
+from trainyard.data.problems import Problem, count_by_kind, find_duplicates, summarize_problems, write_problems
 from trainyard.data.python_factory import PythonSource, describe_on_the_fly, module_digest
-from trainyard.data.shards import StagedShards, stage_shards
+from trainyard.data.shards import ShardRecord, stage_shards
 from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, DatasetMeta, Staged, StagedImageMeta, read_meta, write_meta
 from trainyard.data.table import stage_table, table_digest
@@ -155,7 +156,7 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[Data
     shape = "x".join(map(str, source.shape))
     log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", shape, f"{size / 2**20:,.1f}", about)
     try:
-        staged = stage_shards(source, work, cpus=cpus, name=folder.name)
+        records, digests = stage_shards(source, work, cpus=cpus, name=folder.name)
     except StorageError as error:
         raise DataError(f"{error}; {_missing_bytes(folder, size) / 2**20:,.0f} MiB are still to be written") from None
     if source.has_changed():
@@ -163,17 +164,20 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[Data
             f"{folder.name}: files of its source changed while they were staged: run this again when nothing writes to "
             "them; shards of other files are kept"
         )
-    _report_problems(source, staged, folder, skip=skip)
-    files = _drop_bad_rows(work, staged.bad)
+    problems = _report_problems(source, records, folder, skip=skip)
+    bad = {name: [row for each in records if each.split == name for row in each.bad] for name in SPLITS}
+    files = _drop_bad_rows(work, bad)
     labels = {name: np.load(files[f"{name}-labels.npy"]) for name in SPLITS}
     empty = [name for name in SPLITS if not len(labels[name])]
     if empty:
         raise DataError(f"{folder.name}: no image is left in the {empty[0]} split")
     classes = source.classes(int(max(each.max() for each in labels.values())))
-    known = {path: staged.digests[name] for name, path in files.items() if path.name in staged.digests}
-    digests = {name: known.get(path) or file_digest(path) for name, path in files.items()}
+    whole = {name: digests.get(path.name) or file_digest(path) for name, path in files.items()}
     height, width, _ = source.shape
-    mean, std = mean_and_std(staged.count * height * width, staged.sums, staged.squares)
+    train = [each for each in records if each.split == "train"]
+    sums, squares = np.sum([[each.sums, each.squares] for each in train], axis=0).tolist()
+    mean, std = mean_and_std(sum(each.count for each in train) * height * width, sums, squares)
+    handled = sum((Counter(each.handled) for each in records), Counter(source.handled))
     meta = StagedImageMeta(
         classes=classes,
         titles=source.titles or None,
@@ -181,9 +185,9 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[Data
         mean=mean,
         std=std,
         counts={name: np.bincount(labels[name], minlength=len(classes)).tolist() for name in SPLITS},
-        handled=dict(sorted((staged.handled + Counter(source.handled)).items())),
-        problems=count_by_kind(staged.problems),
-        files=digests,
+        handled=dict(sorted(handled.items())),
+        problems=count_by_kind(problems),
+        files=whole,
     )
     return meta, files
 
@@ -193,18 +197,18 @@ def _missing_bytes(folder: Path, size: int) -> int:
     return max(0, size - sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy")))
 
 
-def _report_problems(source: DataSource, staged: StagedShards, folder: Path, *, skip: bool) -> None:
-    """Write `problems.csv`, then log the bad images or fail.
+def _report_problems(source: DataSource, records: Sequence[ShardRecord], folder: Path, *, skip: bool) -> list[Problem]:
+    """Write `problems.csv`, then log the bad images or fail; returns all problems.
 
     Raises:
         DataError: there are bad images, and `skip` is false.
     """
-    found = [*source.problems, *staged.problems]
+    found = [*source.problems, *(problem for each in records for problem in each.problems)]
     with_action = [each if each.action else replace(each, action="skip" if skip else "fail") for each in found]
-    staged.problems = sorted(with_action + find_duplicates(folder / ".staging", source.name_of), key=astuple)
+    problems = sorted(with_action + find_duplicates(folder / ".staging", source.name_of), key=astuple)
     path = folder / "problems.csv"
-    write_problems(path, staged.problems)
-    bad = [each for each in staged.problems if each.action != "keep"]
+    write_problems(path, problems)
+    bad = [each for each in problems if each.action != "keep"]
     if bad and not skip:
         raise DataError(
             f"{folder.name}: {summarize_problems(bad)}\nall are listed in {path}: repair them, or leave "
@@ -212,9 +216,9 @@ def _report_problems(source: DataSource, staged: StagedShards, folder: Path, *, 
         )
     if bad:
         log.warning("%s: left out: %s\nall are listed in %s", folder.name, summarize_problems(bad), path)
-    if len(bad) < len(staged.problems):
-        kept = [each for each in staged.problems if each.action == "keep"]
+    if kept := [each for each in problems if each.action == "keep"]:
         log.info("%s: kept: %s", folder.name, summarize_problems(kept))
+    return problems
 
 
 def _drop_bad_rows(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:

@@ -60,24 +60,27 @@ def study_name(sweep: str) -> str:
     return f"{sweep[: _MAX_NAME - 5]}-best"
 
 
-def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path | None) -> str | None:
-    """The command line of a trial with its values, for a shell in the folder where Trainyard ran; None without one.
+def paste_line(state: SweepState, ranking: Ranking) -> str | None:
+    """The command line of the best trial, for a shell in the folder where Trainyard ran; None if it is no command.
 
-    `folder` replaces the trial's own, so that the program does not overwrite what is there.
+    It has a folder of its own, so that the program does not overwrite what is there.
     """
-    spec = trial.spec
+    sweep, best = state.sweep, ranking.best_trial
+    spec = state.trials[best.trial].spec if best else None
     if not isinstance(spec, UserProgram) or spec.command is None:
         return None
-    placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": str(folder), "cpus": sweep.slots.cpus_per_trial,
-                    "resume_from": "", "dataset": str(dataset or ""), PORT: _FREE_PORT}  # fmt: skip
+    folder = str((state.folder / "trials" / "by-hand").absolute())
+    dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
+    placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
+                    "resume_from": "", "dataset": dataset, PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
     if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
         command = resolve_program_paths(command, Path.cwd())
     argv = build_argv(command, spec.args, placeholders)
     needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
-    before = [f"mkdir -p {shlex.quote(str(folder))}"] if needs_folder else []
+    before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
     if has_workdir:
-        before += [f"cd {shlex.quote(str(folder))}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
+        before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
@@ -99,42 +102,26 @@ def find_files(state: SweepState, ranking: Ranking) -> Path | None:
 def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
     """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it has no study."""
     path, best = state.folder / FILE, ranking.best_trial
-    lines = [f"Sweep {state.name}: {line}" for line in describe_ranking(ranking)[:1]] + describe_ranking(ranking)[1:]
-    content = ""
+    first, *others = describe_ranking(ranking)
+    lines, content = [f"Sweep {state.name}: {first}", *others], ""
     if best:
-        trial = state.trials[best.trial]
-        lines += _how_to_run(config, state, ranking, path)
-        content = "\n" + write_yaml(best_config(config, state.name, trial))
+        if files := find_files(state, ranking):
+            lines.append(f"Its files: {files}")
+        generation = result.generation if (result := state.result(best.trial)) else 0
+        again = f"add `retrain: {generation + 1}` to the sweep"
+        lines += [
+            "",
+            f"It is finished in this folder. To run it again here, {again}. To run it",
+            "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
+            snakemake_call(path, "--directory", "../again", "--", "sweeps"),
+        ]
+        if has_study(state.sweep):
+            study = study_name(state.name)
+            lines.append(f"As scaling study {study}, which keeps checkpoints and can have further scales:")
+            lines.append(snakemake_call(path, "--", "scaling"))
+        if line := paste_line(state, ranking):
+            lines += ["By hand:", *line.splitlines()]
+        content = "\n" + write_yaml(best_config(config, state.name, state.trials[best.trial]))
     with atomic_write(path) as file:
         file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + content)
     return path
-
-
-def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path) -> list[str]:
-    """What to do with best.yaml, in lines."""
-    best = ranking.best_trial
-    assert best is not None
-    files = find_files(state, ranking)
-    generation = result.generation if (result := state.result(best.trial)) else 0
-    lines = [f"Its files: {files}"] if files else []
-    lines += [
-        "",
-        f"It is finished in this folder. To run it again here, add `retrain: {generation + 1}` to the sweep. To run it",
-        "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
-        snakemake_call(path, "--directory", "../again", "--", "sweeps"),
-    ]
-    if has_study(state.sweep):
-        lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
-        lines += [snakemake_call(path, "--", "scaling")]
-    line = paste_line(state, ranking)
-    return lines + (["By hand:", *line.splitlines()] if line else [])
-
-
-def paste_line(state: SweepState, ranking: Ranking) -> str | None:
-    """The command line of the best trial, to paste into a shell; None if it is no command."""
-    best, dataset = ranking.best_trial, state.sweep.dataset
-    if best is None:
-        return None
-    staged = (state.folder.parents[1] / "data" / dataset).absolute() if dataset else None
-    folder = (state.folder / "trials" / "by-hand").absolute()
-    return command_to_paste(state.sweep, state.trials[best.trial], folder=folder, dataset=staged)

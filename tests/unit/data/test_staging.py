@@ -212,11 +212,10 @@ def with_small_shards(work):
 
 def run(source, folder):
     """The content of the files, and the sums of the pixels."""
-    outcome = with_small_shards(lambda: stage_shards(source, Path(folder), cpus=1, name="numbers"))
+    records, _ = with_small_shards(lambda: stage_shards(source, Path(folder), cpus=1, name="numbers"))
     return [
-        outcome.count,
-        outcome.sums,
-        outcome.squares,
+        sum(each.count for each in records),
+        np.sum([[each.sums, each.squares] for each in records if each.split == "train"], axis=0).tolist(),
         *(path.read_bytes() for path in sorted(Path(folder).glob("*.npy"))),
     ]
 
