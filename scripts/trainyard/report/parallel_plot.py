@@ -55,7 +55,11 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     heights = np.stack([column.heights for column in columns], axis=-1)
     _draw_trials(axes, heights, ranked)
     for place, column in enumerate(columns):
-        _draw_axis(axes, place, column)
+        axes.plot([place, place], [0, 1], color="#444444", linewidth=1, zorder=2)
+        for height, text in column.ticks:
+            axes.plot([place, place + 0.02], [height, height], color="#444444", linewidth=1, zorder=4)
+            box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
+            axes.text(place + 0.035, height, text, fontsize=8, va="center", zorder=4, bbox=box)
     _draw_metric_colors(axes, len(keys), ranked)
     axes.set_xlim(-0.1, len(keys) + 0.45)
     axes.set_ylim(min(-0.04, float(heights.min()) - 0.06), 1.04)
@@ -172,14 +176,6 @@ def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials
         row = heights[index.get_loc(ranked.best.name)]
         handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])
     style.figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=len(handles))
-
-
-def _draw_axis(axes: Axes, place: int, column: Coordinate) -> None:
-    axes.plot([place, place], [0, 1], color="#444444", linewidth=1, zorder=2)
-    for height, text in column.ticks:
-        axes.plot([place, place + 0.02], [height, height], color="#444444", linewidth=1, zorder=4)
-        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
-        axes.text(place + 0.035, height, text, fontsize=8, va="center", zorder=4, bbox=box)
 
 
 def _draw_metric_colors(axes: Axes, place: int, ranked: PlottedTrials) -> None:

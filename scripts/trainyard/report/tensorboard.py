@@ -185,7 +185,12 @@ def _events(run: Run) -> Iterator[Event]:
     begun = HParamsPluginData(session_start_info=start, version=metadata.PLUGIN_DATA_VERSION)
     yield _hparams_event(run.start, metadata.SESSION_START_INFO_TAG, begun)
     for point in run.points:
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _numbers(point.metrics)]
+        numbers = {tag: value for tag, value in point.metrics.items() if isinstance(value, (int, float))}
+        values = [
+            Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in numbers.items()
+            if tag != "epoch" and not math.isnan(value)
+        ]
         if values:
             yield Event(wall_time=point.time, step=point.epoch, summary=Summary(value=values))
     if run.ended is not None:
@@ -195,12 +200,6 @@ def _events(run: Run) -> Iterator[Event]:
         )
         closed = HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
         yield _hparams_event(time, metadata.SESSION_END_INFO_TAG, closed)
-
-
-def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in metrics.items():
-        if name != "epoch" and isinstance(value, (int, float)) and not (isinstance(value, float) and math.isnan(value)):
-            yield name, float(value)
 
 
 def _hparams_event(time: float, tag: str, content: HParamsPluginData) -> Event:

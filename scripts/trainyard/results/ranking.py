@@ -113,14 +113,13 @@ def rank_sweep(state: SweepState) -> Ranking:
     """
     metric, mode, candidates = _ranking_metric(state)
     keys = varied_keys(list(state.trials.values()))
-    trials = [
-        RankedTrial(
-            name, {key: value_at(settings, key) for key in keys}, _status(state, name), None if candidates else score
-        )
-        for name, trial in state.trials.items()
-        if not is_placeholder(name)
-        for settings, score in [(trial.settings, _score(state, name, metric))]
-    ]
+    trials = []
+    for name, trial in state.trials.items():
+        if not is_placeholder(name):
+            settings, last = trial.settings, state.end(name) or state.last_attempt(name)
+            values = {key: value_at(settings, key) for key in keys}
+            score = None if candidates else _score(state, name, metric)
+            trials.append(RankedTrial(name, values, last.outcome if last else TrialStatus.PENDING, score))
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
     ranked = rank_configurations(trials, chosen)
@@ -172,11 +171,6 @@ def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...
     if not candidates:
         return FALLBACK, None, ()
     return candidates[0], None, candidates if len(state.trials) > 1 else ()
-
-
-def _status(state: SweepState, trial: str) -> TrialStatus:
-    last = state.end(trial) or state.last_attempt(trial)
-    return last.outcome if last else TrialStatus.PENDING
 
 
 def _score(state: SweepState, trial: str, metric: str) -> float | None:

@@ -255,8 +255,13 @@ class Checkpointer:
             best = self._state.best_of(self._store.epochs() | (set() if step else {epoch}))
             copied = host_copy(state)
             synchronize(self._state.group.device)
-            thread = ThreadPoolExecutor(1, "checkpoint")
-            self._writing = thread.submit(_write, self._store, copied, epoch, step, best)
+            store, thread = self._store, ThreadPoolExecutor(1, "checkpoint")
+
+            def write() -> float:  # returns its end
+                store.save(copied, epoch=epoch, step=step, best_epoch=best)
+                return time.monotonic()
+
+            self._writing = thread.submit(write)
             thread.shutdown(wait=False)  # it ends after the write
         self.total_seconds += time.perf_counter() - began
         if wait:
@@ -311,12 +316,6 @@ def _restore(state: TrainingState, found: dict[str, Any], store: CheckpointStore
 def _steps_so_far(state: dict[str, Any] | None) -> int:
     """A number that is larger for a later state; -1 for none."""
     return -1 if state is None else (len(state["history"]) << 32) + int(state["progress"]["step"])
-
-
-def _write(store: CheckpointStore, state: dict[str, Any], epoch: int, step: int, best_epoch: int | None) -> float:
-    """Write a checkpoint; returns the time of its end, on the monotonic clock."""
-    store.save(state, epoch=epoch, step=step, best_epoch=best_epoch)
-    return time.monotonic()
 
 
 def host_copy(value: Any) -> Any:

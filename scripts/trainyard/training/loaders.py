@@ -137,18 +137,31 @@ class MappedSplit:
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
         self._images, self._labels, self._device = _tensor(images), _tensor(labels), device
+        # Copies from pinned memory to a GPU are on a separate stream, while the GPU computes.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
-        sender = _Sender(self._device)
-        images, labels = self._images, self._labels
-        gathered = (sender.send(ImageBatch(torch.index_select(images, 0, at), labels[at], at)) for at in order)
-        with closing(_prefetched(gathered, device=self._device)) as sent:
-            for item in sent:
-                yield sender.receive(item)
+        with closing(_prefetched(map(self._send, order), device=self._device)) as sent:
+            for batch, copied in sent:
+                if copied is not None:
+                    current = torch.cuda.current_stream(self._device)
+                    current.wait_event(copied)
+                    batch.pixels.record_stream(current)
+                    batch.labels.record_stream(current)
+                yield batch
+
+    def _send(self, indices: Tensor) -> tuple[ImageBatch, Any]:
+        """A batch, and the event of the end of its copy to a GPU. Called by the prefetching thread."""
+        parts = torch.index_select(self._images, 0, indices), self._labels[indices]
+        if self._stream is None:
+            return ImageBatch(*parts, indices), None
+        with torch.cuda.stream(self._stream):
+            pixels, labels = (part.pin_memory().to(self._device, non_blocking=True) for part in parts)
+            return ImageBatch(pixels, labels, indices), self._stream.record_event()
 
 
 class LoaderSplit:
@@ -216,32 +229,6 @@ def _one_line_errors() -> Iterator[None]:
             raise
         ours = f"{DataError.__module__}.{DataError.__name__}: "
         raise DataError(message.splitlines()[-1].removeprefix(ours)) from None
-
-
-class _Sender:
-    """Copies batches from pinned memory to a GPU on a separate stream, while the GPU computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def send(self, batch: ImageBatch) -> tuple[ImageBatch, Any]:
-        """Start the copy; returns the batch and the event of its end. Called by the prefetching thread."""
-        if self._stream is None:
-            return batch, None
-        with torch.cuda.stream(self._stream):
-            parts = [part.pin_memory().to(self._device, non_blocking=True) for part in (batch.pixels, batch.labels)]
-            return ImageBatch(parts[0], parts[1], batch.indices), self._stream.record_event()
-
-    def receive(self, item: tuple[ImageBatch, Any]) -> ImageBatch:
-        """The batch; the current stream waits for its copy. Called by the training thread."""
-        batch, event = item
-        if event is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(event)
-            batch.pixels.record_stream(current)
-            batch.labels.record_stream(current)
-        return batch
 
 
 def _prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:
