@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -237,9 +237,8 @@ def gpu_memory(folder: Path) -> list[GpuMemory]:
             if row["memory_used_mib"]:
                 used[int(row["gpu"])].append(float(row["memory_used_mib"]))
         for gpu, values in sorted(used.items()):
-            mode = Counter(values).most_common(1)[0][0]
-            node = path.stem.removeprefix("gpu-")
-            found.append(GpuMemory(node, gpu, max(values), round(statistics.fmean(values), 2), mode))
+            mean, mode = round(statistics.fmean(values), 2), statistics.mode(values)
+            found.append(GpuMemory(path.stem.removeprefix("gpu-"), gpu, max(values), mean, mode))
     return found
 
 
