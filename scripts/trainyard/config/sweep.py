@@ -507,7 +507,7 @@ class TrainSweep(Sweep):
     train: Train = Field(Train(), description="The training configuration.")
 
     @model_validator(mode="after")
-    def _check_slots(self) -> "TrainSweep":
+    def _check_training(self) -> "TrainSweep":
         if self.slots.share > 1:
             message = (
                 "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
@@ -516,10 +516,6 @@ class TrainSweep(Sweep):
             raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
         if self.search and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
-        return self
-
-    @model_validator(mode="after")
-    def _check_metrics(self) -> "TrainSweep":
         train, own, metric = self.train, self.train.further_metrics, self.target[0]
         self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
         if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
@@ -591,15 +587,11 @@ class CommandSweep(CommandOptions, ProgramSweep):
         return check_quoting(command)
 
     @model_validator(mode="after")
-    def _check_metrics(self) -> "CommandSweep":
+    def _check_command(self) -> "CommandSweep":
         if self.metrics is None and (self.search or self.stop):
             raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
         if groups := self.metrics.groups if self.metrics else []:
             self._check_metric(final=groups, epoch=groups)
-        return self
-
-    @model_validator(mode="after")
-    def _check_resume(self) -> "CommandSweep":
         self.check_resume(self.command, self._argument_names)
         return self
 

@@ -329,7 +329,7 @@ class Train(Section):
         return {key: found for key, found in paths.items() if ":" in found[0]}
 
     @model_validator(mode="after")
-    def _check_objective(self) -> "Train":
+    def _check_combinations(self) -> "Train":
         if taken := sorted({*EPOCH_METRICS} & {*self.further_metrics}):
             raise PydanticCustomError("metrics", "{name} is a metric of its own: use another name", {"name": taken[0]})
         if self.monitor not in (known := [*MONITORED, *self.further_metrics]):
@@ -339,11 +339,8 @@ class Train(Section):
             raise PydanticCustomError("loss", "label_smoothing is for the loss cross_entropy, not for your own")
         if self.loss_args and not self.has_user_loss:
             raise PydanticCustomError("loss", "loss_args are for a loss of your own")
-        return self
-
-    @model_validator(mode="after")
-    def _check_pretrained(self) -> "Train":
-        """Check that the weights can be used with the rest of the section, as far as the config tells."""
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise PydanticCustomError("nesterov", "nesterov needs optimizer sgd with momentum")
         weights, problem = self.pretrained or "", ""
         if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
             problem = f"includes the name of the model: write {name[1]}"
@@ -356,10 +353,4 @@ class Train(Section):
         if problem:
             content = {"weights": weights, "problem": problem}
             raise PydanticCustomError("pretrained", "pretrained: {weights} {problem}", content)
-        return self
-
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> "Train":
-        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise PydanticCustomError("nesterov", "nesterov needs optimizer sgd with momentum")
         return self

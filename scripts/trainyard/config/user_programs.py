@@ -73,7 +73,7 @@ class Metrics(Section):
     )
 
     @model_validator(mode="after")
-    def _check_source(self) -> "Metrics":
+    def _check_patterns(self) -> "Metrics":
         if (self.file is None) == (self.pattern is None):
             raise PydanticCustomError("metrics", "give either file or pattern")
         if self.sample is not None and self.pattern is None:
@@ -92,10 +92,6 @@ class Metrics(Section):
             if typo := next((name for name in _BRACES.findall(pattern) if get_close_matches(name, ["number"])), None):
                 message = "{typo} would match only these very characters; did you mean {number}?"
                 raise PydanticCustomError("metrics", message, {"typo": f"{{{typo}}}", "number": "{number}"})
-        return self
-
-    @model_validator(mode="after")
-    def _check_sample(self) -> "Metrics":
         lines = self.sample_lines
         for pattern in self.patterns if lines else ():
             if not any(_compile(pattern).search(line) for line in lines):
