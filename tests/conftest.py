@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -60,6 +61,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     """Slurm's commands, which find no controller."""
     (tmp_path / "slurm").mkdir()
     return SlurmCommands(tmp_path / "slurm", monkeypatch)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """After the test, the handlers of signals are as before it."""
+    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-COMMANDS: Final = ("sacct", "sacctmgr", "sbatch", "scontrol", "sinfo", "squeue")
+COMMANDS: Final = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 UNREACHABLE: Final = "Unable to contact slurm controller (connect failure)"
 _JOBS = itertools.count(1_000_000)  # what is known of a job is cached, so each allocation has an ID of its own
 

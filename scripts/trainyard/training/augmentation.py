@@ -124,14 +124,14 @@ class RandAugment:
 
         self._transform: Any = v2.RandAugment(num_ops=operations)
         kinds = 2 * len(self._transform._AUGMENTATION_SPACE)  # an even number is an operation, an odd one its negative
-        self._drawn = torch.randint(kinds, (size, operations), generator=generator, dtype=torch.uint8)
+        self.drawn = torch.randint(kinds, (size, operations), generator=generator, dtype=torch.uint8)
 
     def augment(self, images: Tensor, indices: Tensor) -> Tensor:
         """Augmented images, uint8 (B, H, W, C); `indices` (B,) are their positions in the split."""
         if images.shape[3] not in (1, 3):
             raise UserError(f"rand_augment is for images of 1 or 3 channels; these have {images.shape[3]}")
         augmented = images.permute(0, 3, 1, 2).clone()
-        for drawn in self._drawn[indices].unbind(1):
+        for drawn in self.drawn[indices].unbind(1):
             for kind in sorted(set(drawn.tolist())):
                 where = (drawn == kind).nonzero().flatten().to(images.device, non_blocking=True)
                 augmented[where] = self._apply(augmented[where], kind)

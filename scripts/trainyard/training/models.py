@@ -62,7 +62,7 @@ class SmallConvNet(nn.Sequential):
         )
 
 
-_BUILT_IN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallConvNet}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallConvNet}
 
 
 def is_known(name: str) -> bool:
@@ -81,8 +81,8 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
     """
     name, arguments = spec.model, spec.model_args
     try:
-        if name in _BUILT_IN or ":" in name:
-            factory = _BUILT_IN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
+        if name in BUILT_IN or ":" in name:
+            factory = BUILT_IN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
         return _torchvision_model(name, shape=shape, classes=classes, arguments=arguments, small=spec.small_images)
     except (TypeError, ValueError) as error:
@@ -140,8 +140,8 @@ def _torchvision_model(
 
     known: list[str] = models.list_models(module=models)
     if name not in known:
-        close = get_close_matches(name[:100], [*_BUILT_IN, *known], n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"use {', '.join(_BUILT_IN)}, or a name of torchvision's"
+        close = get_close_matches(name[:100], [*BUILT_IN, *known], n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"use {', '.join(BUILT_IN)}, or a name of torchvision's"
         raise ModelError(f"model {name!r} is not known; {remedy} (or a path package.module:function)")
     height, width, channels = shape
     if channels not in (1, 3):

@@ -48,22 +48,21 @@ def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
 
 
-def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files_of_its_launcher(tmp_path, monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files_of_its_launcher(
+    tmp_path, monkeypatch, handlers
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package").mkdir()
     (tmp_path / "package/train.py").write_text("import os, package\nopen(f\"model-{os.environ['RANK']}.pt\", 'w')\n")
     (tmp_path / "one.yaml").write_text("{distributed_type: 'NO', num_machines: 1, num_processes: 1}")
     options = {"launcher": ["accelerate", "--config_file", "one.yaml"]}
     study = ScriptScaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
-    made = UserScript(study, "1x2", Path("results"))
-    made.run(tmp_path)
-    assert sorted(each.name for each in made._out.glob("*.pt")) == ["model-0.pt", "model-1.pt"]
+    UserScript(study, "1x2", Path("results")).run(tmp_path)
+    assert sorted(each.name for each in tmp_path.glob("results/1x2/out/*/*.pt")) == ["model-0.pt", "model-1.pt"]
     assert {each.name for each in tmp_path.iterdir()} == {"package", "one.yaml", "results"}
 
 
-def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launcher(tmp_path, monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launcher(tmp_path, handlers):
     script = tmp_path / "train.py"
     script.write_text("import os\nif os.environ['RANK'] == '0':\n    raise ValueError('no such model')\n")
     study = ScriptScaling(script=str(script), scales=["1x2"], python=sys.executable)

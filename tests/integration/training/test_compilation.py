@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
-from trainyard.training import forward_pass
-from trainyard.training.forward_pass import compile_step, release_compiled_code
+from trainyard.training.forward_pass import ForwardPass, compile_step, release_compiled_code
 from trainyard.training.process_group import Group
 from trainyard.training.untimed_steps import warm_up
 
@@ -63,17 +62,16 @@ def test_uneven_micro_batches_have_static_shapes(data, graphs):
 def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, monkeypatch):
     """Their results, gradients included, are overwritten by the next call."""
     used = []
-    monkeypatch.setattr(forward_pass, "compile_step", lambda step, cuda_graphs: used.append(cuda_graphs))
-    for spec, world_size in ((SPEC, 1), (changed(SPEC, accumulation=2), 1), (SPEC, 2)):
-        training = start(changed(spec, compile=True), data)
-        training.forward._group = Group(0, 0, world_size, torch.device("cuda", 0))
-        monkeypatch.setattr(Group, "wrap", lambda self, model, **options: model)
+    monkeypatch.setattr(torch, "compile", lambda step, *, mode, dynamic: used.append(mode) or step)
+    monkeypatch.setattr(Group, "wrap", lambda self, model, **options: model)
+    training = start(changed(SPEC, compile=True, precision="fp32"), data)
+    for world_size, accumulation, mode in ((1, 1, "reduce-overhead"), (1, 2, "default"), (2, 1, "default")):
+        group = Group(0, 0, world_size, torch.device("cuda", 0))
+        parts = (training.module, training.spec, data, group, training.objective)
+        forward = ForwardPass(*parts, channels_last=False, find_unused_parameters=False)
         used.clear()
-        training.wrap()
-        assert used == [world_size == 1 and spec.accumulation == 1]
-        training.batch = training.batch.halved()
-        training.wrap()
-        assert used[1:] == [False], "also after a halving"
+        forward.wrap(accumulation=accumulation)
+        assert used == [mode]
 
 
 def test_each_replay_of_cuda_graphs_begins_a_step(monkeypatch):

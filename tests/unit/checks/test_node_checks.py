@@ -6,8 +6,7 @@ import pytest
 from trainyard.checks import node_checks
 from trainyard.checks.node_checks import check_nodes
 from trainyard.checks.node_probe import JobReport, NodeReport
-from trainyard.cluster import slurm_queries
-from trainyard.utils.errors import UserError
+from trainyard.checks.sbatch_requests import parse_request
 
 NODE = NodeReport(
     node="n1",
@@ -83,18 +82,18 @@ def test_a_file_system_without_locks_is_reported():
     assert (found["locks"].verdict, found["locks"].message) == ("fails", "no locks")
 
 
-def test_the_wait_for_the_job_goes_on_while_slurm_does_not_respond(tmp_path, monkeypatch):
-    answers = iter(["PENDING: Resources", "Socket timed out", "RUNNING: None", "Invalid job id specified"])
-
-    def run(*_):
-        answer = next(answers)
-        if ": " not in answer:
-            raise UserError(answer)
-        return answer
-
-    waits, states = [], []
-    monkeypatch.setattr(slurm_queries, "run_slurm_command", run)
-    monkeypatch.setattr(node_checks.time, "sleep", waits.append)
-    assert node_checks._wait_for_end("7", tmp_path, 60, states.append)
-    assert states == ["job 7 is PENDING: Resources", "job 7 is RUNNING"]
-    assert waits == [node_checks.POLL_SECONDS] * 3
+def test_the_wait_for_the_job_goes_on_while_slurm_does_not_respond(tmp_path, slurm, monkeypatch):
+    (tmp_path / "answers").write_text("1 Socket timed out\n0 PENDING: Resources\n1 Socket timed out\n0 RUNNING: None\n")
+    answer = (
+        f"read code said < {tmp_path}/answers || exit 0; sed -i 1d {tmp_path}/answers"  # then it has left the queue
+    )
+    slurm.runs("squeue", f'{answer}; if [ "$code" = 0 ]; then echo "$said"; else echo "$said" >&2; exit 1; fi')
+    slurm.prints("sbatch", "7;cluster")
+    slurm.prints("scancel", "")
+    monkeypatch.setattr(node_checks, "POLL_SECONDS", 0)
+    said, like = [], parse_request("train s 2x1", "sbatch --nodes=2 --cpus-per-task=2", accepted=True, response="")
+    [finding] = node_checks.probe_nodes([like], tmp_path / "results", wait_minutes=1, notify=said.append)
+    assert said[0].startswith("submitted job 7: sbatch --parsable ")
+    assert said[1:] == ["job 7 is PENDING: Resources", "job 7 is RUNNING"]
+    assert finding.verdict == "fails"
+    assert finding.message.startswith("job 7 wrote no report into ")

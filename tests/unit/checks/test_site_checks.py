@@ -209,14 +209,14 @@ def test_without_a_limit_there_is_no_quota(output, device):
     assert storage.parse_quota(output, device) is None
 
 
-def test_little_space_fails_for_results_and_warns_for_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "free_space", lambda folder: storage.Space(0.25, 1000, has_quota=True))
-    results = next(storage.check_results(tmp_path / "results"))
-    assert (results.verdict, results.message) == (
-        "fails",
-        f"0.2 GiB and 1,000 files free (of your quota) in {tmp_path}",
-    )
+def test_little_space_fails_for_results_and_warns_for_the_home_folder(small_disk, monkeypatch):
+    monkeypatch.setenv("HOME", str(small_disk.folder))
+    results = next(storage.check_results(small_disk.folder / "results"))
+    assert results.verdict == "fails"
+    assert results.message.startswith("0.0 GiB and ")
+    assert results.message.endswith(f" files free (no quota found) in {small_disk.folder}")
     assert next(storage.check_home()).verdict == "warns"
+    assert str(storage.Space(0.25, 1000, has_quota=True)) == "0.2 GiB and 1,000 files free (of your quota)"
 
 
 def test_a_check_that_raises_is_a_finding():

@@ -1,22 +1,20 @@
 """The captions of the report say the conclusion of a study, which Snakemake writes again for each file."""
 
-from unittest.mock import Mock
-
 import pandas as pd
 import pytest
 from trainyard.cli.conclusion import Conclusion
 from trainyard.config.load import check_config
-from trainyard.results import ranking
 from trainyard.utils.csv_files import write_table
 
 
-def test_the_captions_of_a_sweep_rank_it_once(tmp_path, monkeypatch):
+def test_the_captions_of_a_sweep_rank_it_once(tmp_path):
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2]}}}})
-    ranked = Mock(wraps=ranking.rank_sweep)
-    monkeypatch.setattr(ranking, "rank_sweep", ranked)
     conclusion = Conclusion(config, "sweeps", "s", tmp_path)
-    assert [f"{conclusion}", str(conclusion)] == ["No trial has finished."] * 2
-    assert ranked.call_count == 1
+    assert str(conclusion) == "No trial has finished."
+    (tmp_path / "sweeps").write_text("no folder: it could not be ranked any more")
+    assert f"{conclusion}" == "No trial has finished."
+    with pytest.raises(OSError, match="sweeps"):
+        str(Conclusion(config, "sweeps", "s", tmp_path))
 
 
 @pytest.mark.parametrize(("device", "unit"), [("cpu", "slot"), ("NVIDIA H100", "GPU")])

@@ -6,31 +6,29 @@ import sys
 
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import host, job_memory, slurm_allocation
+from trainyard.cluster import host, job_memory
 from trainyard.cluster.job_memory import MemoryRecord, read_records, record_memory
-from trainyard.cluster.slurm_allocation import Allocation
 
 MIB = 2**20
 PROCESS = "memory = bytearray(100 * 2**20); print('up', flush=True); input()"
 
 
 @pytest.fixture
-def in_job(monkeypatch):
-    allocation = Allocation(job="77001", nodes=("n0", host.node_name()), end_time=0.0, memory_mib_per_node=8000)
-    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: allocation)
+def job(slurm, monkeypatch):
     monkeypatch.setattr(job_memory, "INTERVAL_SECONDS", 0.05)
+    return slurm.allocate("n0", host.node_name(), line="Nodes=n[0-1] CPU_IDs=0 Mem=8000 GRES=")
 
 
-def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, in_job):
+def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job):
     with record_memory(tmp_path, processes=2):
         mine, other = (
             subprocess.Popen(
                 [sys.executable, "-c", PROCESS],
-                env=os.environ | {"SLURM_JOB_ID": job},
+                env=os.environ | {"SLURM_JOB_ID": number},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for job in ("77001", "770011")
+            for number in (job, f"{job}1")
         )
         assert mine.stdout.readline() == other.stdout.readline() == b"up\n"
         wait_until(lambda: (found := read_records(tmp_path)) and found[0].peak_mib >= 100, what="the record")
@@ -40,25 +38,24 @@ def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, in_job):
     [record] = read_records(tmp_path)
     assert 100 <= record.peak_mib < 150, "of one of the two processes; 100 MiB and an interpreter"
     assert record.process_peak_mib == -(-record.peak_mib // 2)
-    assert (record.job, record.requested_mib, record.ended) == ("77001", 8000, True)
+    assert (record.job, record.requested_mib, record.ended) == (job, 8000, True)
     assert (tmp_path / "memory-1.json").exists(), "this is the second node of the job"
 
 
-def test_a_node_is_found_in_the_allocation_by_its_name_in_slurm(tmp_path, monkeypatch):
+def test_a_node_is_found_in_the_allocation_by_its_name_in_slurm(tmp_path, slurm, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-2")
-    allocation = Allocation(job="77001", nodes=("gpu-1", "gpu-2"), end_time=0.0)
-    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: allocation)
+    slurm.allocate("gpu-1", "gpu-2")
     with record_memory(tmp_path, processes=1):
         pass
     assert (tmp_path / "memory-1.json").exists()
 
 
-def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, in_job):
+def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, job):
     forks = "import os; [os.fork() for _ in range(2)]; "  # four processes
     with record_memory(tmp_path, processes=1):
         process = subprocess.Popen(
             [sys.executable, "-c", PROCESS.replace("print", f"{forks}print")],
-            env=os.environ | {"SLURM_JOB_ID": "77001"},
+            env=os.environ | {"SLURM_JOB_ID": job},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -69,7 +66,7 @@ def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, in_jo
     assert read_records(tmp_path)[0].peak_mib < 200
 
 
-def test_the_highest_peak_per_process_is_kept(tmp_path, in_job):
+def test_the_highest_peak_per_process_is_kept(tmp_path, job):
     (tmp_path / "memory.json").write_text(
         '{"job": "1", "processes": 1, "requested_mib": null, "process_peak_mib": 9000}'
     )

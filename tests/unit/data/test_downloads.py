@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -18,13 +17,13 @@ from httpserver import Faulty
 from imagesets import pack, pixels, write_mnist, write_tree
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
+from small_disk import mount_small_disk
 from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder, Torchvision
-from trainyard.data import downloads, torchvision_datasets
+from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RETRIES, DownloadError, RemoteFile, download
 from trainyard.data.staged import StagedImageMeta
 from trainyard.data.staging import stage
-from trainyard.utils.errors import StorageError
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 
@@ -157,15 +156,12 @@ def test_a_file_that_exists_is_verified_and_not_downloaded_again(server, tmp_pat
     assert (tmp_path / "file.bin").read_bytes() == CONTENT[:-1]
 
 
-def test_a_whole_file_is_used_where_no_lock_can_be_made(server, tmp_path, monkeypatch):
+def test_a_whole_file_is_used_where_no_lock_can_be_made(server, tmp_path):
     """In a folder that another user has filled, or that is read-only."""
-
-    def refuse(*_, **__):
-        raise StorageError(f"{tmp_path}: permission denied")
-
-    path = get(server, tmp_path)
-    monkeypatch.setattr(downloads, "hold", refuse)
-    assert get(server, tmp_path) == path
+    with mount_small_disk(tmp_path / "disk", "8m") as disk:
+        path = get(server, disk.folder)
+        disk.remount("ro")
+        assert get(server, disk.folder) == path
     assert len(server.requests) == 1
 
 
@@ -194,11 +190,10 @@ def test_concurrent_processes_download_a_file_once(server, tmp_path):
     assert len(server.requests) == 1
 
 
-def test_a_download_that_does_not_fit_the_disk_is_an_error(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    with pytest.raises(DownloadError, match=rf"^{tmp_path}: file.bin needs 3 MiB, 1 MiB are free$"):
-        get(server, tmp_path)
-    assert left(tmp_path) == []
+def test_a_download_that_does_not_fit_the_disk_is_an_error(server, small_disk):
+    with pytest.raises(DownloadError, match=rf"^{small_disk.folder}: file.bin needs 3 MiB, 1 MiB are free$"):
+        get(server, small_disk.folder)
+    assert left(small_disk.folder) == []
     assert len(server.requests) == 1
 
 

@@ -81,8 +81,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("policy", "environment", "data", "kind", "free", "used", "said"), CHOICES)
-def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, data, kind, free, used, said):
-    monkeypatch.setattr(node_copy.os, "access", lambda path, mode: path.is_relative_to(disk))
+def test_where_a_copy_is_made(staged, disk, policy, environment, data, kind, free, used, said):
     folder, message = choose_local_folder(
         staged,
         policy.format(disk=disk),
@@ -97,10 +96,7 @@ def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, da
 
 
 @pytest.mark.parametrize("policy", ["auto", "{disk}"])
-def test_a_copy_in_memory_is_limited_by_the_memory_of_the_job_and_not_by_the_free_space(
-    staged, disk, monkeypatch, policy
-):
-    monkeypatch.setattr(node_copy.os, "access", lambda path, mode: path.is_relative_to(disk))
+def test_a_copy_in_memory_is_limited_by_the_memory_of_the_job_and_not_by_the_free_space(staged, disk, policy):
     for name, gib in (("train-images.npy", 2), ("train-labels.npy", 1)):
         os.truncate(staged.folder / name, gib * GIB)
     for memory, used in ((11 * GIB, False), (13 * GIB, True)):
@@ -204,11 +200,11 @@ def test_concurrent_processes_make_one_copy_and_a_job_removes_it_at_its_end(stag
 def test_in_a_folder_that_nodes_share_each_has_its_own_copy_and_removes_no_other(staged, disk, monkeypatch):
     """As on NFS and Lustre, where a lock of a folder holds on one node only: here, nothing seems held."""
     monkeypatch.setattr(fcntl, "flock", lambda lock, operation: None)
-    monkeypatch.setattr(host, "node_name", lambda: "n1-2")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1-2")
     with local_copy(staged, str(disk)) as copy:
         long_ago = time.time() - 2 * node_folders.ORPHAN_SECONDS
         os.utime(copy.staged.folder, (long_ago, long_ago))
-        monkeypatch.setattr(host, "node_name", lambda: "n1")
+        monkeypatch.setenv("SLURMD_NODENAME", "n1")
         with remove_copies_at_exit(str(disk)), local_copy(staged, str(disk)) as other:
             assert other.staged.folder != copy.staged.folder
             assert len(list(disk.iterdir())) == 2

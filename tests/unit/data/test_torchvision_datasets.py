@@ -272,14 +272,13 @@ def test_a_damaged_cifar_copy_is_reported_and_not_unpickled(tmp_path, monkeypatc
 
 
 def test_a_source_that_cannot_be_read_is_not_blamed_on_the_copy(tmp_path, monkeypatch):
-    source, target = tmp_path / "source", tmp_path / "target"
-
     def refuse(path, *_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
+    write_mnist(tmp_path / "copy", *(labelled(count, (28, 28), 10, count) for count in (20, 10)))
     monkeypatch.setattr(torchvision_datasets, "open", refuse, raising=False)  # root may read everything
-    with pytest.raises(PermissionError, match=str(source)):
-        torchvision_datasets._copy(source, target)
+    with pytest.raises(PermissionError, match=f"{tmp_path}/copy"):
+        stage_copy("MNIST", tmp_path / "copy", tmp_path / "staged")
 
 
 def test_a_missing_root_is_reported(tmp_path):

@@ -88,15 +88,12 @@ def test_a_launch_with_nothing_left_to_do_has_the_rows_of_the_one_before_it(tmp_
     assert [row["epoch"] for row in launch(tmp_path, resumes=True).report(ended=50.0).rows] == [1, 2]
 
 
-def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, clock, monkeypatch, caplog):
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    reported = Launches(tmp_path)
+def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(small_disk, clock, caplog):
+    reported = Launches(small_disk.folder)
     with reported.launch(resumes=False):
-        monkeypatch.setattr("trainyard.utils.event_log.append_whole", fail)
-        reported.add({"epoch": 1, "val_loss": 0.5})
-    assert reported.report(ended=50.0).rows == [{"epoch": 1, "val_loss": 0.5}]
+        small_disk.fill()
+        reported.add(row := {"epoch": 1, "note": "x" * 5000})
+    assert reported.report(ended=50.0).rows == [row]
     assert "no space left on device" in caplog.text
 
 

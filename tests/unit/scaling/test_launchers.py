@@ -1,17 +1,20 @@
 """Launch commands, compared with golden texts."""
 
-import signal
-import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
+from slurm_cluster.waiting import wait_until
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
+from trainyard.config.trials import script_digest
 from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import launchers, rendezvous, user_script
+from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -97,32 +100,32 @@ def test_on_one_node_a_launcher_needs_no_slurm():
     assert "--nnodes 1 " in line
 
 
-@pytest.mark.parametrize("script", ["t.py {resume} --n={n}", ["t.py", "{resume}", "--n={n}"]])
-def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
+def python_that_runs(folder, line):
+    """An interpreter that runs a line of a shell, whatever it is asked to run."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o700)
+    return str(program)
+
+
+def launches_of(study, folder):
+    return Launches(folder / "1x1/out" / script_digest(study))
+
+
+def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder(tmp_path, handlers):
+    save = f"printf '%s\\n' \"$@\" > {tmp_path}/words; cd {tmp_path}/1x1/out/*; echo state > 'x y.pt'; exit 3"
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
-    study = ScriptScaling.model_validate({"script": script, **options})
-    (tmp_path / "1x1").mkdir()
-    made = UserScript(study, "1x1", tmp_path)
-    assert made._command(tmp_path, None, "/meeting")[-2:] == ["t.py", "--n=a b"]
-    assert made._command(tmp_path, tmp_path / "x y.pt", "/meeting")[-4:] == [
-        "t.py",
-        "--from",
-        f"{tmp_path}/x y.pt",
-        "--n=a b",
-    ]
-    at_the_end = UserScript(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
-    assert at_the_end._command(tmp_path, tmp_path / "x.pt", "/meeting")[-4:] == [
-        "t.py",
-        "--n=a b",
-        "--from",
-        f"{tmp_path}/x.pt",
-    ]
+    study = ScriptScaling(script="t.py {resume} --n={n}", python=python_that_runs(tmp_path, save), **options)
+    saved = launches_of(study, tmp_path).output.with_name("x y.pt")
+    for words in (["t.py", "--n=a b"], ["t.py", "--from", str(saved), "--n=a b"]):
+        with pytest.raises(UserError, match="the script failed"):
+            UserScript(study, "1x1", tmp_path).run(tmp_path)
+        assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == words
 
 
-def test_naming_another_environment_runs_a_script_again_and_nothing_else_does(tmp_path):
+def test_naming_another_environment_runs_a_script_again_and_nothing_else_does():
     def folder(**options):
-        study = ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
-        return UserScript(study, "1x1", tmp_path)._out.name
+        return script_digest(ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options}))
 
     earlier = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py"}  # of versions without `env`
     assert folder() == digest_of(earlier | {"python": None}, length=10)
@@ -146,50 +149,65 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("end", "is_bad"), ENDS.values(), ids=ENDS)
-def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, monkeypatch, end, is_bad):
+def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, monkeypatch, handlers, end, is_bad):
     """Not if the kernel killed a rank when memory ran out, or its node failed."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     monkeypatch.setattr(user_script, "script_command", lambda *_, **__: ["sh", "-c", end])
     options = {"script": "t.py", "checkpoint": "*.pt", "resume": "{resume_from}", "scales": ["1x1"]}
-    script = UserScript(ScriptScaling.model_validate(options), "1x1", tmp_path)
-    script._out.mkdir(parents=True)
-    (script._out / "1.pt").write_text("state")
+    launches = launches_of(study := ScriptScaling.model_validate(options), tmp_path)
+    launches.output.parent.mkdir(parents=True)
+    launches.output.with_name("1.pt").write_text("state")
     with pytest.raises(UserError, match="the script failed"):
-        script.run(tmp_path)
-    assert bool(script._launches.failed_checkpoints()) == is_bad
+        UserScript(study, "1x1", tmp_path).run(tmp_path)
+    assert bool(launches.failed_checkpoints()) == is_bad
 
 
 @pytest.mark.parametrize(("of_user", "expected"), [({}, "91"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "45"}, "45")])
-def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monkeypatch, of_user, expected):
+def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monkeypatch, handlers, of_user, expected):
     """By default, it sends SIGKILL 30 s after SIGTERM."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     for name, value in of_user.items():
         monkeypatch.setenv(name, value)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s\n")
-    python.chmod(0o700)
-    options = {"script": "t.py", "python": str(python), "grace_seconds": 90.5, "scales": ["1x1"]}
-    script = UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path)
-    script.run(tmp_path)
-    assert script._launches.output.read_text() == f"granted {expected} s\n"
+    python = python_that_runs(tmp_path, "echo granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s")
+    options = {"script": "t.py", "python": python, "grace_seconds": 90.5, "scales": ["1x1"]}
+    UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path).run(tmp_path)
+    assert launches_of(study, tmp_path).output.read_text() == f"granted {expected} s\n"
     assert is_trained(study, "1x1", tmp_path, tmp_path)
     for change in ({"retrain": 1}, {"launcher": "torchrun --max-restarts 1"}):
         assert not is_trained(ScriptScaling.model_validate(options | change), "1x1", tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 3], 3), ([1], 1), ([0], None), ([], None)])
-def test_srun_ends_soon_after_all_tasks_of_its_step_or_a_failed_one(tmp_path, monkeypatch, codes, expected):
-    """If slurmstepd was killed, srun waits for its tasks until the end of the walltime."""
+@pytest.fixture
+def at_once(monkeypatch):
+    """srun has no time to end by itself."""
     for name in ("LOOK_SECONDS", "SRUN_SECONDS", "KILL_SECONDS"):
         monkeypatch.setattr(rendezvous, name, 0.0)
     monkeypatch.setattr(launchers, "WAIT_SECONDS", 0.1)
+
+
+@pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 3], 3), ([1], 1)])
+def test_srun_ends_soon_after_all_tasks_of_its_step_or_a_failed_one(
+    tmp_path, monkeypatch, slurm, at_once, handlers, codes, expected
+):
+    """If slurmstepd was killed, srun waits for its tasks until the end of the walltime."""
+    monkeypatch.chdir(tmp_path)
+    slurm.allocate("n1", "n2")
+    slurm.runs("srun", f"echo $$ > {tmp_path}/srun; exec sleep 3600")
+
+    def end_tasks():
+        wait_until(lambda: (tmp_path / "srun").exists(), what="srun")
+        [folder] = tmp_path.glob(".torchrun-*")
+        for task, code in enumerate(codes):
+            rendezvous.end_together(folder, task=task, tasks=2, code=code)
+
+    tasks = threading.Thread(target=end_tasks)
+    tasks.start()
+    assert launchers.launch("2x1", []) == expected
+    tasks.join()
+    assert not psutil.pid_exists(int((tmp_path / "srun").read_text()))
+
+
+@pytest.mark.parametrize("codes", [[0], []])
+def test_srun_does_not_end_while_a_task_runs(tmp_path, at_once, codes):
     for task, code in enumerate(codes):
         rendezvous.end_together(tmp_path, task=task, tasks=2, code=code)
-    step = rendezvous.StepEnd(tmp_path, tasks=2)
-    if expected is None:
-        assert step.overdue_code() is None
-        return
-    with subprocess.Popen(["sleep", "3600"]) as srun_of_it:
-        assert launchers._wait(srun_of_it, step) == expected
-        assert srun_of_it.wait(10) < 0
+    assert rendezvous.StepEnd(tmp_path, tasks=2).overdue_code() is None

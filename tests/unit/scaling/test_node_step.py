@@ -84,7 +84,7 @@ def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_sru
     monkeypatch, per_gpu, rank
 ):
     """With srun, rank 0 is SLURM_PROCID 0, which is on the node with SLURM_NODEID 0."""
-    monkeypatch.setattr(host, "node_name", lambda: "a")
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
     for name in ("PROCID", "NTASKS", "NODEID", "LOCALID"):
         monkeypatch.setenv(f"SLURM_{name}", "1")
     assert node_step.StepTask.of(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)).node_rank == rank

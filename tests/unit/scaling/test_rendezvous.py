@@ -4,7 +4,6 @@ import json
 import socket
 
 import pytest
-from trainyard.cluster import host
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import training_command
 from trainyard.scaling.rendezvous import LOOPBACK, SECONDS, Rendezvous, RendezvousError, find_node_rank
@@ -89,6 +88,6 @@ def test_an_invalid_time_to_connect_is_an_error_before_anything_starts(value, mo
 )
 def test_a_node_finds_its_rank_by_its_name_in_the_list(nodes, rank, monkeypatch):
     """The list is sorted by name. A step may number its nodes in another order."""
-    monkeypatch.setattr(host, "node_name", lambda: "a")
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert find_node_rank(nodes.split(",")) == rank

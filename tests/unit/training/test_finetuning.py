@@ -229,7 +229,7 @@ def test_all_weights_of_torchvision_have_a_checksum():
 
 
 def test_own_models_are_those_of_the_config():
-    assert tuple(models._BUILT_IN) == BUILT_IN_MODELS
+    assert tuple(models.BUILT_IN) == BUILT_IN_MODELS
 
 
 # ---- training on

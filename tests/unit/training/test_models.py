@@ -47,5 +47,5 @@ def test_a_dotted_path_is_called_with_channels_and_classes():
 
 def test_the_config_knows_the_arguments_of_own_models():
     """It checks them without building the models."""
-    given = {name: [*inspect.signature(model).parameters] for name, model in models._BUILT_IN.items()}
+    given = {name: [*inspect.signature(model).parameters] for name, model in models.BUILT_IN.items()}
     assert given == {name: ["channels", "classes", *arguments] for name, arguments in BUILT_IN_MODEL_ARGS.items()}

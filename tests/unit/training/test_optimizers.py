@@ -61,7 +61,7 @@ def test_a_first_step_that_overflows_leaves_no_garbage_in_the_momentum(data, nes
     `deterministic` fills uninitialized memory with NaN.
     """
     training = start(changed(SPEC, precision="fp16", nesterov=nesterov, epochs=2, deterministic=True), data)
-    training.state.scaler._init_scale = 2.0**24
+    training.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
     rows = list(training.epochs())
     assert training.state.scaler.get_scale() < 2.0**24, "a step was skipped"
     assert all(parameter.isfinite().all() for parameter in training.module.parameters())

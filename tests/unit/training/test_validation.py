@@ -10,6 +10,23 @@ from trainyard.training.process_group import Group, single_process
 from trainyard.training.trainer import Validation
 
 
+@pytest.fixture
+def launched():
+    """The batches that the host has launched on a GPU that a test makes believe."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def waited(monkeypatch, launched):
+    """How many batches had been launched at each moment for which the host waited."""
+    moments = []
+    monkeypatch.setattr(
+        trainer, "moment", lambda device: SimpleNamespace(synchronize=partial(moments.append, len(launched)))
+    )
+    monkeypatch.setattr(trainer, "synchronize", lambda device: None)
+    return moments
+
+
 @pytest.mark.parametrize(
     ("device", "fits", "first", "second"),
     [
@@ -18,14 +35,10 @@ from trainyard.training.trainer import Validation
         ("cuda:0", 8, [16, 8, 8, 4], [8, 8, 4]),
     ],
 )
-def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_fit(
-    monkeypatch, device, fits, first, second
-):
+def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_fit(device, fits, first, second):
     """20 images, after micro-batches of 4 and of 2."""
     split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
     objective = SimpleNamespace(zeros=lambda device: torch.zeros(()))
-    monkeypatch.setattr(trainer, "synchronize", lambda device: None)
-    monkeypatch.setattr(trainer, "moment", lambda device: 0.0)
     used = []
 
     def measure(images):
@@ -41,14 +54,9 @@ def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_f
         used.clear()
 
 
-def test_the_host_is_ahead_of_a_gpu_by_one_batch(monkeypatch):
+def test_the_host_is_ahead_of_a_gpu_by_one_batch(launched, waited):
     """So that it sees a request to stop in time: it could launch a whole validation before the GPU begins it."""
     split = type("Split", (), {"__len__": lambda self: 6, "batches": lambda self, order: (each for each in order)})()
-    launched, waited = [], []
-    monkeypatch.setattr(
-        trainer, "moment", lambda device: SimpleNamespace(synchronize=partial(waited.append, len(launched)))
-    )
-    monkeypatch.setattr(trainer, "synchronize", lambda device: None)
     validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
     ahead = []
 

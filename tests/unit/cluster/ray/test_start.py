@@ -10,7 +10,6 @@ from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import host
 from trainyard.cluster.ray import node, start
 from trainyard.cluster.ray.patches import WAITING
-from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 
@@ -29,9 +28,8 @@ def test_the_stub_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
             stub.kill()
 
 
-def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, monkeypatch):
-    allocation = Allocation("7", (host.node_name(), "no-such-host.invalid"), end_time=0.0)
-    monkeypatch.setattr("trainyard.cluster.slurm_allocation.current_allocation", lambda: allocation)
+def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, slurm):
+    slurm.allocate(host.node_name(), "no-such-host.invalid")
     slots = Slots(nodes=2, gpus_per_node=1)
     with (
         pytest.raises(UserError, match=r"does not reach no-such-host.invalid: .*`getent hosts no-such-host.invalid`"),
@@ -40,25 +38,15 @@ def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, 
         pass
 
 
-def test_nodes_have_their_names_in_slurm_which_may_differ_from_host_names(tmp_path, monkeypatch):
+def test_nodes_have_their_names_in_slurm_which_may_differ_from_host_names(tmp_path, slurm, monkeypatch):
     """As with NodeName=gpu-1 NodeHostname=ip-10-0-0-5 in slurm.conf: no host name is in the allocation."""
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-1")
-    monkeypatch.setattr(
-        "trainyard.cluster.slurm_allocation.current_allocation", lambda: Allocation("7", ("gpu-1", "gpu-2"), 0.0)
-    )
-    lines = []
-
-    def unreachable(destination):
-        raise OSError("no route")
-
-    monkeypatch.setattr(start, "_srun_line", lambda nodes, command, *, cpus: lines.append(nodes))
-    monkeypatch.setattr(host, "source_address", unreachable)
+    slurm.allocate("gpu-1", "gpu-2.invalid")
     with (
-        pytest.raises(UserError, match="gpu-1 does not reach gpu-2: no route"),
+        pytest.raises(UserError, match=r"gpu-1 does not reach gpu-2.invalid: "),
         start.start_ray(Slots(nodes=2, gpus_per_node=1), folder=tmp_path, local="", processes=1),
     ):
         pass
-    assert lines == [["gpu-2"]]
 
 
 def test_ray_on_another_node_joins_under_the_name_of_the_node_in_slurm(tmp_path, monkeypatch):
