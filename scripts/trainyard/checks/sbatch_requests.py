@@ -90,21 +90,18 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
     entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
         return [], [Refusal(("any job",), first_error(done.stderr))]
-    refused: dict[str, list[str]] = {}
+    requests, refused = list[SbatchRequest](), dict[str, list[str]]()
     for entry in entries:
         if "error" in entry:
             refused.setdefault(entry["error"], []).append(entry["job"])
-    requests = [try_request(each["job"], each["line"], each["dataset"]) for each in entries if "line" in each]
+            continue
+        line = f"{entry['line']} --test-only --wrap=true"  # through a shell, as in a run
+        done = subprocess.run(
+            line, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        accepted, dataset = not done.returncode, entry["dataset"]
+        requests.append(parse_request(entry["job"], line, accepted=accepted, response=done.stdout, dataset=dataset))
     return sorted(requests, key=lambda each: each.job), [Refusal(tuple(jobs), text) for text, jobs in refused.items()]
-
-
-def try_request(job: str, line: str, dataset: str | None) -> SbatchRequest:
-    """Have Slurm test a line of sbatch, through a shell as in a run; no job is submitted."""
-    done = subprocess.run(
-        f"{line} --test-only --wrap=true", shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        check=False,
-    )  # fmt: skip
-    return parse_request(job, line, accepted=not done.returncode, response=done.stdout, dataset=dataset)
 
 
 def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:

@@ -56,11 +56,12 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
         rows = query_sacctmgr("user", user, columns=["DefaultAccount"])
         account = rows[0]["DefaultAccount"] if rows else ""
     columns = ["Cluster", "Account", "User", "Partition", "ParentName", "DefaultQOS", *_ASSOCIATION_LIMITS]
-    of_user, of_accounts = (
-        [row for row in query_sacctmgr("associations", whose, columns=columns)
-         if row["Cluster"] == controller.get("ClusterName", "")]
-        for whose in (f"user={user}", "user=")
-    )  # fmt: skip
+
+    def find_associations(whose: str) -> list[dict[str, str]]:
+        rows = query_sacctmgr("associations", whose, columns=columns)
+        return [row for row in rows if row["Cluster"] == controller.get("ClusterName", "")]
+
+    of_user = find_associations(f"user={user}")
     fitting = (row for row in of_user if row["Account"] == account and row["Partition"] in ("", partition))
     own = max(
         fitting, key=lambda row: row["Partition"], default={}
@@ -69,7 +70,7 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
         allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
         qos = (allowed[0] if len(allowed) == 1 else "") or "normal"
     associations = {f"{user} in account {account}": own} if own else {}
-    accounts, name = {row["Account"]: row for row in of_accounts}, account
+    accounts, name = {row["Account"]: row for row in find_associations("user=")}, account
     while name in accounts:
         row = associations[f"account {name}"] = accounts.pop(name)
         name = row["ParentName"]

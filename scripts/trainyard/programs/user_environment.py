@@ -131,15 +131,13 @@ def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
     kept["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
     if (prefix / "pyvenv.cfg").exists():
         return kept | {"VIRTUAL_ENV": str(prefix)}
-    return _activate_conda(prefix, kept) if (prefix / "conda-meta").is_dir() else kept
-
-
-def _activate_conda(prefix: Path, environment: dict[str, str]) -> dict[str, str]:
-    """The variables of a conda environment: its own, and those that the scripts of its packages set."""
+    if not (prefix / "conda-meta").is_dir():
+        return kept
+    # A conda environment has variables of its own, and the scripts of its packages set others.
     state = prefix / "conda-meta/state"
     own = json.loads(state.read_text()).get("env_vars", {}) if state.exists() else {}
     named = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name, "CONDA_SHLVL": "1"}
-    activated = environment | named | own
+    activated = kept | named | own
     scripts = sorted(map(str, (prefix / "etc/conda/activate.d").glob("*.sh")))
     if not scripts:
         return activated
@@ -152,19 +150,13 @@ def _activate_conda(prefix: Path, environment: dict[str, str]) -> dict[str, str]
 def _conda_prefix(name: str) -> Path:
     """The folder of a conda environment, by its path or its name.
 
+    Known are those that conda lists in a file, and those where it creates them.
+
     Raises:
-        UserError: conda, mamba and micromamba know of none with this name.
+        UserError: there is none with this name.
     """
     if os.sep in name:
         return Path(name).expanduser()
-    known = _conda_environments()
-    if name not in known:
-        raise UserError(f"there is no conda environment {name!r}: give its folder; {suggest(name, known)}")
-    return known[name]
-
-
-def _conda_environments() -> dict[str, Path]:
-    """The folders of conda environments by name: those that conda lists in a file, and those where it creates them."""
     given = program_environment()
     listed = Path.home() / ".conda/environments.txt"  # written by conda, mamba and micromamba
     prefixes = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
@@ -173,5 +165,8 @@ def _conda_environments() -> dict[str, Path]:
     folders = [each for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS") for each in given.get(name, "").split(":")]
     for folder in [*map(Path, filter(None, folders)), *(root / "envs" for root in roots)]:
         prefixes += sorted(folder.glob("*"))
-    known = {prefix.name: prefix for prefix in prefixes} | dict(zip(["base"], roots, strict=False))
-    return {name: prefix for name, prefix in known.items() if (prefix / "conda-meta").is_dir()}
+    found = {prefix.name: prefix for prefix in prefixes} | dict(zip(["base"], roots, strict=False))
+    known = {each: prefix for each, prefix in found.items() if (prefix / "conda-meta").is_dir()}
+    if name not in known:
+        raise UserError(f"there is no conda environment {name!r}: give its folder; {suggest(name, known)}")
+    return known[name]

@@ -244,25 +244,22 @@ def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> context
         LockHeldError: the folder is in use; the message names the process that holds it.
         StorageError: the file system has no locks.
     """
-    return _hold_folder(folder, purpose=purpose, wait_seconds=grace_seconds + CLAIM_SECONDS)
-
-
-def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
-    """Wait until no process holds a trial's folder, at most `timeout_seconds`."""
-    with contextlib.suppress(LockHeldError), _hold_folder(folder, purpose="waiting", wait_seconds=timeout_seconds):
-        pass
-
-
-def _hold_folder(folder: Path, *, purpose: str, wait_seconds: float) -> contextlib.AbstractContextManager[Hold]:
     return hold(
         folder.with_name(f".{folder.name}.lock"),
         held=folder,
         purpose=purpose,
         inherited=True,
-        wait_seconds=wait_seconds,
+        wait_seconds=grace_seconds + CLAIM_SECONDS,
         on_look=_kill_orphans,
         notify=log.info,
     )
+
+
+def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
+    """Wait until no process holds a trial's folder, at most `timeout_seconds`."""
+    grace = timeout_seconds - CLAIM_SECONDS
+    with contextlib.suppress(LockHeldError), claim_folder(folder, purpose="waiting", grace_seconds=grace):
+        pass
 
 
 def _kill_orphans(holder: Holder, is_held: bool) -> None:
