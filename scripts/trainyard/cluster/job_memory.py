@@ -73,48 +73,29 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
         requested_mib=allocation.memory_mib_per_node,
         process_peak_mib=max((each.process_peak_mib for each in earlier), default=0),
     )
-    sampler = _Sampler(path, record)
-    sampler.start()
+    stopped = threading.Event()
+    thread = threading.Thread(target=_keep_record, args=(path, record, stopped), name="memory", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        sampler.end()
+        stopped.set()
+        thread.join()
 
 
-class _Sampler(threading.Thread):
-    """Samples the memory of the job, and writes the record when its peak has grown."""
-
-    def __init__(self, path: Path, record: MemoryRecord) -> None:
-        super().__init__(name="memory", daemon=True)
-        self._path, self._record, self._written = path, record, -1
-        self._usage, self._stopped = _JobUsage(record.job), threading.Event()
-
-    def run(self) -> None:
-        """Sample until the end; a failure costs the record, never the job."""
-        try:
-            while not self._stopped.is_set():
-                began = time.perf_counter()
-                self._sample()
-                if self._record.peak_mib > NOTED_GROWTH * self._written:
-                    self._write()
-                self._stopped.wait(max(INTERVAL_SECONDS, (time.perf_counter() - began) / MAX_LOAD))
-            self._sample()
-            self._record = replace(self._record, ended=True)
-            self._write()
-        except Exception as error:
-            log.warning("the memory of the job is not recorded: %s", error)
-
-    def end(self) -> None:
-        """Write the last record."""
-        self._stopped.set()
-        self.join()
-
-    def _sample(self) -> None:
-        self._record = self._record.with_sample(self._usage.used_mib(), self._usage.oom_kills())
-
-    def _write(self) -> None:
-        write_json(self._path, asdict(self._record))
-        self._written = self._record.peak_mib
+def _keep_record(path: Path, record: MemoryRecord, stopped: threading.Event) -> None:
+    """Sample until the end, and write the record when its peak has grown; a failure costs it, never the job."""
+    try:
+        usage, written_mib, ends = _JobUsage(record.job), -1, False
+        while not ends:
+            began, ends = time.perf_counter(), stopped.is_set()
+            record = replace(record.with_sample(usage.used_mib(), usage.oom_kills()), ended=ends)
+            if ends or record.peak_mib > NOTED_GROWTH * written_mib:
+                write_json(path, asdict(record))
+                written_mib = record.peak_mib
+            stopped.wait(max(INTERVAL_SECONDS, (time.perf_counter() - began) / MAX_LOAD))
+    except Exception as error:
+        log.warning("the memory of the job is not recorded: %s", error)
 
 
 class _JobUsage:
