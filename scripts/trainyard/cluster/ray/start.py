@@ -112,8 +112,17 @@ def start_ray(
     except OSError as error:
         remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
+    of_nodes = {
+        "token": token(),
+        "gpus": gpus,
+        "cpus": cpus,
+        "mps": slots.uses_mps,
+        "local": local,
+        "memory": {"folder": str(folder.absolute()), "processes": processes},
+        "workers": {"modules": parent.modules, "threads": parent.threads} if parent else None,
+    }
     with (
-        _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes, parent=parent) as nodes,
+        _OtherNodes(others, srun, of_nodes, log_file=folder / "ray-nodes.log") as nodes,
         local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup, parent=parent) as running,
     ):
         try:
@@ -292,26 +301,14 @@ def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator
 class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
-    def __init__(
-        self,
-        nodes: list[str],
-        srun: list[str],
-        folder: Path,
-        *,
-        slots: "Slots",
-        local: str,
-        processes: int,
-        parent: "WorkerParent | None",
-    ) -> None:
-        self._nodes, self._log = nodes, folder / "ray-nodes.log"
+    def __init__(self, nodes: list[str], srun: list[str], message: dict[str, Any], *, log_file: Path) -> None:
+        """Start srun, and send the first message to `node` on all nodes."""
+        self._nodes, self._log = nodes, log_file
         with open(self._log, "w") as output:
             self._srun = subprocess.Popen(
                 srun, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
             )
-        memory = {"folder": str(folder.absolute()), "processes": processes}
-        resources = {"gpus": slots.gpus_per_node, "cpus": slots.cpus_per_node, "mps": slots.uses_mps}
-        workers = {"modules": parent.modules, "threads": parent.threads} if parent else None
-        self._send({"token": token(), **resources, "local": local, "memory": memory, "workers": workers})
+        self._send(message)
 
     def __enter__(self) -> "_OtherNodes":
         return self
