@@ -53,7 +53,7 @@ def check_memory_share(rig: Rig) -> None:
     worker_gpu.limit_gpu_memory(SHARE)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            data = load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
+            data = load_input_data(black_images(Path(folder), size_bytes=1.2 * share), rig.device)
     except torch.OutOfMemoryError as error:
         rig.report.check("memory share", False, error)
     else:
@@ -64,7 +64,7 @@ def check_memory_share(rig: Rig) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _black_images(folder: Path, *, size_bytes: float) -> Staged:
+def black_images(folder: Path, *, size_bytes: float) -> Staged:
     """A staged dataset in sparse files, which take no space on the disk."""
     shape = (64, 64, 3)
     for split, count in (("train", int(size_bytes) // math.prod(shape)), ("val", 16)):

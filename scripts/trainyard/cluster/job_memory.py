@@ -86,7 +86,7 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
 def _keep_record(path: Path, record: MemoryRecord, stopped: threading.Event) -> None:
     """Sample until the end, and write the record when its peak has grown; a failure costs it, never the job."""
     try:
-        usage, written_mib, ends = _JobUsage(record.job), -1, False
+        usage, written_mib, ends = JobUsage(record.job), -1, False
         while not ends:
             began, ends = time.perf_counter(), stopped.is_set()
             record = replace(record.with_sample(usage.used_mib(), usage.oom_kills()), ended=ends)
@@ -98,7 +98,7 @@ def _keep_record(path: Path, record: MemoryRecord, stopped: threading.Event) -> 
         log.warning("the memory of the job is not recorded: %s", error)
 
 
-class _JobUsage:
+class JobUsage:
     """The memory of a job on this node, by its control group, or else by its processes."""
 
     def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:

@@ -141,7 +141,7 @@ class PythonSource(DataSource):
 
     @cached_property
     def _datasets(self) -> dict[str, Any]:
-        return _cached_datasets(json.dumps(self.dataset.model_dump()))
+        return cached_datasets(json.dumps(self.dataset.model_dump()))
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
@@ -175,13 +175,13 @@ class PythonSource(DataSource):
 
 
 @lru_cache(maxsize=1)
-def _cached_datasets(source: str) -> dict[str, Any]:
+def cached_datasets(source: str) -> dict[str, Any]:
     """The datasets by split; `source` is the section in JSON, which is hashable."""
     return dict(zip(SPLITS, call_factory(json.loads(source)), strict=True))
 
 
 def _read_images(source: str, split: str, rows: range, shape: tuple[int, int, int]) -> Block:
-    dataset = _cached_datasets(source)[split]
+    dataset = cached_datasets(source)[split]
     images, labels = np.empty((len(rows), *shape), np.uint8), np.empty(len(rows), np.int64)
     for row, index in enumerate(rows):
         image, label = read_item(dataset, index)

@@ -233,13 +233,13 @@ def _is_allocated(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
 def _write_array_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
     """Write rows to an allocated array, from the row `start` on."""
     with storage_errors(path), open(path, "r+b", buffering=0) as file:
-        file.seek(_data_offset(path) + start * rows[:1].nbytes)
+        file.seek(data_offset(path) + start * rows[:1].nbytes)
         content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         while content:
             content = content[file.write(content) :]
 
 
-def _data_offset(path: Path) -> int:
+def data_offset(path: Path) -> int:
     """The number of bytes before the first row.
 
     numpy parses the header with Python's parser, which in Python 3.11 sometimes fails when two threads use it at once
@@ -300,7 +300,7 @@ class _ImageDigests:
 
     def _read_header(self, split: str) -> bytes:
         with open(self._paths[split], "rb") as file:
-            return file.read(_data_offset(self._paths[split]))
+            return file.read(data_offset(self._paths[split]))
 
     def add(self, shard: Shard) -> None:
         """Add a written shard; it is read once all shards before it have been."""
@@ -310,7 +310,7 @@ class _ImageDigests:
         self._unread[shard.split, shard.start] = shard
         while ready := self._unread.pop((shard.split, self._rows[shard.split]), None):
             with open(self._paths[ready.split], "rb", buffering=0) as file:
-                file.seek(_data_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
+                file.seek(data_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
                 self._digests[ready.split].update(file.read(len(ready) * self._row_bytes))
             self._rows[ready.split] = ready.stop
 

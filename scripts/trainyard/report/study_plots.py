@@ -62,7 +62,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (read_table(source / f"{table}.csv") for table in tables)
     state = read_state(config.sweeps[name], name, source.parents[1])
-    ranked, unit = _rank_trials(state, trials), state.sweep.slots.unit
+    ranked, unit = rank_trials(state, trials), state.sweep.slots.unit
     if unit == "CPU":
         timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
         strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
@@ -90,7 +90,8 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     style.save(losses, target / "loss", size=(WIDTH, 4))
 
 
-def _rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
+def rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
+    """The trials of a sweep as its plots show them, ranked, by the keys that differ."""
     keys = [key for key in varied_keys(list(state.trials.values())) if key not in state.constant_keys]
     names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
     shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})

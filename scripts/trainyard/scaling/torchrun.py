@@ -70,7 +70,7 @@ def run_ranks(
     except ChildFailedError as error:
         terminated = (-signal.SIGTERM, stop_request.TERMINATED)  # by torchrun, because another rank had failed
         failures = error.failures.items()
-        found = [_failure(rank, node, each) for rank, each in failures if each.exitcode not in terminated]
+        found = [rank_failure(rank, node, each) for rank, each in failures if each.exitcode not in terminated]
         rank_failures.write_failures(found, folder, node=node)
         return 1
     except SignalException as error:
@@ -123,7 +123,8 @@ class MetRendezvous(RendezvousHandler):
         return True
 
 
-def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
+def rank_failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
+    """The failure of a rank as torchrun reports it."""
     raised_at = failure.error_file_data.get("timestamp")  # None: no exception was recorded
     message = (
         failure.message if raised_at or failure.exitcode < 0 else f"exit code {failure.exitcode}, no error message"

@@ -145,7 +145,7 @@ class MappedSplit:
 
     def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
-        with closing(_prefetched(map(self._send, order), device=self._device)) as sent:
+        with closing(prefetched(map(self._send, order), device=self._device)) as sent:
             for batch, copied in sent:
                 if copied is not None:
                     current = torch.cuda.current_stream(self._device)
@@ -231,7 +231,7 @@ def _one_line_errors() -> Iterator[None]:
         raise DataError(message.splitlines()[-1].removeprefix(ours)) from None
 
 
-def _prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:
+def prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:
     """The same items, computed up to `PREFETCHED` ahead by a thread, whose exceptions are raised here."""
     # A new thread is on GPU 0, and would create a context there.
     begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None

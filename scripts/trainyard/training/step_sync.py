@@ -52,7 +52,7 @@ class StepFlags:
         # Created once: the copy of a constant to the GPU would synchronize host and device in each step.
         self._good, self._bad = (torch.tensor(rank, device=group.device) for rank in (group.world_size, group.rank))
         self._on_gpu = group.device.type == "cuda"
-        self._max_lag = MAX_LAG if self._on_gpu else 0
+        self.max_lag = MAX_LAG if self._on_gpu else 0
         self._lag = 0  # the same on all ranks: they take it from the same status
         self._pending: deque[_PendingStep] = deque()
         self._known_at: Moment = 0.0  # when the flags of the previous step were known
@@ -70,7 +70,7 @@ class StepFlags:
     @property
     def _affordable_lag(self) -> int:
         """The steps that the device takes in LAG_SECONDS; 0 before the first ones are known."""
-        return min(self._max_lag, int(LAG_SECONDS / max(*self._seconds, 1e-9))) if self._seconds else 0
+        return min(self.max_lag, int(LAG_SECONDS / max(*self._seconds, 1e-9))) if self._seconds else 0
 
     def begin(self) -> None:
         """Begin the first step of an epoch, or of the rest of one."""

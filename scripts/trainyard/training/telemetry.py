@@ -61,7 +61,7 @@ def record_telemetry(
     the GPUs or of the CPUs fails, it ends with a warning, and the other one continues; it never stops a training.
     """
     with contextlib.ExitStack() as stack:
-        gpus, tree = stack.enter_context(visible_gpus()), _ProcessTree(root)
+        gpus, tree = stack.enter_context(visible_gpus()), ProcessTree(root)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, overwrite=overwrite))
@@ -130,7 +130,7 @@ def _appended(
         os.close(fd)
 
 
-class _ProcessTree:
+class ProcessTree:
     """A process and all its descendants."""
 
     def __init__(self, root: psutil.Process) -> None:

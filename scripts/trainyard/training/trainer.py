@@ -86,7 +86,7 @@ class Trainer:
         self._save_last = save_last
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
         self._validation = Validation(data.val, self.objective, group)
-        self._flags = StepFlags(group)
+        self.flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
         self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
         parts = (self.module, spec, data, group, self.objective)
@@ -189,7 +189,7 @@ class Trainer:
                     where = f"epoch {number}, step {progress.step + 1}"
                     raise OutOfMemory(where, rank=self.group.rank, micro=self.batch.micro, error=error) from None
                 log.info("%s", error)
-            for status in self._flags.finish_all():  # outside of `except`, where the traceback keeps tensors alive
+            for status in self.flags.finish_all():  # outside of `except`, where the traceback keeps tensors alive
                 self._check(status)
             self.halve_micro_batch()
 
@@ -203,7 +203,7 @@ class Trainer:
         color, shape = self.data.mean.flatten().round().to(torch.uint8), self.data.shape[:2]
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
         rate = StepRate(progress.step)
-        self._flags.begin()
+        self.flags.begin()
         with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
             images = timer.waiting(batches)
             stops = False
@@ -215,7 +215,7 @@ class Trainer:
                 if steps_per_second := rate.poll(progress.step):
                     speed = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
-        for status in self._flags.finish_all():
+        for status in self.flags.finish_all():
             self._check(status)
             stops |= status.stop
         progress.times += timer.times()
@@ -227,7 +227,7 @@ class Trainer:
         progress = self.state.progress
         state, spec = self.state, self.spec
         sums = self._compute_gradients(images, augment)
-        known = self._flags.finish(state.optimizer)
+        known = self.flags.finish(state.optimizer)
         for status in known:
             self._check(status)
         if spec.clip_norm is not None:
@@ -254,14 +254,14 @@ class Trainer:
                 loss, sums_of_batch = self.forward.compute_loss(images, model=self.model, training=True)
                 sums += sums_of_batch
                 if not remaining:  # so that the all-reduce of the flags overlaps the backward pass
-                    self._flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
+                    self.flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
                 share = len(images.labels) / self.batch.per_rank
                 self.state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         return sums
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""
-        needed = self.checkpoints.stop_seconds + self._validation.seconds + self._flags.stop_seconds
+        needed = self.checkpoints.stop_seconds + self._validation.seconds + self.flags.stop_seconds
         return self.stop_request.is_made or time.time() + needed > self.deadline
 
     def _must_stop_validation(self) -> bool:

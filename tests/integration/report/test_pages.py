@@ -2,9 +2,8 @@
 
 import pandas as pd
 import pytest
-from browser import WIDTHS, find_chromium, opened, wait_for_tables
+from browser import WIDTHS, opened, wait_for_tables
 from playwright.sync_api import expect
-from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
 from trainyard.report.pages import ReportTable, write_page
 from trainyard.report.study_tables import GROUPS, group_scales
@@ -110,13 +109,6 @@ def scaling_row(scale, **values):
         "val_own_metric": 0.5,
         **values,
     }
-
-
-def test_without_a_browser_an_ordinary_user_is_told(monkeypatch):
-    monkeypatch.setattr("browser.shutil.which", lambda *_, **__: None)
-    monkeypatch.setattr("browser.os.geteuid", lambda: 1000)
-    with pytest.raises(PrerequisiteMissing, match="only root can install it: `apt-get install chromium`"):
-        find_chromium()
 
 
 def test_every_column_of_a_scaling_study_is_in_one_group():

@@ -44,12 +44,12 @@ def test_the_measurements_run_at_toy_size(tmp_path, capsys):
 
 def test_the_images_that_are_larger_than_a_share_can_be_opened(tmp_path):
     """The check of the share needs a GPU, its dataset does not."""
-    staged = memory._black_images(tmp_path, size_bytes=100 * 64 * 64 * 3)
+    staged = memory.black_images(tmp_path, size_bytes=100 * 64 * 64 * 3)
     assert len(load_input_data(staged, torch.device("cpu")).train) == 100
 
 
 def test_without_a_gpu_nothing_is_checked_and_the_exit_code_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu_check.main(["--out", str(tmp_path)]) == 2
     assert "nothing was checked" in capsys.readouterr().err
 

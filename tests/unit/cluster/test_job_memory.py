@@ -107,9 +107,9 @@ def test_the_control_group_of_a_job_counts_its_memory_without_the_page_cache(tmp
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
-    usage = job_memory._JobUsage("5", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
+    usage = job_memory.JobUsage("5", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
     assert (usage.used_mib(), usage.oom_kills()) == (75, 2)
-    other = job_memory._JobUsage("55", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
+    other = job_memory.JobUsage("55", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
     assert (other.used_mib(), other.oom_kills()) == (0, 0)
 
 

@@ -37,7 +37,8 @@ def told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("tempfile.tempdir", None)
     for name in (PIPES, LOGS, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpus, "PROBE", "print(0)")  # with a GPU, it would look for the real daemon
+    probe = "import os; exec(os.environ.get('FAKE_PROBE', 'print(0)'))"  # with a GPU, it would look for the real daemon
+    monkeypatch.setattr(gpus, "PROBE", probe)
     caplog.set_level(logging.INFO)
     return lambda: (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
 
@@ -106,7 +107,6 @@ def test_where_mps_does_not_work_one_line_says_so_and_trials_run_without(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(gpus, "PROBE", environment.get("FAKE_PROBE", "print(0)"))
     with run_mps(True):
         assert os.environ.get(PIPES) == environment.get(PIPES)
         assert told() == lines, "the daemon is not left running"

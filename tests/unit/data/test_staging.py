@@ -154,7 +154,7 @@ def test_several_threads_can_read_a_header_at_once(tmp_path):
     np.save(path, np.zeros((3, 4), np.uint8))
 
     def offset(calls):
-        return offset(calls - 1) if calls else shards_module._data_offset(path)
+        return offset(calls - 1) if calls else shards_module.data_offset(path)
 
     collected = []
     gc.callbacks.append(lambda *_: collected.append(sum(range(200))))

@@ -55,16 +55,15 @@ def publish(monkeypatch, name, folder):
     """Have torchvision take the files in `folder` for the published ones."""
     known = getattr(torchvision.datasets, name)
     if hasattr(known, "split_list"):
-        parts = {
-            split: [url, file, md5(folder / file)]
-            for split, (url, file, _) in known.split_list.items()
-            if (folder / file).exists()
-        }
-        monkeypatch.setattr(known, "split_list", parts)
-        return
-    for kind in ("train_list", "test_list"):
-        monkeypatch.setattr(known, kind, [[file, md5(folder / file)] for file, _ in getattr(known, kind)])
-    monkeypatch.setattr(known, "meta", known.meta | {"md5": md5(folder / known.meta["filename"])})
+        parts = known.split_list.items()
+        made = {"split_list": {split: [url, file, md5(folder / file)] for split, (url, file, _) in parts
+                               if (folder / file).exists()}}  # fmt: skip
+    else:
+        lists = ("train_list", "test_list")
+        made = {kind: [[file, md5(folder / file)] for file, _ in getattr(known, kind)] for kind in lists}
+        made["meta"] = known.meta | {"md5": md5(folder / known.meta["filename"])}
+    for name, value in made.items():
+        monkeypatch.setattr(known, name, value)
 
 
 def stage_copy(name, root, folder):

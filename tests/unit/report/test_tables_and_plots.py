@@ -18,7 +18,7 @@ from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import cost_plots, metric_plots, scaling_plots, study_plots, style, timeline_plots
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.study_plots import _rank_trials
+from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import (
     curve_column,
@@ -506,7 +506,7 @@ def test_words_and_plots_leave_out_a_key_with_the_same_value_in_all_trials_and_t
     trials, ranking = trials_table(state), rank_sweep(state)
     assert describe_ranking(ranking)[0].endswith(" with lr = 0.1")
     assert describe_ranking(ranking)[0].count("=") == 1
-    assert _rank_trials(state, trials).keys == ["lr"]
+    assert rank_trials(state, trials).keys == ["lr"]
     running = [Attempt(next(iter(state.trials)), 1, 0, 1, location=Location(slot=0, node="n1", gpu="0"))]
     assert "lr=0.1" in slot_table(running, state).rows[0]
     for table in (trials, epochs_table(state), ranking_table(ranking)):
@@ -788,7 +788,7 @@ def test_a_seed_is_a_name_and_no_quantity(tmp_path):
     ends = [(number, 1, 1.0, "finished", {"seconds": 1.0, "metrics": {"rmse": 3.0 + number}}) for number in range(6)]
     starts = [(number, 1, 0.0, "started", {}) for number in range(6)]
     state = plan_of(tmp_path, {**OWN, "grid": {"lr": [1, 2], "seed": [0, 1, 40]}}, starts + ends)
-    rows = _rank_trials(state, trials_table(state))
+    rows = rank_trials(state, trials_table(state))
     lr, seed = axes = Figure().subplots(1, 2)
     metric_plots.plot_metric(*axes, ranked=rows)
     assert [label.get_text() for label in seed.get_xticklabels()] == ["0", "1", "40"]

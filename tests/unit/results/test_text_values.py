@@ -14,7 +14,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
-from trainyard.report.study_plots import _rank_trials
+from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
 from trainyard.results import load_sweep
@@ -74,7 +74,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
         tables = load_sweep(results / "sweeps/s")
         assert tables.trials["x"].tolist() == texts
         assert tables.ranking["x"].tolist() == texts[::-1]
-        assert _rank_trials(state, tables.trials).table["x"].tolist() == texts
+        assert rank_trials(state, tables.trials).table["x"].tolist() == texts
         best = read_config(results / "sweeps/s/best.yaml")
         assert [trial.values for trial in expand(best.sweeps["s"]).trials] == [{"x": texts[-1]}]
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
 from trainyard.config.scaling import TrainScaling
+from trainyard.config.trials import training_spec
 from trainyard.data.staging import stage
 from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import rank, torchrun
@@ -25,20 +25,18 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "value"), KEYS)
-def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, tmp_path, key, value):
-    def folder(**more):
-        study = {"dataset": "d", "scales": ["1x1"], **more}
-        config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
-        return rank._store(config.scaling["s"], staged, "1x1", tmp_path).folder
+def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, key, value):
+    def checkpoints(**more):
+        study = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"], **more})
+        return training_spec(study, "1x1", staged.digest)
 
-    assert folder(**{key: value}) == folder()
-    assert folder(retrain=1) != folder()
+    assert checkpoints(**{key: value}) == checkpoints()
+    assert checkpoints(retrain=1) != checkpoints()
 
 
-def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, monkeypatch):
+def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, handlers):
     """The two have the same folder; a run that resumes keeps the samples of the nodes before."""
     stage(Digits(source="digits"), tmp_path / "data/d")
-    monkeypatch.setattr(rank, "stop_request_of_rank", StopRequest)  # no handlers of signals in this process
     samples = f"{','.join(CPU_COLUMNS)}\n1.0,100.0,99999.0,1\n"
 
     def trained(**train):
@@ -64,12 +62,12 @@ def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_p
     raised = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(told))
     aborted = ProcessFailure(local_rank=0, pid=2, exitcode=-signal.SIGABRT, error_file="")
     assert aborted.timestamp > raised.timestamp
-    write_failures([torchrun._failure(0, "n1", aborted)], tmp_path, node="n1")
+    write_failures([torchrun.rank_failure(0, "n1", aborted)], tmp_path, node="n1")
     first = first_failure(tmp_path)
     assert "SIGABRT" in first.message
     assert "collective_timeout_minutes" in first.message
     assert "flight-recorder-rank-*" in first.message
-    write_failures([torchrun._failure(1, "n2", raised)], tmp_path, node="n2")
+    write_failures([torchrun.rank_failure(1, "n2", raised)], tmp_path, node="n2")
     assert first_failure(tmp_path).message == "RuntimeError: planned trouble"
 
 
@@ -78,7 +76,9 @@ def test_a_rank_killed_from_outside_is_the_cause_of_exceptions(tmp_path):
     told.write_text(json.dumps({"message": "RuntimeError: Connection closed by peer", "timestamp": 100.5}))
     raised = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(told))
     killed = ProcessFailure(local_rank=1, pid=2, exitcode=-signal.SIGKILL, error_file="")
-    write_failures([torchrun._failure(0, "n1", raised), torchrun._failure(1, "n1", killed)], tmp_path, node="n1")
+    write_failures(
+        [torchrun.rank_failure(0, "n1", raised), torchrun.rank_failure(1, "n1", killed)], tmp_path, node="n1"
+    )
     assert "SIGKILL" in first_failure(tmp_path).message
 
 

@@ -11,7 +11,7 @@ import torch
 from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.python_factory import _cached_datasets, as_class, as_normalized, as_numbers, as_pixels
+from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, cached_datasets
 from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
@@ -74,7 +74,7 @@ def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
         return what
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(str(device)))
-    assert list(loaders._prefetched((note(item) for item in "ab"), device=torch.device("cuda", 1))) == ["a", "b"]
+    assert list(loaders.prefetched((note(item) for item in "ab"), device=torch.device("cuda", 1))) == ["a", "b"]
     assert calls == [("prefetching_0", "cuda:1"), ("prefetching_0", "a"), ("prefetching_0", "b")]
 
 
@@ -84,6 +84,13 @@ def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
 
 
 # ---- images on a GPU (whose memory is described here, since the machine of the tests may have none)
+
+
+class GpuOnPaper(str):
+    """A GPU whose tensors are in host memory."""
+
+    __slots__ = ()
+    type = "cuda"
 
 
 @pytest.mark.parametrize(
@@ -101,12 +108,12 @@ def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
 def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monkeypatch, free, share, reserved, kept):
     size = staged.split("train").images[0].nbytes
     found = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * size, 187 * size))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * size)
+    memory = {"mem_get_info": (free * size, 187 * size), "get_per_process_memory_fraction": share}
+    for name, answer in (memory | {"memory_reserved": reserved * size}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
     for kind in ("ResidentSplit", "MappedSplit"):
         monkeypatch.setattr(loaders, kind, lambda *given, kind=kind, **options: found.append(kind))
-    list(loaders._staged_splits(staged, torch.device("cuda", 0)))
+    load_input_data(staged, GpuOnPaper("cpu"))
     assert found == ["ResidentSplit" if name in kept else "MappedSplit" for name in ("train", "val")]
 
 
@@ -275,7 +282,7 @@ def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
     # Of another length: bytecode of the same second would do for a file of the same.
     path.write_text(OWN.replace("80 * label", "8 * label"))
     del sys.modules["own_blocks"]  # another run has nothing in memory
-    _cached_datasets.cache_clear()
+    cached_datasets.cache_clear()
     assert stage(own(args={"count": 6}), tmp_path / "data").digest != first
 
 

@@ -47,7 +47,7 @@ class Training:
         self.flags._group = SimpleNamespace(
             device=torch.device("cuda", 0), world_size=1, rank=0, all_reduce_min=lambda flags: None
         )
-        self.flags._on_gpu, self.flags._max_lag = True, MAX_LAG
+        self.flags._on_gpu, self.flags.max_lag = True, MAX_LAG
         self.flags.begin()
         self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 

@@ -17,7 +17,7 @@ def behind(monkeypatch):
     monkeypatch.setattr(step_sync, "LAG_SECONDS", 1e9)
 
     def let_lag(training):
-        training._flags._max_lag = step_sync.MAX_LAG
+        training.flags.max_lag = step_sync.MAX_LAG
         return training
 
     return let_lag

@@ -63,7 +63,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
 def test_the_first_sample_of_a_process_has_its_cpu_time():
     """psutil's own percentage is 0 in the first sample of each process."""
     me = psutil.Process()
-    tree, began = telemetry._ProcessTree(me), time.monotonic()
+    tree, began = telemetry.ProcessTree(me), time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.3:
             time.sleep(0.02)

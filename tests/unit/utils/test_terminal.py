@@ -32,17 +32,17 @@ def test_without_a_terminal_a_line_is_logged_every_ten_seconds(caplog, now, caps
     assert capsys.readouterr().out == "", "no bar"
 
 
-def test_on_a_terminal_there_is_a_bar_and_no_line(caplog, now, monkeypatch):
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    monkeypatch.setattr(terminal, "Console", lambda: console)
+def test_on_a_terminal_there_is_a_bar_and_no_line(caplog, now, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "100")
     caplog.set_level(logging.INFO)
     with terminal.show_progress("photos", 10_000, unit="images") as advance:
         for _ in range(30):
             now[0] += 1
             advance(100)
-    assert "photos" in screen.getvalue()
-    assert "100 images/s, about 1 min 10 s left" in screen.getvalue()
+    screen = capsys.readouterr().out
+    assert "photos" in screen
+    assert "100 images/s, about 1 min 10 s left" in screen
     assert not caplog.records
 
 

@@ -65,7 +65,7 @@ def run_node() -> int:
             second = json.loads(sys.stdin.readline() or "null")
             if second is None:
                 return 0
-            arguments = _start_arguments(directory, gpus=first["gpus"], cpus=first["cpus"], address=second["address"])
+            arguments = start_arguments(directory, gpus=first["gpus"], cpus=first["cpus"], address=second["address"])
             with contextlib.suppress(BrokenPipeError):  # Ray has ended
                 assert ray.stdin is not None
                 ray.stdin.write(f"{json.dumps(arguments)}\n".encode())
@@ -79,7 +79,7 @@ def run_node() -> int:
     return 0
 
 
-def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
+def start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
     """Options of `ray start`: in the foreground, with free ports that the kernel chooses."""
     head = address.rpartition(":")[0].strip("[]")  # an address of IPv6 is in brackets
     options = ["--node-name", host.node_name(), "--address", address, "--node-ip-address", host.source_address(head)]

@@ -298,6 +298,15 @@ def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator
         yield
 
 
+def missing_nodes(nodes: Sequence[str]) -> list[str]:
+    """The nodes, by their names in Slurm, on which Ray has not joined yet."""
+    import ray
+
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    joined = {node["NodeName"] for node in known if node["Alive"]}  # as `node` names them
+    return [name for name in nodes if host.short_name(name) not in joined]
+
+
 class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
@@ -327,7 +336,7 @@ class _OtherNodes:
 
         self._send({"address": ray.get_runtime_context().gcs_address})
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
-        while missing := self._missing():
+        while missing := missing_nodes(self._nodes):
             output = self._log.read_text(errors="replace")
             ended = [name for name in missing if f"{host.short_name(name)}: {RAY_ENDED}" in output]
             if ended or self._srun.poll() is not None or time.monotonic() > deadline:
@@ -340,13 +349,6 @@ class _OtherNodes:
         assert self._srun.stdin is not None
         with contextlib.suppress(OSError):  # srun has ended
             self._srun.stdin.close()
-
-    def _missing(self) -> list[str]:
-        import ray
-
-        known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        joined = {node["NodeName"] for node in known if node["Alive"]}  # as `node` names them
-        return [name for name in self._nodes if host.short_name(name) not in joined]
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._srun.stdin is not None

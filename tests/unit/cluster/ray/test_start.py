@@ -51,10 +51,8 @@ def test_nodes_have_their_names_in_slurm_which_may_differ_from_host_names(tmp_pa
 
 def test_ray_on_another_node_joins_under_the_name_of_the_node_in_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-2")
-    arguments = node._start_arguments(tmp_path, gpus=1, cpus=1, address="127.0.0.1:6379")
+    arguments = node.start_arguments(tmp_path, gpus=1, cpus=1, address="127.0.0.1:6379")
     name = arguments[arguments.index("--node-name") + 1]
     known = [{"NodeName": name, "NodeManagerHostname": "ip-10-0-0-6", "Alive": True}]
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: known))
-    others = start._OtherNodes.__new__(start._OtherNodes)
-    others._nodes = ["gpu-2", "gpu-3"]
-    assert others._missing() == ["gpu-3"]
+    assert start.missing_nodes(["gpu-2", "gpu-3"]) == ["gpu-3"]
