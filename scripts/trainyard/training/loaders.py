@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -233,9 +232,9 @@ def _one_line_errors() -> Iterator[None]:
 
 def prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:
     """The same items, computed up to `PREFETCHED` ahead by a thread, whose exceptions are raised here."""
-    # A new thread is on GPU 0, and would create a context there.
-    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-    with ThreadPoolExecutor(1, "prefetching", begin) as thread:
+    with ThreadPoolExecutor(1, "prefetching") as thread:
+        if device.type == "cuda":  # a new thread is on GPU 0, and would create a context there
+            thread.submit(torch.cuda.set_device, device).result()
         ahead = deque(thread.submit(next, items, None) for _ in range(PREFETCHED))
         try:
             while (item := ahead.popleft().result()) is not None:
