@@ -85,12 +85,12 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
-    summaries = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
-    trained = [
-        scale for scale in summaries if all(is_trained(study, run, folder, results) for run in study.runs(scale))
-    ]
-    done = {scale: summaries[scale] for scale in trained}
-    so_far = f"{len(done)} of {count_of(len(summaries), 'scale')} trained" + ": " * bool(done) + ", ".join(done)
+    done = {
+        scale: [folder / run / "summary.json" for run in study.runs(scale)]
+        for scale in study.scales
+        if all(is_trained(study, run, folder, results) for run in study.runs(scale))
+    }
+    so_far = f"{len(done)} of {count_of(len(study.scales), 'scale')} trained" + ": " * bool(done) + ", ".join(done)
     left = {"so far": so_far, "missing": MISSING}
     try:
         measured = read_table(folder / "scaling.csv")
@@ -111,7 +111,7 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     return Summary(
         title,
         recommendation(measured),
-        {"ran": ran, "cost": spent, **(left if len(table) < len(summaries) else {})},
+        {"ran": ran, "cost": spent, **(left if len(table) < len(study.scales) else {})},
         rows=_scale_rows(table),
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
         about_picture="speedup and efficiency against the number of GPUs",

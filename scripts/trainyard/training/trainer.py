@@ -24,7 +24,7 @@ from trainyard.training.forward_pass import ForwardPass
 from trainyard.training.loaders import ImageBatch, InputData, Split
 from trainyard.training.loss_and_metrics import Means, Objective
 from trainyard.training.optimizers import WeightAverage
-from trainyard.training.out_of_memory import OutOfMemory, halve_until_it_fits, is_out_of_memory
+from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
@@ -325,28 +325,37 @@ class Validation:
 
         `must_stop` is asked before each batch. None if it says so.
         """
-        began = time.perf_counter()
+        began, batch = time.perf_counter(), micro * self._factor
+        if self._largest is not None:
+            batch = min(batch, self._largest)
+        while True:
+            try:
+                total = self._add_up(measure, batch, must_stop)
+                break
+            except RuntimeError as error:
+                if batch == 1 or not is_out_of_memory(error):
+                    raise
+                reason = str(error)
+            batch = (batch + 1) // 2  # outside of `except`, where the traceback keeps tensors alive
+            log.warning("out of memory: batches of %d images from now on (%s)", batch, reason)
+        self._largest, self.seconds = batch, time.perf_counter() - began
+        return total
 
-        def add_up(batch: int) -> Tensor | None:
-            total = self._objective.zeros(self._group.device)
-            order = validation_batches(
-                len(self._images), batch=batch, rank=self._group.rank, world_size=self._group.world_size
-            )
-            with closing(self._images.batches(order)) as batches:
-                ahead: Moment | None = None
-                for images in batches:
-                    if must_stop():
-                        return None
-                    total += measure(images)
-                    if ahead is not None:  # the host is ahead of a GPU by one batch, so that it stops in time
-                        wait_until_reached(ahead)
-                    ahead = moment(self._group.device)
-            synchronize(self._group.device)
-            return total
-
-        batch = micro * self._factor
-        total, self._largest = halve_until_it_fits(add_up, min(batch, self._largest or batch))
-        self.seconds = time.perf_counter() - began
+    def _add_up(
+        self, measure: Callable[[ImageBatch], Tensor], batch: int, must_stop: Callable[[], bool]
+    ) -> Tensor | None:
+        total, group = self._objective.zeros(self._group.device), self._group
+        order = validation_batches(len(self._images), batch=batch, rank=group.rank, world_size=group.world_size)
+        with closing(self._images.batches(order)) as batches:
+            ahead: Moment | None = None
+            for images in batches:
+                if must_stop():
+                    return None
+                total += measure(images)
+                if ahead is not None:  # the host is ahead of a GPU by one batch, so that it stops in time
+                    wait_until_reached(ahead)
+                ahead = moment(group.device)
+        synchronize(group.device)
         return total
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from loops import LEARNER, assert_close, changed, start, train
 from trainyard.training.optimizers import missing_state_bytes
-from trainyard.training.out_of_memory import halve_until_it_fits, is_out_of_memory
+from trainyard.training.out_of_memory import is_out_of_memory
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
@@ -58,31 +58,6 @@ def test_out_of_memory_on_a_cpu_is_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
-
-
-def test_a_batch_is_halved_until_it_fits():
-    tried = []
-
-    def run(batch):
-        tried.append(batch)
-        if batch > limit:
-            raise RuntimeError("CUDA error: out of memory")
-        return "done"
-
-    limit = 2
-    assert halve_until_it_fits(run, 9) == ("done", 2)
-    assert tried == [9, 5, 3, 2]
-    limit = 0
-    with pytest.raises(RuntimeError, match="out of memory"):
-        halve_until_it_fits(run, 2)
-
-
-def test_an_error_that_is_not_out_of_memory_is_raised_at_once():
-    def run(batch):
-        raise RuntimeError(f"wrong with {batch}")
-
-    with pytest.raises(RuntimeError, match="wrong with 8"):
-        halve_until_it_fits(run, 8)
 
 
 @pytest.mark.parametrize("in_training", [True, False])

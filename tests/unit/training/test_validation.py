@@ -54,6 +54,23 @@ def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_f
         used.clear()
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"), [("CUDA error: out of memory", [4, 2, 1]), ("wrong labels", [4])], ids=["memory", "other"]
+)
+def test_an_error_that_smaller_batches_do_not_help_is_raised(message, expected):
+    split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
+    used = []
+
+    def measure(images):
+        used.append(len(images))
+        raise RuntimeError(message)
+
+    validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
+    with pytest.raises(RuntimeError, match=message):
+        validating.sums(measure, micro=4)
+    assert used == expected
+
+
 def test_the_host_is_ahead_of_a_gpu_by_one_batch(launched, waited):
     """So that it sees a request to stop in time: it could launch a whole validation before the GPU begins it."""
     split = type("Split", (), {"__len__": lambda self: 6, "batches": lambda self, order: (each for each in order)})()
