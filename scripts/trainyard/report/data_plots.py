@@ -5,7 +5,6 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from trainyard.data.sources import shuffled_ranks
 from trainyard.data.staged import SPLITS, StagedImageMeta, StagedImages
@@ -19,7 +18,10 @@ MAX_TITLE_LENGTH: Final = 11
 
 def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None:
     """Some training images in a grid, each below the name of its class."""
-    rows = choose_rows(split.labels)
+    # A deterministic selection, spread evenly over the classes and sorted by class.
+    shuffled, rank = shuffled_ranks(split.labels, seed=0)
+    first = shuffled[np.argsort(rank[shuffled], kind="stable")][:MAX_IMAGES]
+    rows = first[np.argsort(split.labels[first], kind="stable")]
     height, width, channels = meta.shape
     gap, head = max(1, width // 8), 0.34 * height
     for place, row in enumerate(rows):
@@ -35,13 +37,6 @@ def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None
     train, val = (sum(meta.counts[name]) for name in SPLITS)
     shape = f"{height}x{width} {'RGB' if channels == 3 else 'grayscale'}"
     axes.set_title(f"{train:,} training and {val:,} validation images, {shape}, {len(meta.classes)} classes")
-
-
-def choose_rows(labels: NDArray[np.int64]) -> list[int]:
-    """A deterministic selection of rows, spread evenly over the classes and sorted by class."""
-    shuffled, rank = shuffled_ranks(labels, seed=0)
-    first = shuffled[np.argsort(rank[shuffled], kind="stable")][:MAX_IMAGES]
-    return [int(row) for row in first[np.argsort(labels[first], kind="stable")]]
 
 
 def class_title(meta: StagedImageMeta, label: int) -> str:

@@ -59,14 +59,6 @@ def write_template(name: str, path: Path, **values: Any) -> None:
         file.write(templates.get_template(name).render(values))
 
 
-def without_empty_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a table that have a value, with "yes" and "no" for booleans and "" for missing text."""
-    shown = frame.replace("", None).dropna(axis="columns", how="all")
-    booleans = shown.select_dtypes("bool")
-    texts = shown.select_dtypes(exclude=["number", "bool"]).astype(object)
-    return shown.assign(**booleans.replace({True: "yes", False: "no"}), **texts.fillna(""))
-
-
 def format_number(value: float) -> str:
     """A number with four digits, or without decimals and with separators from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -77,7 +69,10 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
         return Markup("<p>{}</p>").format(part)
     from itables import JavascriptFunction, to_html_datatable
 
-    frame = without_empty_columns(part.frame).head(MAX_ROWS)
+    shown = part.frame.replace("", None).dropna(axis="columns", how="all")
+    booleans = shown.select_dtypes("bool").replace({True: "yes", False: "no"})
+    texts = shown.select_dtypes(exclude=["number", "bool"]).astype(object).fillna("")
+    frame = shown.assign(**booleans, **texts).head(MAX_ROWS)
     left_out = len(part.frame) - len(frame)
     note = (
         f"The first {MAX_ROWS:,} of {len(part.frame):,} rows; the CSV file of this table has all." if left_out else ""

@@ -1,4 +1,4 @@
-"""How a training computes on its device: data types, autocast, loss scaling, and which kernels torch may choose.
+"""How a training computes on its device: data types, autocast, and which kernels torch may choose.
 
 Deterministic kernels: https://docs.pytorch.org/docs/stable/notes/randomness.html.
 """
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch.optim import Optimizer
 
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
@@ -51,14 +50,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
     """The autocast context of the forward pass; disabled unless `precision` has 16 bits."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def renewed_scaler(scaler: torch.amp.GradScaler, optimizer: Optimizer, device: torch.device) -> torch.amp.GradScaler:
-    """The scaler for a step that is taken again; the old one would unscale the gradients twice, or refuse to."""
-    vars(optimizer).pop("grad_scale", None)  # by which a fused update that failed would divide again
-    renewed = torch.amp.GradScaler(device.type, enabled=scaler.is_enabled())
-    renewed.load_state_dict(scaler.state_dict())
-    return renewed
 
 
 def fix_cublas_workspace() -> None:

@@ -150,7 +150,11 @@ class Trainer:
         message = "out of memory: micro-batches of %d images from now on, %d of them to a step of %d"
         log.warning(message, self.batch.micro, self.batch.accumulation, self.batch.per_rank)
         self.state.optimizer.zero_grad(set_to_none=True)
-        self.state.scaler = numerics.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
+        vars(self.state.optimizer).pop("grad_scale", None)  # by which a fused update that failed would divide again
+        # The scaler of the step that failed would unscale the gradients of the next one twice, or refuse to.
+        scaler = torch.amp.GradScaler(self.group.device.type, enabled=self.state.scaler.is_enabled())
+        scaler.load_state_dict(self.state.scaler.state_dict())
+        self.state.scaler = scaler
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self.wrap()
