@@ -9,19 +9,14 @@ import argparse
 import signal
 import socket
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import get_args_parser, run
 
 from trainyard.cluster import host, slurm_allocation, stop_request
@@ -32,7 +27,7 @@ from trainyard.scaling.launchers import SIGNALS_OF_TORCHRUN
 from trainyard.scaling.rendezvous import Endpoint
 
 BACKEND: Final = "trainyard"
-STORE_TIMEOUT: Final = timedelta(minutes=10)  # to import torch on all nodes
+STORE_SECONDS: Final = 600  # to import torch on all nodes
 ABORTED: Final = (
     "NCCL aborts a rank when a collective operation fails, or takes longer than collective_timeout_minutes because "
     "another rank hangs: the log has NCCL's error, flight-recorder-rank-* beside history.csv what each rank waited for"
@@ -78,49 +73,30 @@ def run_ranks(
     return 0
 
 
-class MetRendezvous(RendezvousHandler):
-    """The rendezvous, for torchrun, of nodes that have met: it connects to the store that the first node serves."""
-
-    use_agent_store = True  # the ranks, too, connect to this store
+class MetRendezvous(StaticTCPRendezvous):
+    """torchrun's static rendezvous for nodes that have met: the store is served at the socket that listens already."""
 
     def __init__(self, node_rank: int, nodes: int, endpoint: Endpoint, listener: socket.socket | None) -> None:
-        self._node_rank, self._nodes, self._endpoint, self._listener = node_rank, nodes, endpoint, listener
+        super().__init__(
+            endpoint.address, endpoint.port, node_rank, nodes, slurm_allocation.job_id(), timeout=STORE_SECONDS
+        )
+        self._listener = listener
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store, and the rank of this node. It is called once, as nothing restarts ranks."""
-        store = TCPStore(
-            self._endpoint.address,
-            self._endpoint.port,
+        self._store = TCPStore(
+            self.master_addr,
+            self.master_port,
             is_master=self._listener is not None,
-            timeout=STORE_TIMEOUT,
+            timeout=self.timeout,
             wait_for_workers=False,
             master_listen_fd=self._listener.detach() if self._listener else None,
         )
-        bootstrap = RendezvousStoreInfo(self._endpoint.address, self._endpoint.port)
-        return RendezvousInfo(PrefixStore("agents", store), self._node_rank, self._nodes, bootstrap)
+        return super().next_rendezvous()
 
     def get_backend(self) -> str:
-        """The name of this rendezvous."""
+        """The name of this rendezvous, as in `--rdzv-backend`."""
         return BACKEND
-
-    def get_run_id(self) -> str:
-        """The job's ID: TORCHELASTIC_RUN_ID of the ranks."""
-        return slurm_allocation.job_id()
-
-    def is_closed(self) -> bool:
-        """Whether nodes can no longer join."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: no node joins later."""
-
-    def num_nodes_waiting(self) -> int:
-        """The number of nodes that want to join: none."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """Release the resources: there are none."""
-        return True
 
 
 def rank_failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
