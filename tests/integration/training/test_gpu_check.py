@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from gpu_check import __main__ as gpu_check
-from gpu_check import correctness, endings, memory, objective, rig
+from gpu_check import correctness, endings, memory, rig
 from trainyard.training.loaders import load_input_data
 
 # These start programs or compile, which takes ten seconds each. What they check has unit tests, too.
@@ -141,7 +141,7 @@ def test_a_training_that_is_not_fine_tuned_fails_its_check(tmp_path, monkeypatch
 
 
 def test_weights_without_an_average_fail_the_check_of_the_objective(tmp_path, monkeypatch):
-    other_training(monkeypatch, objective, 1, ema_decay=None)
+    other_training(monkeypatch, correctness, 1, ema_decay=None)
     _, found = run(tmp_path, "objective")
     assert found["checks"][0][1] == "FAIL"
 
