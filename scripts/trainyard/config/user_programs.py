@@ -149,12 +149,14 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
         except re.error:  # within a group, say
             continue
         found = [match for line in lines if (match := beginning.search(line)) and match[0].strip()]
+        place = f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
+        for match in found:
+            for number in _SEPARATED.finditer(match.string):
+                if number.start() < match.end() < number.end():
+                    separator, remedy = match.string[match.end()], "have the program print numbers without it"
+                    return f"{place}; {{number}} ends at the `{separator}` of {number[0]}: {remedy}"
         if found:
-            numbers = ((each, number[0]) for each in found for number in _SEPARATED.finditer(each.string)
-                       if number.start() < each.end() < number.end())  # fmt: skip
-            hint = next((f"; {{number}} ends at the `{each.string[each.end()]}` of {number}: have the program print "
-                         "numbers without it" for each, number in numbers), "")  # fmt: skip
-            return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}{hint}"
+            return place
     return ""
 
 
