@@ -252,7 +252,12 @@ def make_values(command: Command, args: Mapping[str, Any], predefined: Mapping[s
 
     def value(name: str) -> Any:
         if takes_all(name, args):
-            return list_words(name, args, besides=named)
+            left = (
+                (key, value)
+                for key, value in dotted_items(args)
+                if not any(f"{key}.".startswith(f"{each}.") for each in named)
+            )
+            return Words(word for key, value in left for word in STYLES[name](key, value))
         for mapping in (args, predefined):
             found: Any = mapping
             for part in name.split("."):
@@ -269,16 +274,6 @@ _MISSING: Final = object()
 
 class Words(list[str]):
     """Words of a command line; any other value is one word."""
-
-
-def list_words(style: str, args: Mapping[str, Any], *, besides: Collection[str]) -> Words:
-    """All arguments in one of STYLES, but those whose place in the command is given by name, as `{lr}`."""
-    left = (
-        (key, value)
-        for key, value in dotted_items(args)
-        if not any(f"{key}.".startswith(f"{name}.") for name in besides)
-    )
-    return Words(word for key, value in left for word in STYLES[style](key, value))
 
 
 def format_argument(value: Any) -> str:

@@ -57,7 +57,8 @@ class _Parser:
             elif end == "}":  # the word of ${...}, in which no other character is special
                 self._at += 1
             elif character == "#" and self._is_word_start():
-                self._parse_comment()
+                self._add_operator("a comment")
+                self._add_placeholders(self._line_end(), COMMENT)
             else:
                 self._parse_unquoted(character)
         self._at += len(end)
@@ -142,10 +143,6 @@ class _Parser:
 
     def _is_word_start(self) -> bool:
         return self._at == 0 or (self._text[self._at - 1] in " \t\n;|&()<>" and self._at != self._escape_end)
-
-    def _parse_comment(self) -> None:
-        self._add_operator("a comment")
-        self._add_placeholders(self._line_end(), COMMENT)
 
     def _parse_here_documents(self) -> None:
         while self._here_documents:
