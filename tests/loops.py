@@ -24,6 +24,16 @@ SPEC = Train(
 LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
 
 
+class GpuOnPaper(str):
+    """A GPU to the code that asks for the type of its device, whose tensors are in host memory."""
+
+    __slots__ = ()
+    type = "cuda"
+
+
+GPU_ON_PAPER = GpuOnPaper("cpu")
+
+
 def stage_images(folder: Path) -> Staged:
     """70 training images and 23 validation images of 8x8 pixels, which no batch size of the tests divides."""
     torch.set_num_threads(1)

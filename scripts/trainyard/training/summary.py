@@ -71,7 +71,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "checkpoint_seconds": trainer.checkpoints.total_seconds,
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
-        **_utilization(trainer, statistics.median(row.images_per_second for row in history)),
+        **training_utilization(trainer, statistics.median(row.images_per_second for row in history)),
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -82,7 +82,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
     }
 
 
-def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
+def training_utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
     """Peak of the GPU, MFU and roofline; None on CPUs."""
     group, data, cost, peak = trainer.group, trainer.data, None, None
     if has_gpu := group.device.type == "cuda":

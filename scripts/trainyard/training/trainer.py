@@ -170,7 +170,7 @@ class Trainer:
             self._train_steps_that_fit(number, progress)
             for module in self.state.modules.values():
                 reduce_buffers(module, self.group)
-            train, val = self._means(progress.sums.clone()), self._means(self._validate())
+            train, val = self._means(progress.sums.clone()), self._means(self.validate())
         except TrainingInterrupted:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
@@ -287,7 +287,7 @@ class Trainer:
             remedy = "try a lower lr, a warm-up or clip_norm"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
-    def _validate(self) -> Tensor:
+    def validate(self) -> Tensor:
         """The sums of this rank's share of the validation images.
 
         Raises:

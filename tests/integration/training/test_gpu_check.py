@@ -116,15 +116,34 @@ def test_a_check_that_hangs_ends_the_program_with_its_place_and_the_tables(tmp_p
 # ---- each check can fail
 
 
-def other_training(monkeypatch, module, number, **values):
-    """Let a check start its `number`-th training, counted from 1, with other values of the spec."""
+def let_start(monkeypatch, module, change):
+    """Let a check start its trainings with what `change` returns for the number, from 1, the spec and the options."""
     started = []
 
     def start(spec, data, **options):
         started.append(spec)
-        return rig.start(rig.changed(spec, **values) if len(started) == number else spec, data, **options)
+        spec, options = change(len(started), spec, options)
+        return rig.start(spec, data, **options)
 
     monkeypatch.setattr(module, "start", start)
+
+
+def other_training(monkeypatch, module, number, **values):
+    """Let a check start its `number`-th training with other values of the spec."""
+    let_start(
+        monkeypatch,
+        module,
+        lambda at, spec, options: (rig.changed(spec, **values) if at == number else spec, options),
+    )
+
+
+def without(monkeypatch, module, missing):
+    """Let a check start its trainings without this option."""
+    let_start(
+        monkeypatch,
+        module,
+        lambda at, spec, options: (spec, {name: value for name, value in options.items() if name != missing}),
+    )
 
 
 def test_a_training_that_learns_nothing_fails_the_check_of_numerics(tmp_path, monkeypatch):
@@ -144,15 +163,6 @@ def test_weights_without_an_average_fail_the_check_of_the_objective(tmp_path, mo
     other_training(monkeypatch, correctness, 1, ema_decay=None)
     _, found = run(tmp_path, "objective")
     assert found["checks"][0][1] == "FAIL"
-
-
-def without(monkeypatch, module, *names):
-    """Let a check start its trainings without these options."""
-
-    def start(spec, data, **options):
-        return rig.start(spec, data, **{name: value for name, value in options.items() if name not in names})
-
-    monkeypatch.setattr(module, "start", start)
 
 
 def test_a_training_that_begins_again_or_is_not_stopped_fails_the_check_of_resuming(tmp_path, monkeypatch):

@@ -353,7 +353,7 @@ def test_the_validation_of_all_ranks_is_that_of_the_checkpoint(found, data, fold
     """Although each rank has normalized its own images."""
     assert found["as saved"] == [True, True]
     checked = start(spec, data, store=CheckpointStore(folder / name))
-    loss, correct, images = checked._validate().tolist()
+    loss, correct, images = checked.validate().tolist()
     assert loss / images == pytest.approx(found[name][-1]["val_loss"], abs=1e-6)
     assert correct / images == pytest.approx(found[name][-1]["val_accuracy"])
 

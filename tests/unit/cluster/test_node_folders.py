@@ -12,21 +12,27 @@ from trainyard.cluster import host
 from trainyard.cluster.node_folders import HELD_MARK, hold_until_end, private_folder, remove_unheld, shared_folder
 
 
-@pytest.mark.parametrize("name", ["é", "a b", "$HOME", 'qu"ote', "long" * 9])
-def test_a_private_folder_has_a_short_and_plain_path(tmp_path, monkeypatch, name):
-    (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+@pytest.fixture(params=[""])
+def temporary(tmp_path, monkeypatch, request):
+    """The temporary folder, below that of the test by the name that a test gives."""
+    folder = tmp_path / request.param
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("temporary", ["é", "a b", "$HOME", 'qu"ote', "long" * 9], indirect=True)
+def test_a_private_folder_has_a_short_and_plain_path(tmp_path, temporary):
     with private_folder("ty-test-", max_path_length=len(str(tmp_path)) + 30) as folder:
         assert folder.parent == Path("/tmp")
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("temporary", "tmp"), [("nfs4", "ext4"), ("lustre", "nfs4")])
-def test_a_private_folder_is_in_tmp_if_other_nodes_may_see_the_temporary_folder(tmp_path, monkeypatch, temporary, tmp):
+@pytest.mark.parametrize(("kind", "tmp"), [("nfs4", "ext4"), ("lustre", "nfs4")])
+def test_a_private_folder_is_in_tmp_if_other_nodes_may_see_the_temporary_folder(temporary, monkeypatch, kind, tmp):
     """Another node would remove it from a network file system. If /tmp is on one, no folder is removed there."""
-    monkeypatch.setattr(host, "file_system_type", lambda path: temporary if path == tmp_path else tmp)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(host, "file_system_type", lambda path: kind if path == temporary else tmp)
     prefix = f"ty-own-{os.getpid()}-"  # no other test removes it
     with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp", ignore_cleanup_errors=True) as left:
         os.utime(left, (0, 0))
@@ -35,20 +41,19 @@ def test_a_private_folder_is_in_tmp_if_other_nodes_may_see_the_temporary_folder(
             assert Path(left).exists() == (tmp == "nfs4")
 
 
-def test_where_folders_cannot_be_locked_a_private_one_is_used_and_no_other_is_removed(tmp_path, monkeypatch):
+def test_where_folders_cannot_be_locked_a_private_one_is_used_and_no_other_is_removed(temporary, monkeypatch):
     """As a file system answers that supports no locks, of which a test has none."""
 
     def refuse(*_):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "ty-test-other").mkdir()
+    (temporary / "ty-test-other").mkdir()
     with private_folder("ty-test-", max_path_length=1000) as folder:
-        assert folder.parent == tmp_path
-        remove_unheld(tmp_path, "ty-test-*")
+        assert folder.parent == temporary
+        remove_unheld(temporary, "ty-test-*")
         assert folder.exists()
-    assert [each.name for each in tmp_path.iterdir()] == ["ty-test-other"]
+    assert [each.name for each in temporary.iterdir()] == ["ty-test-other"]
 
 
 def test_a_folder_that_another_user_has_filled_meanwhile_is_used_at_once(tmp_path, monkeypatch):
@@ -65,7 +70,7 @@ def test_a_folder_that_another_user_has_filled_meanwhile_is_used_at_once(tmp_pat
     def fill_before(lock, operation):
         """Exchanging a shared lock for an exclusive one releases it first, and the other user may come before."""
         if operation & fcntl.LOCK_EX:
-            monkeypatch.setattr(fcntl, "flock", flock)
+            monkeypatch.undo()
             flock(lock, fcntl.LOCK_UN)
             others.enter_context(use())
             operation |= fcntl.LOCK_NB  # would otherwise wait for ever

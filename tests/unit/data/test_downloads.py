@@ -258,8 +258,10 @@ def test_files_of_torchvision_have_its_addresses_and_checksums(tmp_path, server,
     kind = torchvision.datasets.MNIST
     made = {path.name: path.read_bytes() for path in (tmp_path / "mnist").iterdir()}
     server.files = {f"/mnist/{name}": content for name, content in made.items()}
-    monkeypatch.setattr(kind, "mirrors", [f"{server.url}/gone/", f"{server.url}/mnist/"])
-    monkeypatch.setattr(kind, "resources", [(name, hashlib.md5(content).hexdigest()) for name, content in made.items()])
+    checksums = [(name, hashlib.md5(content).hexdigest()) for name, content in made.items()]
+    published = {"mirrors": [f"{server.url}/gone/", f"{server.url}/mnist/"], "resources": checksums}
+    for name, value in published.items():
+        monkeypatch.setattr(kind, name, value)
     dataset, data = Torchvision(source="torchvision", name="MNIST"), Data(downloads=str(tmp_path / "downloads"))
     staged = stage(dataset, tmp_path / "staged", data)
     assert np.array_equal(staged.split("train").images[..., 0], train[0])

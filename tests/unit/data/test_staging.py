@@ -31,11 +31,15 @@ def digests(folder):
     return {path.name: file_digest(path) for path in sorted(folder.glob("[!.]*"))}
 
 
+@pytest.fixture
+def shards_of_four(monkeypatch):
+    monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
+
+
 # ---- what changes
 
 
-def test_a_repaired_image_has_only_its_shard_made_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
+def test_a_repaired_image_has_only_its_shard_made_again(tmp_path, shards_of_four, caplog):
     root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
     root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
     dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
@@ -62,8 +66,9 @@ def test_a_dataset_with_a_new_image_is_staged_again(tmp_path):
     assert sum(map(sum, stage(dataset, folder).require(StagedImageMeta).counts.values())) == 13
 
 
-def test_a_source_that_changes_meanwhile_is_an_error_and_only_what_changed_is_made_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
+def test_a_source_that_changes_meanwhile_is_an_error_and_only_what_changed_is_made_again(
+    tmp_path, shards_of_four, monkeypatch, caplog
+):
     root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
     root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
     dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"

@@ -126,7 +126,7 @@ def test_an_unknown_peak_is_said_to_be_unknown(monkeypatch, caplog, name, peak):
         group=Group(0, 0, 1, torch.device("cuda", 0)),
         precision="bf16",
     )
-    found = summary._utilization(trainer, 1000.0)
+    found = summary.training_utilization(trainer, 1000.0)
     assert found["gpu_peak"] == peak
     assert (found["mfu"] is None) == (peak == "unknown")
     assert caplog.text.count("the peak performance of a GPU named 'Some GPU' is unknown") == (peak == "unknown")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from loops import LEARNER, SPEC, changed, numbers, start, train
+from loops import GPU_ON_PAPER, LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, cached_datasets
@@ -86,13 +86,6 @@ def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
 # ---- images on a GPU (whose memory is described here, since the machine of the tests may have none)
 
 
-class GpuOnPaper(str):
-    """A GPU whose tensors are in host memory."""
-
-    __slots__ = ()
-    type = "cuda"
-
-
 @pytest.mark.parametrize(
     ("free", "share", "reserved", "kept"),
     [  # of a GPU of 187 images, where there are 70 of the training and 23 of the validation
@@ -113,7 +106,7 @@ def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monk
         monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
     for kind in ("ResidentSplit", "MappedSplit"):
         monkeypatch.setattr(loaders, kind, lambda *given, kind=kind, **options: found.append(kind))
-    load_input_data(staged, GpuOnPaper("cpu"))
+    load_input_data(staged, GPU_ON_PAPER)
     assert found == ["ResidentSplit" if name in kept else "MappedSplit" for name in ("train", "val")]
 
 

@@ -1,6 +1,7 @@
 """The device of a process, and how ranks join and leave their process group."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,8 +68,8 @@ def test_after_an_error_a_rank_does_not_wait_for_the_others(rank):
 
 
 def test_two_ranks_never_share_a_gpu(rank, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    gpus = SimpleNamespace(current_accelerator=lambda check_available: torch.device("cuda"), device_count=lambda: 2)
+    monkeypatch.setattr(torch, "accelerator", gpus)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with (
         pytest.raises(UserError, match="local rank 2 has no GPU of its own: this process sees 2"),

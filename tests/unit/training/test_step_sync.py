@@ -1,10 +1,9 @@
 """The flags of steps: a stop request is read soon, whatever a step takes, and in the order of the steps."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from trainyard.training.process_group import single_process
+from loops import GPU_ON_PAPER
+from trainyard.training.process_group import Group, single_process
 from trainyard.training.step_sync import LAG_SECONDS, MAX_LAG, StepFlags
 
 HOST_SECONDS = 0.0002  # to launch the kernels of a step
@@ -43,11 +42,7 @@ class Training:
 
     def __init__(self, gpu, step_seconds):
         self.gpu, self.step_seconds, self.steps = gpu, step_seconds, 0
-        self.flags = StepFlags(single_process())
-        self.flags._group = SimpleNamespace(
-            device=torch.device("cuda", 0), world_size=1, rank=0, all_reduce_min=lambda flags: None
-        )
-        self.flags._on_gpu, self.flags.max_lag = True, MAX_LAG
+        self.flags = StepFlags(Group(rank=0, local_rank=0, world_size=1, device=GPU_ON_PAPER))
         self.flags.begin()
         self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 

@@ -136,10 +136,10 @@ class MakeBelieveNvml:
 def two_gpus(monkeypatch):
     nvml = MakeBelieveNvml()
     monkeypatch.setattr(telemetry, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     properties = [SimpleNamespace(uuid="a"), SimpleNamespace(uuid="b")]
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    answers = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_properties": properties.__getitem__}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
     return nvml
 
 

@@ -91,7 +91,7 @@ def test_an_event_that_an_earlier_sync_may_have_lost_is_reported(tmp_path, monke
     path, sync = tmp_path / "journal.jsonl", os.fsync
 
     def fail(fd):
-        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.undo()
         wait_until(lambda: len(lines(path)) == 2, what="the second event")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

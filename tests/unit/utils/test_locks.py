@@ -133,8 +133,7 @@ def test_a_driver_killed_on_another_node_is_followed_once_its_record_stays_uncha
 def take_over(path):
     """Let another driver hold the journal, as after this one was suspended for longer than the other watched."""
     place = path.with_name(f".{path.name}.driver")
-    place.unlink()
-    assert locks._create(place, locks.Holder(7, "n2", "2026-01-31 10:00:00"))
+    place.write_bytes(locks.Holder(7, "n2", "2026-01-31 10:00:00").encode())
 
 
 def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more_and_removes_nothing(path):
@@ -151,13 +150,13 @@ def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more_and_removes_not
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_waits_for_the_disk_is_left_to_a_driver_that_takes_over_meanwhile(path, monkeypatch, fails):
     """Lines that a failed sync may have lost, and the removal of checkpoints from which the other may resume."""
-    told, sync = [], os.fsync
+    told = []
 
     def sync_slowly(fd):
         take_over(path)
         with path.open("a") as of_the_other:
             of_the_other.write('{"event":"session","time":1.0}\n')
-        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.undo()
         if fails:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
@@ -170,11 +169,11 @@ def test_what_waits_for_the_disk_is_left_to_a_driver_that_takes_over_meanwhile(p
     assert told == []
 
 
-def test_the_job_of_a_killed_driver_is_looked_up(path, monkeypatch):
+def test_the_job_of_a_killed_driver_is_looked_up(path, slurm, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    monkeypatch.setattr("trainyard.cluster.slurm_queries.has_ended", lambda job: job == "7")
+    slurm.prints("squeue", "")
     left = locks.Holder(1, "n1", "2026-01-31 10:00:00", job="7")
-    locks._create(path.with_name(f".{path.name}.driver"), left)
+    path.with_name(f".{path.name}.driver").write_bytes(left.encode())
     began = time.monotonic()
     with Journal.opened(path):
         pass
