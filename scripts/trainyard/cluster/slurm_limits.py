@@ -63,9 +63,7 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
 
     of_user = find_associations(f"user={user}")
     fitting = (row for row in of_user if row["Account"] == account and row["Partition"] in ("", partition))
-    own = max(
-        fitting, key=lambda row: row["Partition"], default={}
-    )  # preferably the one that is only for this partition
+    own = max(fitting, key=lambda row: row["Partition"], default={})  # for this partition only, if there is one
     if not (qos := qos or own.get("DefaultQOS", "")):
         allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
         qos = (allowed[0] if len(allowed) == 1 else "") or "normal"
