@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainyard.config.metric_names import Mode, guess_mode
@@ -26,54 +26,33 @@ class RankedTrial:
     score: float | None  # None without a result that has the metric; NaN or infinite as reported
 
 
-@dataclass(frozen=True)
 class Configuration:
-    """The trials of a sweep that have the same values of all varied keys but the seed."""
+    """The trials of a sweep, in the config's order, with the same `values` of all varied keys but the seed."""
 
-    values: dict[str, Any]  # of the varied keys, without the seed
-    trials: list[RankedTrial] = field(default_factory=list)  # in the config's order
-
-    @property
-    def scored(self) -> list[RankedTrial]:
-        """The trials that count: they finished, and their metric is a finite number."""
-        return [each for each in self.trials if each.status == TrialStatus.FINISHED and _is_finite(each.score)]
-
-    @property
-    def n(self) -> int:
-        """The number of trials that count."""
-        return len(self.scored)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of the metric over the trials that count; None without any."""
-        scores = self._scores
-        return statistics.mean(scores) if scores else None
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation of the metric between seeds (with n - 1); None for fewer than two trials."""
-        scores = self._scores
-        return statistics.stdev(scores) if len(scores) > 1 else None
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the mean leaves out a trial that did badly: it diverged or was stopped early."""
-        return any(
+    def __init__(self, values: dict[str, Any], trials: list[RankedTrial]) -> None:
+        self.values, self.trials = values, trials
+        # The trials that count finished, and their metric is a finite number.
+        counting = [
+            (float(each.score), each) for each in trials if each.score is not None and math.isfinite(each.score)
+        ]
+        self._scored = [(score, each) for score, each in counting if each.status == TrialStatus.FINISHED]
+        scores = [score for score, _ in self._scored]
+        self.n = len(scores)
+        self.mean = statistics.mean(scores) if scores else None
+        self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
+        # The mean leaves out a trial that did badly: it diverged or was stopped early.
+        self.is_incomplete = any(
             each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED)
-            or (each.score is not None and not _is_finite(each.score))
-            for each in self.trials
+            or (each.score is not None and not math.isfinite(each.score))
+            for each in trials
         )
 
     def best_trial(self, mode: Mode) -> RankedTrial | None:
         """The trial with the best value, the first one of several; None if no trial counts."""
-        return min(self.scored, key=lambda each: _cost(each.score, mode), default=None)
-
-    @property
-    def _scores(self) -> list[float]:
-        return [float(each.score) for each in self.scored if each.score is not None]
+        return min(self._scored, key=lambda scored: _cost(scored[0], mode), default=(0.0, None))[1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranking:
     """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order."""
 
@@ -85,25 +64,12 @@ class Ranking:
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
 
-    @property
-    def counting(self) -> list[Configuration]:
-        """The configurations with at least one trial that counts, best first."""
-        return [each for each in self.configurations if each.n]
-
-    @property
-    def best_trial(self) -> RankedTrial | None:
-        """The best trial of the best configuration; None if no trial counts."""
-        return self.configurations[0].best_trial(self.mode) if self.configurations else None
-
-    @property
-    def scores(self) -> dict[str, float | None]:
-        """The value of the metric of each trial, by its identity."""
-        return {trial.trial: trial.score for each in self.configurations for trial in each.trials}
-
-    @property
-    def has_seeds(self) -> bool:
-        """Whether a configuration has several trials, which differ in their seed."""
-        return any(len(each.trials) > 1 for each in self.configurations)
+    def __post_init__(self) -> None:
+        self.counting = [each for each in self.configurations if each.n]  # those with a trial that counts
+        self.best_trial = self.counting[0].best_trial(self.mode) if self.counting else None
+        self.scores = {trial.trial: trial.score for each in self.configurations for trial in each.trials}
+        # Whether a configuration has several trials, which differ in their seed.
+        self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
 
 
 def rank_sweep(state: SweepState) -> Ranking:
@@ -132,13 +98,12 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
     mean leaves out its worst trials. Those without a mean are last.
     """
-    found: dict[str, Configuration] = {}
+    found: dict[str, tuple[dict[str, Any], list[RankedTrial]]] = {}
     for trial in trials:
         values = {key: value for key, value in trial.values.items() if not is_seed(key)}
-        name = json.dumps(values, sort_keys=True)
-        found.setdefault(name, Configuration(values)).trials.append(trial)
+        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
     return sorted(
-        found.values(),
+        (Configuration(*each) for each in found.values()),
         key=lambda each: (each.mean is None, each.mean is not None and each.is_incomplete, _cost(each.mean, mode)),
     )
 
@@ -153,10 +118,6 @@ def _cost(score: float | None, mode: Mode) -> float:
     if score is None:
         return 0.0
     return score if mode == "min" else -score
-
-
-def _is_finite(score: float | None) -> bool:
-    return score is not None and math.isfinite(score)
 
 
 def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...]]:

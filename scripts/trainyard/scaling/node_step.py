@@ -47,13 +47,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
     parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
     parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
-    parser.add_argument(
-        "--grace-seconds",
-        type=float,
-        default=GRACE_SECONDS,
-        metavar="S",
-        help=f"time from SIGTERM to SIGKILL (default: {GRACE_SECONDS:g})",
-    )
+    parser.add_argument("--grace-seconds", type=float, default=GRACE_SECONDS, metavar="S", help="SIGTERM to SIGKILL")
     parser.add_argument("--activate", type=Path, metavar="PYTHON", help="interpreter whose environment is activated")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="folder in which the command runs")
     parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")

@@ -135,6 +135,7 @@ class Rendezvous:
 
     def __init__(self, folder: Path, nodes: Sequence[str], *, rank: int, everywhere: bool = False) -> None:
         self._folder, self._nodes, self._rank, self._everywhere = folder, nodes, rank, everywhere
+        self._name = nodes[rank]
         self._seconds = seconds_to_connect()
 
     def meet(self) -> tuple[Endpoint, socket.socket | None]:
@@ -165,10 +166,6 @@ class Rendezvous:
             RendezvousError: it did not in the time that the nodes may take.
         """
         return self._await_first(_RELEASED, "has not met the other nodes", (START_FACTOR + 1) * self._seconds)
-
-    @property
-    def _name(self) -> str:
-        return self._nodes[self._rank]
 
     def _lead(self) -> tuple[Endpoint, socket.socket]:
         address = LOOPBACK

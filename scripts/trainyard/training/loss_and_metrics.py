@@ -157,14 +157,11 @@ class Objective:
     def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
         self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
         self._user_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_user_loss else None
+        # A user's loss that is a module: its buffers are state of the training, and each rank has its own.
+        self.loss_module = self._user_loss if isinstance(self._user_loss, nn.Module) else None
         self._loss_path, self._paths = spec.loss, dict(spec.metrics)
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
         self._sizes = self._try(spec, device) if self._user_loss is not None or self._metrics else []
-
-    @property
-    def loss_module(self) -> nn.Module | None:
-        """The user's loss if it is a module: its buffers are state of the training, and each rank has its own."""
-        return self._user_loss if isinstance(self._user_loss, nn.Module) else None
 
     def _try(self, spec: Train, device: torch.device) -> list[int]:
         """Compute own loss and metrics once; returns the number of sums of each metric.

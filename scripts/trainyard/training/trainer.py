@@ -97,6 +97,7 @@ class Trainer:
         scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision == "fp16")
         loss = self.objective.loss_module
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, loss)
+        self.history = self.state.history  # the complete epochs, including previous runs
         if spec.activation_checkpointing:
             checkpoint_blocks(self.module)  # after the optimizer has seen the names of the parameters
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
@@ -114,11 +115,6 @@ class Trainer:
     def wrap(self, *, for_warm_up: bool = False) -> None:
         """Set `model`, for the present micro-batches."""
         self.forward.wrap(accumulation=self.batch.accumulation, for_warm_up=for_warm_up)
-
-    @property
-    def history(self) -> list[EpochMetrics]:
-        """The complete epochs, including previous runs."""
-        return self.state.history
 
     @property
     def is_complete(self) -> bool:
