@@ -7,7 +7,7 @@ import sys
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
-from trainyard.config.datasets import Digits
+from trainyard.config.datasets import Synthetic
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.trials import training_spec
 from trainyard.data.staging import stage
@@ -17,6 +17,7 @@ from trainyard.scaling.rank_failures import first_failure, record_exception, wri
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
+IMAGES = Synthetic(source="synthetic", images=40, val_images=8, height=8, width=8)
 KEYS = [
     ("collective_timeout_minutes", 1),
     ("find_unused_parameters", True),
@@ -36,12 +37,16 @@ def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, key, value):
 
 def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, handlers):
     """The two have the same folder; a run that resumes keeps the samples of the nodes before."""
-    stage(Digits(source="digits"), tmp_path / "data/d")
+    stage(IMAGES, tmp_path / "data/d")
     samples = f"{','.join(CPU_COLUMNS)}\n1.0,100.0,99999.0,1\n"
 
     def trained(**train):
-        study = {"dataset": "d", "scales": ["1x1"], "train": {"model": "cnn", "model_args": {"width": 1}, **train}}
-        config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
+        study = {
+            "dataset": "d",
+            "scales": ["1x1"],
+            "train": {"model": "cnn", "model_args": {"width": 1}, "batch_size": 8, **train},
+        }
+        config = Config.model_validate({"datasets": {"d": IMAGES}, "scaling": {"s": study}})
         folder = tmp_path / "scaling/s/1x1"
         rank.train_scale(config, "s", "1x1", results=tmp_path)
         (folder / "telemetry/cpu-other.csv").write_text(samples)

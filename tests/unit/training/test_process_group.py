@@ -40,7 +40,12 @@ def rank(monkeypatch):
         del os.environ[name]
     for name, value in ONE_RANK.items():
         monkeypatch.setenv(name, value)
+    leave_group()  # which a test of an error may have left
     yield
+    leave_group()
+
+
+def leave_group():
     if dist.is_initialized():
         dist.destroy_process_group()
 
