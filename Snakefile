@@ -30,7 +30,7 @@ project = open_workflow(workflow, config)
 onstart:
     with plain_errors():
         project.check(dry_run=False)
-        project.write_config()
+        project.begin()
     project.pass_on_interrupt(workflow)
 
 
@@ -39,6 +39,7 @@ onsuccess:
 
 
 onerror:
+    project.sweep.forget_ended_jobs()
     project.print_summary(workflow, succeeded=False)
 
 

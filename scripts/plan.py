@@ -22,7 +22,6 @@ from trainyard.report.plan_table import plan_table
 from trainyard.report.study_plots import draw_plan
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
-from trainyard.utils.locks import LockHeldError
 
 log = logging.getLogger("plan")
 
@@ -53,10 +52,10 @@ def _count_flops(config: Config, name: str, results: Path) -> None:
     if not trial_flops.is_needed(plan) or not (staged.folder / "meta.json").exists():
         return
     try:
-        with Journal.opened(results / "sweeps" / name / "journal.jsonl") as journal:
+        with Journal.of_new_session(results / "sweeps" / name) as journal:
             if flops := trial_flops.count_trial_flops(plan, staged):
                 journal.record(FlopsCounted(flops=flops))
-    except (LockHeldError, UserError) as error:  # another process runs the sweep, or a model fails
+    except UserError as error:  # a model fails
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 
 

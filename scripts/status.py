@@ -23,7 +23,7 @@ def main(arguments: argparse.Namespace) -> None:
     if not (config.sweeps or config.scaling):
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     console = open_console()
-    folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
+    folds = {name: Fold(arguments.results / "sweeps" / name) for name in config.sweeps}
 
     def view(height: int | None = None) -> RenderableType:
         other = describe_other_run(config, arguments.config, arguments.results)

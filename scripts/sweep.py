@@ -1,6 +1,9 @@
 """Run the pending trials of a sweep on the slots of this job, and record them in its journal.
 
 If it is killed, the same command continues: finished trials are kept, and trials with checkpoints resume.
+
+A sweep with several jobs (`slots: {jobs: 8}`) runs it with `--order-job` in each of them, and once more with `--tables`
+after they have ended.
 """
 
 import argparse
@@ -10,23 +13,34 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
+from trainyard.planning.job_marks import remove_done_marks
+from trainyard.planning.plan import plan_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.utils.errors import UserError
 
 log = logging.getLogger("sweep")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Run the pending trials, then write the best configuration and the tables."""
-    config = read_config(arguments.config)
-    command_line.check_name(config, "sweeps", arguments.sweep)
-    plan = run_sweep(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
+    """Run the pending trials, then write the best configuration and the tables; a job of several writes none."""
+    config, name, results = read_config(arguments.config), arguments.sweep, arguments.results
+    command_line.check_name(config, "sweeps", name)
+    if arguments.order_job is not None:
+        plan = run_sweep(config, name, results, order_job=arguments.order_job)
+        log.info("%s", summarize_sweep(plan.state))
+        return
+    plan = plan_sweep(config, name, results) if arguments.tables else run_sweep(config, name, results)
     ranking = rank_sweep(plan.state)
     best = write_best(config, plan.state, ranking)
-    check_sweep(plan.state)
+    try:
+        check_sweep(plan.state)
+    except UserError:
+        remove_done_marks(plan.state.folder)  # otherwise the same command would only end here again
+        raise
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
-    write_sweep_tables(plan.state, arguments.results / "sweeps" / arguments.sweep)
+    write_sweep_tables(plan.state, plan.state.folder)
     config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
     for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *config_line):
         log.info("%s", line)
@@ -36,11 +50,8 @@ if __name__ == "__main__":
     example = "--config config/config.yaml --sweep depth"
     parser = command_line.build_parser("Run the pending trials of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
-    parser.add_argument(
-        "--wait-seconds",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="maximum wait if another process runs the sweep (default: 0)",
-    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--order-job", type=int, metavar="I",
+                      help="run trials as job I (from 0) of several that share the sweep; write no tables")  # fmt: skip
+    part.add_argument("--tables", action="store_true", help="run nothing: write the tables of what the jobs have run")
     command_line.run_program(main, parser.parse_args(), stops_at_signals=True)

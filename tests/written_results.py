@@ -4,6 +4,7 @@ import json
 import os
 
 import pandas as pd
+from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.study_tables import write_tables
@@ -34,7 +35,7 @@ def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2)
         lines.append({"event": "started", "time": now, "expected_seconds": 8.0, **where, **about})
         lines.append({"event": event, "time": now + 10.0, "seconds": 9.5, **fields, **about})
     if ends:
-        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_session(folder, lines)
     write_sweep_tables(read_state(config.sweeps["s"], "s", results), folder)
     write_tables(config, "sweeps", "s", results)
     return config

@@ -26,8 +26,9 @@ from slurm_cluster.hosts import Host, job_environment
 from slurm_cluster.namespaces import Process, tail
 from slurm_cluster.waiting import wait_until
 from submitting import IMPATIENT
-from trainyard.planning.attempts import Attempt, fold_attempts
-from trainyard.planning.journal import read_journal
+from sweep_journals import attempts_in, read_records
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import journal_files
 
 SUBMITTED = re.compile(r"submitted with SLURM jobid (\d+)")
 RAN = {"RUNNING", "COMPLETING"}  # states of a job that has started and not ended
@@ -230,8 +231,13 @@ class Sweep(Run):
     options: dict[str, Any] = {}
 
     @property
+    def sweep_folder(self) -> Path:
+        return self.seen / "results/sweeps/s"
+
+    @property
     def journal(self) -> Path:
-        return self.seen / "results/sweeps/s/journal.jsonl"
+        """The journal of the last driver that has written one."""
+        return max(journal_files(self.sweep_folder), key=lambda path: path.stat().st_mtime_ns)
 
     def config(self) -> dict[str, Any]:
         slots = {"nodes": self.nodes, "gpus_per_node": 2 // self.nodes}
@@ -239,7 +245,7 @@ class Sweep(Run):
         return {"sweeps": {"s": {"function": "mine:run", "grid": grid, "slots": slots, **self.options}}}
 
     def attempts(self) -> list[Attempt]:
-        return fold_attempts(read_journal(self.journal)) if self.journal.exists() else []
+        return attempts_in(self.sweep_folder)
 
     def finished(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts() if attempt.outcome == "finished"]
@@ -279,8 +285,7 @@ class Sweep(Run):
 
     @property
     def session(self) -> dict[str, Any]:
-        lines = map(json.loads, self.journal.read_text().splitlines())
-        return [line for line in lines if line["event"] == "session"][-1]
+        return [each for each in read_records(self.sweep_folder) if each["event"] == "session"][-1]
 
     @property
     def driver_host(self) -> Host:
@@ -298,13 +303,10 @@ class Sweep(Run):
 
     def place_of(self, trial: Attempt) -> tuple[Host, int]:
         """The host and the PID there of the worker that runs a trial."""
-        number = json.loads(self._started_line(trial))["values"]["n"]
+        starts = [each for each in read_records(self.sweep_folder) if each["event"] == "started"]
+        number = next(each for each in reversed(starts) if each["trial"] == trial.trial)["values"]["n"]
         host, process = (self.seen / f"trial-{number}").read_text().split()
         return self.cluster.hosts[host], int(process)
-
-    def _started_line(self, trial: Attempt) -> str:
-        lines = self.journal.read_text().splitlines()
-        return next(line for line in reversed(lines) if '"started"' in line and f'"{trial.trial}"' in line)
 
 
 class FaultyTrials(Sweep):

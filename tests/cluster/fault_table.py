@@ -11,6 +11,7 @@ import torch
 import yaml
 from fault_runs import Run, Sweep, Training, processes_named
 from slurm_cluster.waiting import wait_until
+from trainyard.planning.journal import journal_files
 from trainyard.training.checkpoints import CheckpointStore
 
 Step = Callable[[Any], None]
@@ -145,9 +146,11 @@ def lose_daemon(name: str, *, seconds: float) -> Step:
 
 def cut_off_until_requeued(run: Sweep) -> None:
     """Cut the driver's host off until Slurm has started the job again elsewhere, where it finds the first driver."""
-    host = run.driver_host
+    host, sessions = run.driver_host, run.sweep_folder / "sessions"
     host.disconnect()
-    wait_until(lambda: WAITS_FOR_FIRST in run.output(), what="the job to start again", while_running=run.commands[-1])
+    wait_until(
+        lambda: len([*sessions.glob("*.beat")]) == 2, what="the job to start again", while_running=run.commands[-1]
+    )
     host.reconnect()
 
 
@@ -227,7 +230,7 @@ def protect_journal(run: Sweep) -> None:
 
 
 def release_journal(run: Sweep) -> None:
-    subprocess.run(["chattr", "-i", str(run.journal)], check=True)
+    subprocess.run(["chattr", "-i", *map(str, journal_files(run.sweep_folder))], check=True)
 
 
 def fill_disk(run: Run) -> None:
@@ -383,7 +386,6 @@ def break_sampler(run: Training) -> None:
     (run.seen / name).write_text(text + NO_SAMPLES)
 
 
-WAITS_FOR_FIRST = "results/sweeps/s, in use by process"
 WAITS = ("is already in the queue as Slurm job",)
 REQUEUED = ("slurm_partition=preempt",)
 KILLED_AT_ITS_RETURN = (
@@ -414,7 +416,7 @@ SWEEP = [
     Fault("disk full", fill_disk, 60, in_small=True, then=free_disk, shows=("no space (left )?on",)),
     Fault("journal: last line torn", kill_driver, 60, then=damage_journal(torn=True)),
     Fault("journal: garbage in its middle", kill_driver, 60, then=damage_journal(torn=False)),
-    Fault("journal: read-only", protect_journal, 60, then=release_journal, shows=("journal.jsonl",)),
+    Fault("journal: read-only", protect_journal, 60, then=release_journal, shows=(r"sessions/.*\.jsonl",)),
     Fault("second snakemake on the same sweep", start_a_second, 120, shows=WAITS),
     Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, shows=WAITS),
     Fault("clocks a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),

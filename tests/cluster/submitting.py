@@ -114,8 +114,8 @@ def depth_sweep_twice(
         (place / "timed.py").write_text(TIMED.format(seconds=seconds_per_block))
         results.append(place / "results/sweeps/depth")
         if run:
-            results[run].mkdir(parents=True)
-            shutil.copy(results[0] / "journal.jsonl", results[run] / "journal.jsonl")
+            for shared in ("sessions", "claims"):
+                shutil.copytree(results[0] / shared, results[run] / shared)
         sweep = {
             "function": "timed:run",
             "grid": {"blocks": {"start": 4, "stop": 80, "step": 4}},

@@ -79,6 +79,7 @@ def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_di
     expected = {
         "shared files": "read and written on n1, n2",
         "locks": "a lock of this machine holds on the nodes",
+        "claims": "the nodes agree on the order of hard links",
         "temporary files": "GiB free in /tmp",
         "CPUs": "n1, n2: a step can use its",
         "network": "n2 reached n1 at 10.77.0.1 through eth0; all-reduce with gloo",

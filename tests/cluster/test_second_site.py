@@ -15,8 +15,7 @@ from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
 from submitting import snakemake
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
+from sweep_journals import attempts_in
 
 pytestmark = pytest.mark.slow
 
@@ -112,8 +111,7 @@ def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_di
         return [len(path.read_text().splitlines()) for path in second_dir.glob("steps-*")]
 
     def outcomes() -> list[str]:
-        journal = read_journal(second_dir / "results/sweeps/s/journal.jsonl")
-        return [attempt.outcome for attempt in fold_attempts(journal)]
+        return [attempt.outcome for attempt in attempts_in(second_dir / "results/sweeps/s")]
 
     lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01,g02", *shape, cwd=second_dir)
     wait_until(lambda: steps() == [12, 12], what="both trials to be in their second epoch")

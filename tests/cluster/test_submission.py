@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT, TINY, stage_tiny
+from sweep_journals import session_of
 from trainyard.config.load import check_config
-from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
 # Values for the commented lines of the profile that users of a site fill in.
@@ -112,7 +112,7 @@ def submitted(cluster):
     profile.write_text(site_profile())
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     stage_tiny(folder / "results")
-    with Journal.opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
+    with session_of(folder / "results/sweeps/done") as journal:  # only the tables are missing
         for name in plan_sweep(check_config(CONFIG), "done", folder / "results").state.trials:
             journal.append("started", trial=name, attempt=1)
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})

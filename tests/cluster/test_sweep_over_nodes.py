@@ -10,14 +10,12 @@ import yaml
 from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
+from sweep_journals import attempts_in, read_records
 from trainyard.cluster.ray.patches import SWITCH
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
-from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow
 
-JOURNAL = "results/sweeps/s/journal.jsonl"
+SWEEP = "results/sweeps/s"
 # Each trial records its host and GPU and takes a while; with a file `gated`, it waits for the file `note-<n>-go`.
 WITNESS = """
 import os, time
@@ -62,7 +60,7 @@ def start(
 
 
 def journal_of(folder: Path):
-    return fold_attempts(read_journal(folder / JOURNAL))
+    return attempts_in(folder / SWEEP)
 
 
 def outcomes(folder: Path):
@@ -103,7 +101,7 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     assert len(places) == 4, "two GPUs on each of two nodes"
     assert len({node for node, _ in places}) == 2
     assert {attempt.location.job for attempt in tries} == {str(job)}
-    copies = [event["copy"].split(":")[0] for event in read_events(shared_dir / JOURNAL) if event.get("copy")]
+    copies = [event["copy"].split(":")[0] for event in read_records(shared_dir / SWEEP) if event.get("copy")]
     assert sorted(copies) == ["copied tiny to n1", "copied tiny to n2"], "once per node"
     seen = {tuple((shared_dir / f"note-{number}").read_text().split()) for number in range(20)}
     assert seen == places, "a trial sees only its own GPU"
@@ -177,7 +175,7 @@ def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
     """Its job continues, so that Ray on each node must detect the end of the driver."""
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=3600, after="|| sleep 3600")
     wait_for_running(shared_dir, 4)
-    session = read_events(shared_dir / JOURNAL)[0]
+    session = read_records(shared_dir / SWEEP)[0]
     cluster.host(1).run(["kill", "-KILL", str(session["process"])])
     only = {"bash", "sleep", "slurm_script"}
     wait_until(

@@ -11,8 +11,7 @@ import yaml
 from project import ROOT
 from slurm_cluster.waiting import wait_until
 from submitting import run_on_two_nodes
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
+from sweep_journals import attempts_in
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +159,7 @@ def read(folder, path):
 
 
 def journal_of(folder, sweep):
-    return fold_attempts(read_journal(folder / f"results/sweeps/{sweep}/journal.jsonl"))
+    return attempts_in(folder / f"results/sweeps/{sweep}")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from submitting import (
     snakemake,
     snakemake_in_background,
 )
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
+from sweep_journals import attempts_in
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +69,7 @@ def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_di
     (shared_dir / "timed.py").write_text(TIMED)
     sweep = {"function": "timed:run", "grid": {"seed": [0, 1, 2]}, "resumable": False}
     snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
-    tries = fold_attempts(read_journal(shared_dir / "results/sweeps/s/journal.jsonl"))
+    tries = attempts_in(shared_dir / "results/sweeps/s")
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial started twice"
     jobs = list(dict.fromkeys(attempt.location.job for attempt in tries))
     assert len(jobs) >= 2, "one job was not enough"

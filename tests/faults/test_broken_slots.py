@@ -3,13 +3,11 @@
 import pandas as pd
 import psutil
 import pytest
-from journals import decode_all
 from project import ROOT, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from sweep_journals import attempts_in, journal_text, read_records
 from trainyard.cluster import gpus
 from trainyard.packing import worker_gpu
-from trainyard.planning.attempts import fold_attempts
-from trainyard.utils.event_log import read_events
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +19,7 @@ from pathlib import Path
 GPU, LEFT_BEHIND = os.environ["CUDA_VISIBLE_DEVICES"], []
 
 def count(text):
-    return Path("results/sweeps/s/journal.jsonl").read_text().count(text)
+    return sum(path.read_text().count(text) for path in Path("results/sweeps/s/sessions").glob("*.jsonl"))
 
 def wait_for(text, times=1):
     end = time.monotonic() + 600
@@ -73,8 +71,8 @@ def sweep(project):
         slots = {"gpus_per_node": slots}
         project.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
         output = project.run(*project.script("sweep", "--sweep", "s")).stdout
-        events = read_events(project.results / "sweeps/s/journal.jsonl")
-        return fold_attempts(decode_all(events)), events, output
+        folder = project.results / "sweeps/s"
+        return attempts_in(folder), read_records(folder), output
 
     return run
 
@@ -122,15 +120,11 @@ def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_
 
 
 def kill_raylet_of_two_trials(project, driver):
-    """Kill it once two trials run; returns the journal of the sweep."""
-    journal = project.results / "sweeps/s/journal.jsonl"
-    wait_until(
-        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
-        what="two trials to run",
-        while_running=driver,
-    )
+    """Kill it once two trials run; returns the folder of the sweep."""
+    folder = project.results / "sweeps/s"
+    wait_until(lambda: journal_text(folder).count('"started"') == 2, what="two trials to run", while_running=driver)
     child_named("raylet", psutil.Process(driver.pid)).kill()
-    return journal
+    return folder
 
 
 def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(project):
@@ -173,15 +167,14 @@ def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_faile
     command = f"while [ -e {held} ]; do sleep 0.1; done; echo {{n}}"
     project.write({"sweeps": {"s": {"command": command, "grid": {"n": [1, 2, 3]}, "slots": slots, "retries": 0}}})
     driver = project.start(*project.script("sweep", "--sweep", "s"))
-    journal = kill_raylet_of_two_trials(project, driver)
-    wait_until(lambda: journal.read_text().count('"ray_up"') == 2, what="Ray to start again", while_running=driver)
+    folder = kill_raylet_of_two_trials(project, driver)
+    wait_until(lambda: journal_text(folder).count('"ray_up"') == 2, what="Ray to start again", while_running=driver)
     held.unlink()
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 0, output
     assert "starting Ray again" in output
-    tries = fold_attempts(decode_all(read_events(journal)))
-    assert sorted(each.outcome for each in tries) == ["finished"] * 3 + ["interrupted"] * 2
-    assert journal.read_text().count('"session"') == 1, "in the tables, it is one run"
+    assert sorted(each.outcome for each in attempts_in(folder)) == ["finished"] * 3 + ["interrupted"] * 2
+    assert journal_text(folder).count('"session"') == 1, "in the tables, it is one run"
 
 
 def test_ray_is_started_again_if_it_ends_while_it_starts(project):

@@ -6,10 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from project import ONE_RANK, ROOT, TINY, Project
+from sweep_journals import attempts_in, session_of
 from trainyard.config.load import check_config
 from trainyard.packing.trial_queue import STOP_SECONDS
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.plan import plan_sweep
 
 # Runs a program of scripts/ in a job whose walltime ends so many seconds after the first event of a kind, as the time
@@ -28,7 +27,8 @@ class Job(slurm_allocation.Allocation):
 
     @property
     def deadline(self):
-        events = event_log.read_events(Path({journal!r})) if {after!r} else [{{"event": None, "time": self.began}}]
+        events = [each for path in Path({sessions!r}).glob("*.jsonl") for each in event_log.read_events(path)]
+        events = events if {after!r} else [{{"event": None, "time": self.began}}]
         return next((each["time"] + {seconds} for each in events if each["event"] == {after!r}), math.inf)
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
@@ -70,8 +70,8 @@ def lasting(*seconds):
 
 
 def run_for(project, seconds, *options, program="sweep", after=None, check):
-    journal = str(project.results / "sweeps/s/journal.jsonl")
-    code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, after=after, journal=journal)
+    paths = {"scripts": str(ROOT / "scripts"), "sessions": str(project.results / "sweeps/s/sessions")}
+    code = DRIVER.format(**paths, seconds=seconds, program=program, after=after)
     (project.folder / "driver.py").write_text(code)
     project.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
     if program == "train":
@@ -81,7 +81,7 @@ def run_for(project, seconds, *options, program="sweep", after=None, check):
 
 
 def journal_of(project):
-    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
+    return attempts_in(project.results / "sweeps/s")
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     config["sweeps"]["s"]["resumable"] = False
     slow.write(config)
     trials = plan_sweep(check_config(config), "s", slow.results).state.trials
-    with Journal.opened(slow.results / "sweeps/s/journal.jsonl") as journal:  # measured on a machine that is not busy
+    with session_of(slow.results / "sweeps/s") as journal:  # measured on a machine that is not busy
         for name, seconds in zip(trials, (0.5, 0.6, 0.7), strict=False):
             journal.append("started", trial=name, attempt=1)
             journal.append("finished", trial=name, attempt=1, seconds=seconds, metrics={})

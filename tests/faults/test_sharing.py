@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from project import FAKE_MPS, TINY
-from trainyard.utils.event_log import read_events
+from sweep_journals import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def config(*, count, mps="off", **model_args):
 
 
 def events_of(project):
-    return read_events(project.results / "sweeps/s/journal.jsonl")
+    return read_records(project.results / "sweeps/s")
 
 
 def started(project):

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from project import TINY, Project, alive, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
+from sweep_journals import attempts_in, journal_text
+from trainyard.planning.journal import journal_files
 
 # A model that writes a line per step and rank. From step `waits_at` on, each step waits for a file `go`, or until this
 # process has been told to stop.
@@ -206,12 +206,8 @@ ENDINGS_OF = {
 }
 
 
-def journal_file(project: Project, name: str) -> Path:
-    return project.results / f"sweeps/{name}/journal.jsonl"
-
-
 def tries(project: Project, name: str):
-    return fold_attempts(read_journal(journal_file(project, name)))
+    return attempts_in(project.results / f"sweeps/{name}")
 
 
 def is_in_epoch(project: Project, kind: str, epoch: int) -> bool:
@@ -300,7 +296,7 @@ STARTING: dict[str, Callable[[Project, Path, psutil.Process], bool]] = {
     "before Ray": lambda project, temporary, driver: any(temporary.glob("ty-ray-*")),
     "with Ray's head": lambda project, temporary, driver: child_named("gcs_server", driver) is not None,
     "with Ray's raylet": lambda project, temporary, driver: child_named("raylet", driver) is not None,
-    "after Ray": lambda project, temporary, driver: "ray_up" in journal_file(project, "s").read_text(),
+    "after Ray": lambda project, temporary, driver: "ray_up" in journal_text(project.results / "sweeps/s"),
 }
 
 
@@ -321,7 +317,7 @@ def test_a_sweep_that_is_told_to_end_while_it_starts_leaves_nothing(project, tem
     project.write({"sweeps": {"s": SWEEPS["function"]}})
     started = project.start(*project.script("sweep", "--sweep", "s"))
     driver = psutil.Process(started.pid)
-    wait_until(journal_file(project, "s").exists, what="the journal", while_running=started)
+    wait_until(lambda: journal_files(project.results / "sweeps/s"), what="the journal", while_running=started)
     wait_until(lambda: STARTING[when](project, temporary, driver), what=when, while_running=started)
     family = driver.children(recursive=True)
     signal_group(started, number)

@@ -1,6 +1,5 @@
 """After a fault in a sweep, finished trials stay finished and only missing ones are trained."""
 
-import json
 import shutil
 import signal
 import tempfile
@@ -10,13 +9,11 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from journals import decode_all
 from project import PLACE_IN_ORDER, TINY, Project, alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from sweep_journals import attempts_in, read_records
 from trainyard.cluster.ray.patches import SWITCH
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
-from trainyard.utils.event_log import read_events
+from trainyard.planning.journal import journal_files
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """
@@ -97,7 +94,7 @@ def sweep_command(project):
 
 
 def journal_of(project):
-    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
+    return attempts_in(project.results / "sweeps/s")
 
 
 def outcomes(project):
@@ -164,7 +161,7 @@ def test_a_trial_that_is_out_of_memory_halves_its_micro_batches(failures):
     assert (row["micro_batch"], row["accumulation"]) == (8, 4)
     whole = rows.loc[list(FAILURES).index("nothing")]
     assert (whole["micro_batch"], whole["accumulation"]) == (32, 1)
-    events = [each for each in read_events(project.results / "sweeps/s/journal.jsonl") if each["event"] == "halved"]
+    events = [each for each in read_records(project.results / "sweeps/s") if each["event"] == "halved"]
     assert [(each["trial"], each["micro_batch"]) for each in events] == [(row["trial"], 16), (row["trial"], 8)]
     assert "out of memory; continues with micro-batches of 8 images x 4" in output
 
@@ -173,7 +170,7 @@ def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures)
     """With `gpus_per_trial: auto`."""
     project, output = failures
     assert "gpus_per_trial: auto is 1 here, because there is no GPU" in output
-    events = read_events(project.results / "sweeps/s/journal.jsonl")
+    events = read_records(project.results / "sweeps/s")
     assert {event["gpus_per_trial"] for event in events if event["event"] == "started"} == {1}
     assert "share" not in {event["event"] for event in events}
 
@@ -218,24 +215,21 @@ def test_a_killed_driver_loses_only_running_trials(plain, fast):
     family = descendants(driver.pid)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    path = plain.results / "sweeps/s/journal.jsonl"
-    before = read_events(path)
-    running = next(a.trial for a in fold_attempts(decode_all(before)) if a.outcome == "running")
+    (path,), before = journal_files(plain.results / "sweeps/s"), journal_of(plain)
+    running = next(attempt.trial for attempt in before if attempt.outcome == "running")
     with open(path, "a") as journal:
         journal.write(f'{{"event":"finished","trial":"{running}","attempt":1,"ti')
-    done_before = {a.trial: a for a in fold_attempts(decode_all(before)) if a.outcome == "finished"}
+    left, done_before = path.read_bytes(), {each.trial: each for each in before if each.outcome == "finished"}
     assert not (plain.results / "sweeps/s/trials.csv").exists()
     wait_until(lambda: not alive(family), what="Ray and its workers to end")
 
     (plain.folder / "open").touch()
     done = plain.run(*sweep_command(plain))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
-    assert all(json.loads(line) for line in path.read_text().splitlines())
-    after = read_events(path)
-    assert after[: len(before)] == before, "the journal is only appended to"
-    trained_again = {a.trial for a in fold_attempts(decode_all(after[len(before) :])) if a.outcome == "finished"}
-    assert trained_again.isdisjoint(done_before)
-    assert len(trained_again) + len(done_before) == 6
+    assert path.read_bytes() == left, "no process writes to the journal of another one"
+    finished = [attempt for attempt in journal_of(plain) if attempt.outcome == "finished"]
+    assert sorted(attempt.trial for attempt in finished) == sorted(table(plain)["trial"]), "each once"
+    assert [each for each in finished if each.trial in done_before] == list(done_before.values())
     assert outcomes(plain)["running"] == 0
     assert outcomes(plain)["interrupted"] >= 1
     assert (table(plain)["status"] == "finished").all()
@@ -259,26 +253,32 @@ def test_an_interrupted_driver_records_it_and_leaves_no_process(plain):
 
 
 @pytest.mark.slow
-def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain):
+def test_drivers_that_run_at_once_share_the_trials_and_leave_no_process_or_file_of_ray(plain):
+    """The third one finds nothing to take, and waits for the trials of the others."""
     plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
-    plain.write(lasting(0, 0, args={"gated_after": 0}))
-    first = plain.start(*sweep_command(plain))
-    wait_until(
-        lambda: outcomes(plain)["running"] == 2, what="both trials of the first driver to run", while_running=first
-    )
-    family = descendants(first.pid)
-    assert len(family) >= 4, "Ray and two workers run"
+    plain.write(lasting(0, 0, 0, 0, args={"gated_after": 0}))
+    drivers = []
+    for count in (2, 4):
+        drivers.append(plain.start(*sweep_command(plain)))
+        wait_until(
+            lambda count=count: outcomes(plain)["running"] == count,
+            what=f"{count} trials to run",
+            while_running=drivers[-1],
+        )
+    family = [each for driver in drivers for each in descendants(driver.pid)]
+    assert len(family) >= 8, "Ray and two workers of each run"
     assert list(Path(temporary).glob("ty-*")), "Ray has a folder"
-    second = plain.run(*sweep_command(plain), check=False)
-    assert second.returncode == 1
-    assert f"is in use by process {first.pid} on " in second.stdout
-    waiting = plain.start(*sweep_command(plain), "--wait-seconds", str(PATIENCE_SECONDS))
+    third = plain.start(*sweep_command(plain))
+    while "waiting for them" not in (line := third.stdout.readline()):
+        assert line, "it has ended"
+    assert all(f"process {driver.pid} on " in line for driver in drivers)
     (plain.folder / "open").touch()
-    assert "0 of 2 trials pending" in waiting.communicate(timeout=PATIENCE_SECONDS)[0]
-    assert waiting.returncode == 0
-    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
-    assert first.returncode == 0, output
-    assert outcomes(plain) == {"finished": 2}
+    for driver in (*drivers, third):
+        output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+        assert driver.returncode == 0, output
+    assert outcomes(plain) == {"finished": 4}
+    assert len(journal_files(plain.results / "sweeps/s")) == 2, "the third one has run nothing"
+    assert (table(plain)["status"] == "finished").all()
     wait_until(lambda: not alive(family), what="all processes to end")
     assert list(Path(temporary).glob("ty-*")) == []
     shutil.rmtree(temporary)

@@ -10,9 +10,7 @@ import psutil
 import pytest
 from project import Project, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
-from trainyard.utils.event_log import read_events
+from sweep_journals import attempts_in, journal_text, read_records
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
@@ -63,7 +61,8 @@ for epoch in range(done + 1, 5):
     row = []
     while not row:
         time.sleep(0.05)
-        lines = pathlib.Path("results/sweeps/s/journal.jsonl").read_text().splitlines()
+        journals = pathlib.Path("results/sweeps/s/sessions").glob("*.jsonl")
+        lines = [line for path in journals for line in path.read_text().splitlines()]
         row = [line for line in lines if f'"acc":{epoch / 10}' in line]
     checkpoint.write_text(str(epoch))
     seconds = json.loads(row[0])["time"]
@@ -121,11 +120,11 @@ time.sleep(600)
 
 
 def events_of(project, *kinds):
-    return [event for event in read_events(project.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
+    return [event for event in read_records(project.results / "sweeps/s") if event["event"] in kinds]
 
 
 def tries_of(project):
-    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
+    return attempts_in(project.results / "sweeps/s")
 
 
 def resumed_from(tries):
@@ -624,11 +623,11 @@ def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(proje
     stopped = project.run(*command, check=False)
     folder = small_disk.folder / "results/sweeps/own"
     assert stopped.returncode == 1
-    assert "journal.jsonl: no space left on device: make room on this file system" in stopped.stdout.splitlines()[-1]
+    assert ".jsonl: no space left on device: make room on this file system" in stopped.stdout.splitlines()[-1]
     assert "Traceback" not in stopped.stdout + stopped.stderr
-    lines = (folder / "journal.jsonl").read_text().splitlines()
-    before = [event["trial"] for line in lines if (event := json.loads(line))["event"] == "finished"]
-    assert not [line for line in lines if json.loads(line)["event"] == "failed"]
+    events = list(map(json.loads, journal_text(folder).splitlines()))  # no line is torn
+    before = [event["trial"] for event in events if event["event"] == "finished"]
+    assert not [event for event in events if event["event"] == "failed"]
     assert before
     (small_disk.folder / "filler").unlink()
     (project.folder / "mine.py").write_text(FILLING.replace('config["fills"]:', "False:"))

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from project import FULL, ROOT, TINY, Project
 from slurm_cluster.waiting import wait_until
+from sweep_journals import journal_text
 
 
 def read(project, path):
@@ -34,7 +35,7 @@ def test_the_trials_table_has_a_row_per_trial_and_the_documented_columns(done):
 def test_the_timeline_has_every_attempt_with_its_slot(done):
     rows = read(done, "sweeps/lr/timeline.csv")
     contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
-    added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds"]
+    added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds", "session"]
     assert list(rows.columns) == [*contract, *added]
     assert (rows["device"] == "cpu").all()
     assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])
@@ -275,15 +276,11 @@ def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(proj
         f"sweeps: {{lr: {{function: 'slow:run', grid: {{lr: {numbers}}}, slots: {{gpus_per_node: 2}}}}}}"
     )
     snakemake = project.start(*project.snakemake_command("sweeps"))
-    journal = project.results / "sweeps/lr/journal.jsonl"
-    wait_until(
-        lambda: journal.exists() and '"finished"' in journal.read_text(),
-        what="a trial to finish",
-        while_running=snakemake,
-    )
+    folder = project.results / "sweeps/lr"
+    wait_until(lambda: '"finished"' in journal_text(folder), what="a trial to finish", while_running=snakemake)
     project.kill_session(snakemake)
     (project.folder / "again").touch()
-    finished = journal.read_text().count('"finished"')
+    finished = journal_text(folder).count('"finished"')
     output = project.snakemake("sweeps")
     assert f"sweep lr: {4 - finished} of 4 trials pending" in output
     assert output.count("validation accuracy") == 4 - finished

@@ -64,7 +64,7 @@ def measure_auto_share(rig: Rig) -> None:
             output = run_program(rig, folder, "sweep", "--sweep", "s", timeout=SWEEP_SECONDS)
             if output is None:
                 return
-            share = Fold(folder / "results/sweeps/s/journal.jsonl").update().gpu_fraction
+            share = Fold(folder / "results/sweeps/s").update().gpu_fraction
             is_used = "MPS runs on" in output
             rig.report.add_row("trials per GPU", {"MPS": is_used, "decision": share.why if share else "none"})
 

@@ -124,7 +124,8 @@ def run_sweep(
             if jobs > MAX_JOBS:
                 raise RuntimeError(f"{len(plan.forecast.pending)} trials are left after {MAX_JOBS} jobs")
             seconds += _run_job(config, results, cluster, job=str(jobs), minutes=plan.request.walltime_minutes)
-        retired = (results / "sweeps/s/journal.jsonl").read_text().count('"event":"slot_down"')
+        journals = journal.journal_files(results / "sweeps/s")
+        retired = sum(path.read_text().count('"event":"slot_down"') for path in journals)
     account, useful = cluster.account, sum(durations.values())
     return Outcome(
         jobs=jobs,

@@ -14,6 +14,7 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.node_probe import LOCK, LOG, NONCE, JobReport, NodeReport, read_job, read_nodes
 from trainyard.checks.sbatch_requests import SbatchRequest
 from trainyard.cluster import slurm_queries
+from trainyard.planning.claims import ClaimLog
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
@@ -37,6 +38,7 @@ def probe_nodes(
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(hold(folder / LOCK))  # as a driver holds its journal
+                ClaimLog(folder).append("login node")  # as a driver claims trials
             except StorageError as error:
                 lock_error = str(error)
             job, line = _submit(requests, folder)
@@ -145,7 +147,7 @@ def check_shared_files(reports: Reports) -> Iterator[Finding]:
 
 
 def check_locks(reports: Reports) -> Iterator[Finding]:
-    """A lock of the login node holds on the nodes: two drivers of a sweep do not run at the same time."""
+    """A lock of the login node holds on the nodes: two programs do not train the same study at the same time."""
     errors = (each.lock for each in reports.nodes if not each.lock_held)
     if error := reports.lock_error or next(filter(None, errors), ""):
         yield Finding("locks", "fails", error, "keep the results on a file system with locks")
@@ -155,6 +157,14 @@ def check_locks(reports: Reports) -> Iterator[Finding]:
         yield Finding("locks", "warns", message, remedy)
     elif reports.nodes:
         yield Finding("locks", "ok", "a lock of this machine holds on the nodes")
+
+
+def check_claims(reports: Reports) -> Iterator[Finding]:
+    """A link to a name that exists fails on all nodes: no two jobs of a sweep claim the same trial."""
+    if error := next((each.claims for each in reports.nodes if each.claims), ""):
+        yield Finding("claims", "fails", error, "keep the results on a file system with hard links that nodes share")
+    elif reports.nodes:
+        yield Finding("claims", "ok", "the nodes agree on the order of hard links: sweeps may have several jobs")
 
 
 def _on_nodes(reports: Reports, check: Callable[[NodeReport], Finding]) -> Iterator[Finding]:
@@ -258,6 +268,7 @@ NODE_CHECKS: tuple[Callable[[Reports], Iterable[Finding]], ...] = (
     check_reports,
     check_shared_files,
     check_locks,
+    check_claims,
     check_temporary_folders,
     check_cpus,
     check_python,

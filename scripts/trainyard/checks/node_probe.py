@@ -21,6 +21,7 @@ from typing import Any
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.planning.claims import ClaimLog
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -43,6 +44,7 @@ class NodeReport:
     nonce: str = ""  # as the node reads it from the shared folder
     lock: str = ""  # the error of the lock that the login node holds; "" if the node could take it
     lock_held: bool = False  # whether that error is that another process holds the lock
+    claims: str = ""  # what is wrong with claims on the shared file system, as jobs of a sweep make them; "" if nothing
     tmp: str = ""  # the temporary folder
     tmp_gib: float = 0.0  # free there
     tmp_executes: bool = False  # whether programs can be executed there
@@ -210,6 +212,7 @@ def probe_node(folder: Path) -> None:
         report.lock, report.lock_held = str(error), True
     except (UserError, OSError) as error:
         report.lock = str(error)
+    report.claims = _try_claims(folder, report.node)
     report.tmp = tempfile.gettempdir()
     report.tmp_gib = shutil.disk_usage(report.tmp).free / 2**30
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(OSError):
@@ -220,6 +223,20 @@ def probe_node(folder: Path) -> None:
     report.cpus, report.machine_cpus = slurm_allocation.available_cpus(), os.cpu_count() or 1
     _import_libraries(report)
     report.write(folder)
+
+
+def _try_claims(folder: Path, node: str) -> str:
+    """What is wrong with the log of claims that the login node has begun in a folder; "" if nothing."""
+    claims = ClaimLog(folder)
+    try:
+        if claims.append(node):
+            return "an entry that the login node had written was written a second time"
+        while not claims.append(node):
+            if not claims.read():  # it was refused because of an entry that must be there
+                return "an entry that another node has written is not there"
+    except (UserError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _import_libraries(report: NodeReport) -> None:

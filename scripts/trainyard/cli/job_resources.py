@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.sweep import Slots
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
 from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.job_marks import remove_complete_mark, remove_done_marks
+from trainyard.planning.job_request import useful_jobs
 from trainyard.planning.memory_request import (
     MemoryRequest,
     scale_memory,
@@ -35,6 +39,8 @@ from trainyard.utils.text import format_duration
 log = logging.getLogger("workflow")
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 JOB_RULES: Final = ("stage", "sweep", "train", "fit_trees")
+SWEEP_RULES: Final = ("sweep", "sweep_job")  # for users, the first stands for both
+USEFUL_JOBS: Final = "useful_jobs"  # resource of `sweep_job`: how many of a sweep's jobs find something to do
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ class TreeJobs(Jobs):
 
 
 class SweepJobs(Jobs):
-    """Parameters and resources of the rule `sweep`."""
+    """Parameters and resources of the rule `sweep`, and of `sweep_job` for sweeps with several jobs."""
 
     rule = "sweep"
 
@@ -206,6 +212,37 @@ class SweepJobs(Jobs):
             )
         return self._plans[key]
 
+    def names(self, *, several_jobs: bool) -> str:
+        """A regular expression that matches the names of the sweeps with one job, or of those with several."""
+        sweeps = self._config.sweeps.items()
+        return "|".join(re.escape(name) for name, each in sweeps if (each.slots.jobs > 1) == several_jobs) or "(?!)"
+
+    def job_count(self, name: str) -> int:
+        """Jobs of a sweep as Snakemake knows them: those that all its trials can use.
+
+        What is pending decides only how many are submitted. With another number of jobs, Snakemake would make the
+        tables again, because their inputs would be others.
+        """
+        state, sweep = self._plan(name, 1).state, self._config.sweeps[name]
+        least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
+        return useful_jobs(least, sweep.search.trials if sweep.search else len(state.trials))
+
+    def _useful_jobs(self, name: str, attempt: int) -> int:
+        """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""
+        plan = self._plan(name, attempt)
+        return plan.request.parallel_jobs if plan.forecast.pending or plan.state.to_reparse else 0
+
+    def forget_complete(self) -> None:
+        """Remove the marks that nothing is left to do from the sweeps in which something is."""
+        for name, sweep in self._config.sweeps.items():
+            if sweep.slots.jobs > 1 and self._useful_jobs(name, 1):
+                remove_complete_mark(self._results / "sweeps" / name)
+
+    def forget_ended_jobs(self) -> None:
+        """After a run that failed: the next one starts all jobs again, and not only the one that has failed."""
+        for name in self._config.sweeps:
+            remove_done_marks(self._results / "sweeps" / name)
+
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""
         return self._profile.limit_minutes(self.rule, self._config.sweeps[name].slots.gpus_per_node)
@@ -222,9 +259,9 @@ class SweepJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        if not self._shows_plans():
-            return f"sweep {wildcards.name}"
-        plan = self._plan(wildcards.name, attempt)
+        number, plan = int(getattr(wildcards, "job", 0)), self._plan(wildcards.name, attempt)
+        if number or not self._shows_plans():
+            return f"sweep {wildcards.name}{self._describe_number(wildcards, attempt)}"
         if not plan.forecast.pending:
             return summarize_plan(plan)
         environment = describe_environment(plan.state.sweep)
@@ -237,6 +274,14 @@ class SweepJobs(Jobs):
         if is_fixed:
             effect += self._profile.describe_excess(self.rule, most.gpus_per_node)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
+
+    def _describe_number(self, wildcards: Wildcards, attempt: int) -> str:
+        """Which of several jobs it is, and whether it is submitted only if trials are left; "" for the only one."""
+        if (number := getattr(wildcards, "job", None)) is None:
+            return ""
+        is_useful = attempt > 1 or int(number) < self._useful_jobs(wildcards.name, attempt)
+        condition = "" if is_useful or not self._submits else ", only if a trial is left for it"
+        return f": job {int(number) + 1} of {self.job_count(wildcards.name)}{condition}"
 
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
@@ -260,7 +305,10 @@ class SweepJobs(Jobs):
         def runtime(wildcards: Wildcards, attempt: int) -> int:
             return self._plan(wildcards.name, attempt).request.walltime_minutes
 
-        return {"pending": pending, "runtime": runtime, **super().resources()}
+        def useful(wildcards: Wildcards, attempt: int) -> int | None:
+            return self._useful_jobs(wildcards.name, attempt) if hasattr(wildcards, "job") else None
+
+        return {"pending": pending, "runtime": runtime, USEFUL_JOBS: useful, **super().resources()}
 
     def retries(self) -> int | None:
         """Retries for the jobs that follow the first if a partition's limit is too short, and two for failures.

@@ -22,9 +22,10 @@ from trainyard.utils.typed_commands import as_typed, installed_program, program_
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures
-NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "train": "scaling", "fit_trees": "trees"}
+# By rule. The tables of a sweep with several jobs are made once all its trials have ended.
+NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_tables": "sweep", "train": "scaling", "fit_trees": "trees"}
 OF_CONFIG: Final = ("--configfile", "--configfiles", "--config", "-C")  # each takes several values
-OF_STUDIES: Final = {"sweeps": ("sweep", "table_sweeps"), "scaling": ("table_scaling",)}
+OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_job", "sweep_tables", "table_sweeps"), "scaling": ("table_scaling",)}
 State = Literal["finished", "failed", "interrupted", "left"]
 
 
@@ -34,7 +35,7 @@ class RunJob:
 
     rule: str
     name: str  # of the dataset or study; "" for others
-    scale: str  # of a scaling study, else ""
+    scale: str  # of a scaling study; of a sweep with several jobs, which one; else ""
     log: str
     state: State
 
@@ -50,7 +51,8 @@ def read_jobs(workflow: Any) -> list[RunJob]:
             "finished": dag.finished(job),
         }
         state: State = next((state for state, holds in states.items() if holds), "left")
-        name, scale = (str(job.wildcards.get(key, "")) for key in ("name", "scale"))
+        name, scale, number = (str(job.wildcards.get(key, "")) for key in ("name", "scale", "job"))
+        scale = scale or (number and f"job {int(number) + 1}")
         return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state)
 
     jobs = [read(job) for job in dag.needrun_jobs(exclude_finished=False)]
@@ -107,7 +109,8 @@ class RunSummary:
 
     def _failures(self) -> list[str]:
         failed = [job for job in self.jobs if job.state == "failed"]
-        names = (f"{NOUNS.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip() for job in failed)
+        nouns = NOUNS | {"sweep_job": "sweep"}
+        names = (f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip() for job in failed)
         return _first([f"{name}: see {job.log}" for name, job in zip(names, failed, strict=True)])
 
     def _touched(self, kind: str) -> list[str]:

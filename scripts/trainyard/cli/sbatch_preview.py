@@ -29,7 +29,9 @@ class LineWriter(SlurmExecutor):
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         super().__init__(workflow, logger)
-        self.written.extend(self._entry(job) for job in workflow.dag.needrun_jobs() if not job.is_local)
+        jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+        # The jobs of a sweep with several are alike.
+        self.written.extend(self._entry(job) for job in jobs if job.wildcards.get("job", "0") == "0")
         raise _WrittenError
 
     def _entry(self, job: Any) -> dict[str, Any]:

@@ -24,6 +24,9 @@ with the number of jobs. And at its own end, Snakemake would wait for the time o
 
 Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
 
+Once no trial of a sweep with several jobs is left to run, those of its jobs that wait in the queue have nothing to do:
+they are cancelled, or not submitted, and count as done. No more are submitted than find a trial.
+
 A job whose program ended in an error that it would meet again is not submitted again. One that ended before its
 walltime with work left is no error.
 
@@ -56,6 +59,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from trainyard.cli.command_line import continued_mark, final_mark
+from trainyard.cli.job_resources import USEFUL_JOBS
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
 from trainyard.cluster.slurm_limits import find_excesses, find_limits
@@ -66,7 +70,9 @@ from trainyard.cluster.slurm_queries import (
     describe_request,
     final_state,
     list_user_jobs,
+    run_slurm_command,
 )
+from trainyard.planning.job_marks import read_complete_mark
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
@@ -110,6 +116,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
+        self._used: dict[Path, set[int]] = {}  # by sweep with several jobs: its jobs that were submitted or are live
+        self._idle: list[Any] = []  # its jobs that are not submitted, because no trial is left for them
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
         self._looks = 0  # at output files
@@ -140,6 +148,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             super().run_job(job)
             return
         live = self._find_live_job(job, listed)
+        if not self._may_use(job, is_live=live is not None):
+            self._idle.append(job)
+            return
         if live is None:
             self._record_parameters(job)
             for log in job.log:
@@ -154,6 +165,18 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
+
+    def _may_use(self, job: Any, *, is_live: bool) -> bool:
+        """Whether a job may find something to do, or is live; always, unless it is one of several of a sweep."""
+        useful = job.resources.get(USEFUL_JOBS)
+        if useful is None:
+            return True
+        with self._listing:  # jobs are submitted in several threads
+            used = self._used.setdefault(Path(job.output[0]).parent, set())
+            may_use = is_live or (not _is_complete(job) and (job.jobid in used or len(used) < useful))
+            if may_use:
+                used.add(job.jobid)
+        return may_use
 
     @property
     def cores(self) -> str:
@@ -231,12 +254,16 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     async def check_active_jobs(self, active_jobs: Collection[Any]) -> AsyncGenerator[Any, None]:
         """Report the jobs that have ended, and yield the others."""
         listed = self._list_jobs() if active_jobs else []
+        if listed and self._cancel_idle(active_jobs, listed):
+            listed = self._list_jobs()
         known = {each.job: each for each in listed or ()}
         ended = []
         for info in active_jobs:
             job = known.get(info.external_jobid)
             if listed is None or (job and self._may_continue(info, job)):
                 yield info
+            elif _is_complete(info.job):
+                self._report_idle(info)
             elif job and self._end(info, job.state):
                 continue
             elif FOUND in info.aux:
@@ -249,6 +276,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._end(info, final_state(info.external_jobid))
             if info.external_jobid not in self._settled:
                 yield info
+        idle, self._idle = self._idle, []
+        for each in idle:
+            self._report_idle(SubmittedJobInfo(each))
         jobs, self._to_submit = self._to_submit, []
         for each in jobs:
             if self._to_submit:  # one has just been refused
@@ -257,6 +287,23 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 await asyncio.to_thread(self.run_job, each)
         submitted = any(FOUND not in info.aux for info in active_jobs)
         self._plan_next_check(is_idle=not submitted and bool(active_jobs or jobs))
+
+    def _cancel_idle(self, active_jobs: Collection[Any], listed: Collection[UserJob]) -> bool:
+        """Cancel pending jobs of sweeps without a trial to run, if there are any; one that starts meanwhile goes on."""
+        complete = {info.external_jobid for info in active_jobs if _is_complete(info.job)}
+        idle = [each.job for each in listed if each.state == "PENDING" and each.job in complete]
+        if not idle:
+            return False
+        try:
+            run_slurm_command("scancel", "--state=PENDING", *idle)
+        except UserError as error:  # it will try again
+            self.logger.warning(str(error))
+        return True
+
+    def _report_idle(self, info: Any) -> None:
+        """Report a job that has ended or was not submitted as done, because no trial of its sweep is left for it."""
+        self.logger.info(f"Job {info.job.jobid} ({_name(info.job)}) counts as done: no trial is left for it.")
+        self.report_job_success(info)
 
     def _plan_next_check(self, *, is_idle: bool) -> None:
         """Jobs that end soon after their submission are noticed soon; those that run for hours cost few checks."""
@@ -386,6 +433,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 def _name(job: Any) -> str:
     """Rule and wildcards of a job, or the name of a group."""
     return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
+
+
+def _is_complete(job: Any) -> bool:
+    """Whether a job is one of several of a sweep in which no trial is left to run, by the present config."""
+    if job.is_group() or job.resources.get(USEFUL_JOBS) is None:
+        return False
+    return bool(read_complete_mark(Path(job.output[0]).parent) == job.params.get("results"))
 
 
 def _changed_at(file: Path) -> float | None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainyard.cli.job_resources import JOB_RULES
+from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
 from trainyard.cli.profile import REMOVED_RULES
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.node_folders import hold_until_end
@@ -36,7 +36,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     importing = snakemake.modifier  # the names and folders that a module statement gives
     is_module = not importing.is_main_snakefile()
     names = {importing.modify_rulename(rule): rule for rule in (*JOB_RULES, *REMOVED_RULES)}
-    set_resources = snakemake.resource_settings.overwrite_resources or {}
+    set_resources = _share_settings(snakemake, *map(importing.modify_rulename, SWEEP_RULES))
     workflow = Workflow(
         _given_config(snakemake, config) if is_module else _config_of_files(snakemake),
         results=Path("results"),
@@ -53,7 +53,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
         if not dry_run:
-            workflow.write_config()
+            workflow.begin()
     if not dry_run:
         hold_until_end(Path(snakemake._snakemake_tmp_dir.name))
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
@@ -63,6 +63,16 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         file = None if is_module else workflow.config_file.absolute()
         slurm_executor.register(file, own_rules=rules, before_submission=workflow.write_config)
     return workflow
+
+
+def _share_settings(snakemake: Snakemake, rule: str, other: str) -> Mapping[str, Any]:
+    """The resources that are set for rules, after what is set for a rule, its threads too, was also set for another."""
+    settings = snakemake.resource_settings
+    for name in ("overwrite_resources", "overwrite_threads"):
+        given = getattr(settings, name) or {}
+        if rule in given:
+            setattr(settings, name, {**given, other: given[rule]})
+    return settings.overwrite_resources or {}
 
 
 def _config_of_files(snakemake: Snakemake) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainyard.planning.job_costs import is_trained
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.utils.terminal import Column, TerminalTable
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 
 SWEEP_COLUMNS = (
     Column("sweep", is_cut=True),
@@ -51,7 +51,9 @@ def status_view(
     lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
-        title = f"sweep {plan.state.name}: running, or killed without a final event"
+        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
+        title = f"sweep {plan.state.name}: " + f"{count_of(jobs, 'job')} " * is_shared
+        title += "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
@@ -87,10 +89,10 @@ def _row(plan: Plan, opened: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
-    """Predicted seconds until the last trial ends, on the slots of the present job if there is one; None if unknown."""
+    """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
     seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
-    slots = plan.state.sessions[-1].info.slots if running and plan.state.sessions else None
-    if slots is None or not seconds:
+    slots = sum(run.info.slots or 0 for run in _running(plan))
+    if not slots or not seconds:
         return plan.request.predicted_seconds
     waiting = [seconds[name] for name in plan.forecast.pending if name not in running]
     elapsed = {name: time.time() - attempt.start for name, attempt in running.items()}
@@ -107,10 +109,14 @@ def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
 
 def _open_attempts(plan: Plan) -> list[Attempt]:
     """Attempts without an end, unless their driver was killed so that it could record none."""
-    if plan.state.sessions and not _may_run(plan.state.sessions[-1]):
-        return []
+    opened = {key for run in _running(plan) for key in run.opened}
     last = [attempts[-1] for attempts in plan.state.attempts.values()]
-    return [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
+    return [attempt for attempt in last if (attempt.trial, attempt.number) in opened]
+
+
+def _running(plan: Plan) -> list[Session]:
+    """The runs of the driver that run trials."""
+    return [run for run in plan.state.sessions if run.opened and _may_run(run)]
 
 
 def _may_run(session: Session) -> bool:

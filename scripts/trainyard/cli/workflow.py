@@ -3,12 +3,14 @@
 import json
 import logging
 import math
+import os
 import re
 import shlex
 import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +29,14 @@ from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
+from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 
 log = logging.getLogger("workflow")
+
 
 # The end of a message with a scheduler. Snakemake fills in what the job requests after all overrides.
 _REQUESTS: Final = (
@@ -125,6 +129,12 @@ class Workflow:
         if "CONDA" in self._deployment:
             return f"export {RECORD}={shlex.quote(record_environment())}; exec python"
         return f"exec {shlex.quote(sys.executable)}"
+
+    def begin(self) -> None:
+        """Prepare a run: its jobs read this config, and inherit the name of the run."""
+        os.environ.setdefault(RUN, uuid.uuid4().hex)
+        self.sweep.forget_complete()
+        self.write_config()
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read, if it is not there.
@@ -240,6 +250,11 @@ class Workflow:
             return [str(self._declared / weights_receipt(*each)) for each in named]
 
         return receipts
+
+    def job_marks(self, wildcards: Wildcards) -> list[str]:
+        """The marks of the jobs of a sweep with several that have ended."""
+        folder = self._declared / "sweeps" / wildcards.name / JOBS
+        return [str(folder / DONE.format(job=job)) for job in range(self.sweep.job_count(wildcards.name))]
 
     def download(self, wildcards: Wildcards) -> list[str]:
         """The receipt of a dataset's download, if it needs one."""

@@ -1,7 +1,7 @@
 """Host memory of this Slurm job on this node, sampled while it runs and recorded for the requests of later jobs.
 
 <folder>/memory.json       the record of the job's first node
-<folder>/memory-<k>.json   the record of its node k, from 1
+<folder>/memory-<k>.json   the record of its node k, from 1; of several jobs of a sweep, of job k
 """
 
 import contextlib
@@ -55,8 +55,11 @@ def read_records(folder: Path) -> list[MemoryRecord]:
 
 
 @contextlib.contextmanager
-def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
-    """Record the memory of this Slurm job on this node while the block runs; outside of a job, do nothing."""
+def record_memory(folder: Path, *, processes: int, order_job: int = 0) -> Iterator[None]:
+    """Record the memory of this Slurm job on this node while the block runs; outside of a job, do nothing.
+
+    `order_job` is the number of a sweep's job: each of several has a record of its own.
+    """
     try:
         allocation = slurm_allocation.current_allocation()
     except UserError:  # code that needs the allocation reports it
@@ -65,7 +68,7 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
         yield
         return
     names = [host.short_name(name) for name in allocation.nodes]
-    number = names.index(host.node_name()) if host.node_name() in names else 0
+    number = order_job + (names.index(host.node_name()) if host.node_name() in names else 0)
     path, earlier = folder / (f"memory-{number}.json" if number else "memory.json"), read_records(folder)
     record = MemoryRecord(
         job=allocation.job,

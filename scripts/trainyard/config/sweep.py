@@ -181,7 +181,14 @@ class Stop(Section):
 class Slots(Section):
     """The resources of a sweep's job, and how trials share them."""
 
-    nodes: PositiveInt = Field(1, description="Nodes of the job.")
+    jobs: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="Jobs of the sweep, at most: each takes the next trial. The sweep begins with the first that "
+        "starts, and a job that finds nothing to take ends at once.",
+    )
+    nodes: PositiveInt = Field(1, description="Nodes of a job.")
     gpus_per_node: NonNegativeInt = Field(
         1,
         description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, trials see "
@@ -227,6 +234,9 @@ class Slots(Section):
         if self.has_gpus and "slots_per_node" in self.model_fields_set:
             message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
             raise PydanticCustomError("slots", message)
+        if self.jobs > 1 and self.gpus_per_trial == "auto":
+            message = "gpus_per_trial: auto is measured in one job; with jobs: {jobs}, give a number, such as 0.5"
+            raise PydanticCustomError("slots", message, {"jobs": self.jobs})
         if not self.has_gpus and self.nodes * self.slots_per_node > MAX_GPUS:
             message = "a job has at most {slots} slots on all nodes"
             raise PydanticCustomError("slots", message, {"slots": MAX_GPUS})

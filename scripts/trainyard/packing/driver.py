@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
-from trainyard.config.trial_status import FINAL, TrialStatus
+from trainyard.config.trial_status import FINAL
 from trainyard.config.trials import trainings
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
@@ -30,11 +31,23 @@ from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
 from trainyard.packing.saved_outputs import reparse_continued, reparse_output, reparse_outputs
+from trainyard.packing.session_watch import SessionWatch
+from trainyard.packing.shared_order import GivenUpError, SharedOrder, run_of_snakemake
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
+from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.job_costs import summarize_plan
-from trainyard.planning.journal import Ended, FlopsCounted, Journal, RayStarted, SessionStarted
+from trainyard.planning.job_marks import set_complete_mark
+from trainyard.planning.journal import (
+    SESSIONS,
+    Ended,
+    FlopsCounted,
+    Journal,
+    RayStarted,
+    SessionStarted,
+    TrialEvent,
+)
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
@@ -42,7 +55,6 @@ from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
-from trainyard.utils.guarded_process import wait_for_folder
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray
@@ -53,31 +65,77 @@ COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are i
 log = logging.getLogger(__name__)
 
 
-def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float = 0.0) -> Plan:
+def run_sweep(config: Config, name: str, results: Path, *, order_job: int | None = None) -> Plan:
     """Run the pending trials of a sweep; returns the plan afterwards, whether or not all trials have a result.
 
+    `order_job` is the number of this job if the sweep has several: then it ends without waiting for the others.
+
     Raises:
-        LockHeldError: another process runs the sweep and did not end within `wait_seconds`.
         UserError: the sweep cannot go on.
     """
-    with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
-        for left in reversed(range(RAY_STARTS)):
-            try:
-                _run(journal, config, name, results, is_first=left == RAY_STARTS - 1)
-                break
-            except RayEndedError as error:
-                if not left:
-                    raise
-                log.warning("%s; starting Ray again", error)
-        plan = plan_sweep(config, name, results)
-        if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
-            plan = plan_sweep(config, name, results)
-        return plan
+    while True:
+        try:
+            return _run_session(config, name, results, order_job)
+        except GivenUpError as error:
+            log.warning("%s; beginning again", error)
 
 
-def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first: bool) -> None:
-    """Run the pending trials; all starts of Ray in a job but the first one continue its session."""
-    plan = plan_sweep(config, name, results)
+def _run_session(config: Config, name: str, results: Path, order_job: int | None) -> Plan:
+    folder = results / "sweeps" / name
+    with (
+        Journal.of_new_session(folder, order_job=order_job or 0) as journal,
+        SessionWatch(folder / SESSIONS, journal.session) as watch,
+    ):
+        fold = Fold(folder)
+        try:
+            while True:
+                before = len(fold.claims.entries)
+                plan, order = _run_until_done(journal, watch, fold, config, name, results)
+                if order.has_work() and len(fold.claims.entries) > before:  # others have given trials back
+                    continue
+                if order_job is not None or not (others := order.describe_others()):
+                    break
+                _await_others(order, f"sweep {name}: its last trials run in {others}")
+            if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
+                plan = plan_sweep(config, name, results, fold=fold)
+        finally:
+            journal.leave(has_claims=journal.session in fold.claims.sessions)
+    if order_job is not None and order.is_complete():
+        set_complete_mark(folder, plan.state.space.digest)
+    return plan
+
+
+def _await_others(order: SharedOrder, what: str) -> None:
+    """Wait until another process that runs trials has ended. In a job of Slurm, GPUs would be idle meanwhile.
+
+    Raises:
+        UserError: this is a job of Slurm.
+    """
+    if slurm_allocation.current_allocation():
+        raise UserError(f"{what}: wait until they end, then run the same command, which takes their results")
+    log.info("%s: waiting for them", what)
+    order.await_end()
+
+
+def _run_until_done(
+    journal: Journal, watch: SessionWatch, fold: Fold, config: Config, name: str, results: Path
+) -> tuple[Plan, SharedOrder]:
+    """Run the pending trials, also if Ray ends meanwhile."""
+    for left in reversed(range(RAY_STARTS)):
+        try:
+            return _run(journal, watch, fold, config, name, results)
+        except RayEndedError as error:
+            if not left:
+                raise
+            log.warning("%s; starting Ray again", error)
+    raise AssertionError("the last start returns or raises")
+
+
+def _run(
+    journal: Journal, watch: SessionWatch, fold: Fold, config: Config, name: str, results: Path
+) -> tuple[Plan, SharedOrder]:
+    """Run the pending trials that this session may run; returns the plan afterwards."""
+    plan = plan_sweep(config, name, results, fold=fold)
     sweep = plan.state.sweep
     starting: AbstractContextManager[WorkerParent | None] = nullcontext()
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
@@ -89,19 +147,26 @@ def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first
             Staged(results / "data" / sweep.dataset).check_images()
         find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
         log.info(summarize_plan(plan))
-        if _close_open_attempts(journal, plan):
-            plan = _fix_slots(plan_sweep(config, name, results))
+        order = SharedOrder(plan.state, journal, watch, fold)
+        if not order.has_work():
+            order.await_others()
+        plan = _fix_slots(plan_sweep(config, name, results, fold=fold))
         if plan.state.to_reparse or plan.state.to_reparse_first:
+            is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
             reparse_outputs(journal, plan.state)
-            found = _fix_slots(plan_sweep(config, name, results))
-            _check_can_run(plan, found)
-            plan = found
-        if plan.forecast.pending:
+            plan = _fix_slots(plan_sweep(config, name, results, fold=fold))
+            if not is_for_trials:
+                _check_can_run(plan)
+        order.use(plan.state)
+        if plan.forecast.pending and order.has_work():
             if plan.state.sweep.required_metrics:  # search and early stopping depend on them
                 warn_unreadable(plan.state)
-            if is_first:
+            if fold.run_of(journal.session) is None:
                 _record_session(journal, plan)
-            _run_pending(plan, journal, results, config, parent)
+            _run_pending(plan, journal, order, results, config, parent)
+    plan = plan_sweep(config, name, results, fold=fold)
+    order.use(plan.state)
+    return plan, order
 
 
 def _fix_slots(plan: Plan) -> Plan:
@@ -117,13 +182,13 @@ def _fix_slots(plan: Plan) -> Plan:
     return replace(plan, state=replace(plan.state, sweep=sweep))
 
 
-def _check_can_run(before: Plan, found: Plan) -> None:
-    """Check that this job was not requested for nothing but tables if trials must run after outputs were read again.
+def _check_can_run(found: Plan) -> None:
+    """Check that no trial must run after outputs were read again, in a job that was requested only for the tables.
 
     Raises:
-        UserError: it was: it has no GPU, and minutes of walltime.
+        UserError: one must, and a job of Slurm has no GPU, and minutes of walltime.
     """
-    if found.forecast.pending and not before.forecast.pending and slurm_allocation.current_allocation():
+    if found.forecast.pending and slurm_allocation.current_allocation():
         count = count_of(len(found.forecast.pending), "trial")
         raise UserError(
             f"sweep {found.state.name}: {count} must run again by the output as it is read now, and this job was "
@@ -131,25 +196,9 @@ def _check_can_run(before: Plan, found: Plan) -> None:
         )
 
 
-def _close_open_attempts(journal: Journal, plan: Plan) -> int:
-    """Record attempts of a killed driver as interrupted; returns how many there were.
-
-    They end at the time of their last event, or of the last output of their program, which may still be ending.
-    """
-    state = plan.state
-    opened = [each for tries in state.attempts.values() for each in tries if each.outcome == TrialStatus.RUNNING]
-    deadline = time.monotonic() + state.sweep.trial_grace_seconds
-    for attempt in opened:
-        output, end = state.output_of(attempt), attempt.end
-        if output.exists():
-            wait_for_folder(output.parent, timeout_seconds=max(0.0, deadline - time.monotonic()))
-            end = max(end, min(output.stat().st_mtime, time.time()))
-        status = TrialStatus.INTERRUPTED
-        journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=round(end, 4)))
-    return len(opened)
-
-
-def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, parent: WorkerParent | None) -> None:
+def _run_pending(
+    plan: Plan, journal: Journal, order: SharedOrder, results: Path, config: Config, parent: WorkerParent | None
+) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
     slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
     counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
@@ -159,19 +208,20 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, pa
     with (
         environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
         remove_copies_at_exit(config.data.local),
-        record_memory(folder, processes=counted),
+        record_memory(folder, processes=counted, order_job=journal.order_job),
         run_mps(slots.uses_mps),
         start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as running,
         view.show(),
     ):
         journal.record(RayStarted(spent=running.seconds))
-        _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view, running)
+        _run_trials(plan, journal, order, flops, _worker_setup(plan, results, config.data), view, running)
 
 
 def _record_session(journal: Journal, plan: Plan) -> None:
     slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
     journal.record(
         SessionStarted(
+            run=run_of_snakemake(plan.state),
             job=slurm_allocation.job_id(),
             node=host.node_name(),
             process=os.getpid(),
@@ -193,6 +243,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
 def _run_trials(
     plan: Plan,
     journal: Journal,
+    order: SharedOrder,
     flops: Future[dict[str, float]],
     setup: WorkerSetup,
     view: LiveView,
@@ -208,25 +259,44 @@ def _run_trials(
     slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
     limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
+    names = [name for name in names if order.may_run(name)]
     expected, least = plan.forecast.seconds, plan.forecast.min_seconds
     tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
     tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
     results = filter(None, map(plan.state.result, plan.state.trials))
     reread = partial(reparse_output, journal, plan.state)
-    search = SuggestionSource(plan.state, journal, reread=reread) if plan.state.sweep.search else None
+    search = SuggestionSource(plan.state, order, reread=reread) if plan.state.sweep.search else None
+    rule = plan.state.early_stopping_rule()
+    failures = FailurePolicy(
+        retries=plan.state.sweep.retries,
+        has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
+        ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
+        constant_keys=plan.state.constant_keys,
+    )
+
+    def note_elsewhere(event: TrialEvent, attempt: Attempt) -> None:
+        view.note_elsewhere(event)
+        if rule:
+            rule.note_elsewhere(event)
+        if search:
+            search.update(event, attempt)
+        if isinstance(event, Ended) and event.trial in plan.state.trials:
+            failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
+
+    order.listener = note_elsewhere
+    if plan.state.sweep.slots.jobs > 1:  # a trial has its retries once, in whichever jobs
+        for name in plan.state.unfinished:
+            for attempt in takewhile(lambda each: each.is_retried, reversed(plan.state.attempts_at(name))):
+                failures.note_elsewhere(attempt, plan.state.trials[name].values)
     create = partial(
         Packer,
         journal,
+        order,
         limits=limits,
-        failures=FailurePolicy(
-            retries=plan.state.sweep.retries,
-            has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
-            ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
-            constant_keys=plan.state.constant_keys,
-        ),
+        failures=failures,
         ray_has_ended=running.has_ended,
         gpu_model=allocation.gpu_model if allocation else "",
-        rule=plan.state.early_stopping_rule(),
+        rule=rule,
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
         predict=plan.forecast.predict,
@@ -254,7 +324,7 @@ def _measure_and_run(
         return packer.gpu_uses
 
     waiting, slots = deque(tasks), plan.state.sweep.slots
-    share = GpuFractionMeasurement(plan.state, partial(run, tasks=[])).measure(waiting)
+    share = GpuFractionMeasurement(plan.state, journal.session, partial(run, tasks=[])).measure(waiting)
     if share:
         log.info("gpus_per_trial: auto: %s", share.why)
         journal.record(share)

@@ -12,6 +12,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainyard.config.placeholders import format_argument
+from trainyard.config.trial_status import FINAL, TrialStatus
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Location
 from trainyard.utils.import_path import CODE_LOCATION
 from trainyard.utils.text import SHELL_SIGNAL
 
@@ -50,7 +53,12 @@ class SlotLocation:
 
     node: str
     gpu: str
-    slot: int
+    slot: int  # each job of a sweep has numbers of its own
+
+    @classmethod
+    def of(cls, location: Location) -> "SlotLocation":
+        """The place of an attempt."""
+        return cls(location.node, location.gpu, int(location.slot or 0))
 
     @property
     def device(self) -> tuple[str, str]:
@@ -134,6 +142,15 @@ class FailurePolicy:
         self._ends[place.device].append(succeeded)
         for streak in self._streaks.values():
             streak.outlasted_by.discard(trial)
+
+    def note_elsewhere(self, attempt: Attempt, values: Mapping[str, Any]) -> None:
+        """Record the end of an attempt in another job."""
+        place = SlotLocation.of(attempt.location)
+        if attempt.outcome in FINAL:
+            self.record_success(attempt.trial, place)
+        elif attempt.outcome is TrialStatus.FAILED:
+            took = attempt.end - attempt.start
+            self.record_failure(TrialFailure(attempt.trial, place, attempt.error, took, attempt.exit_code, values))
 
     def record_running(self, trial: str, place: SlotLocation, seconds: float) -> None:
         """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.

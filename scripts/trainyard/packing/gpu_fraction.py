@@ -61,8 +61,9 @@ class GpuFractionMeasurement:
     `run` takes trials from the tasks that it is given.
     """
 
-    def __init__(self, state: SweepState, run: RunTrials) -> None:
-        self._state, self._run = state, run
+    def __init__(self, state: SweepState, session: str, run: RunTrials) -> None:
+        """`session`: this run of the driver."""
+        self._state, self._session, self._run = state, session, run
         self._throughput: dict[int, float] = {}  # relative to one trial at a time, by trials per GPU
         self._uses: list[GpuUse] = []  # of trials that ran alone
         self._limit = MAX_TRIALS_PER_GPU
@@ -87,8 +88,9 @@ class GpuFractionMeasurement:
         """Run trials with `count` per GPU; returns whether they end sooner than with the best number so far."""
         slots = self._slots(count)
         self._uses += self._run(slots, MeasuredTasks(waiting, slots.count))
-        fold = Fold(self._state.folder / "journal.jsonl").update()
-        attempts = [fold.attempts[key] for key in fold.sessions[-1].attempts]
+        fold = Fold(self._state.folder).update()
+        run = fold.run_of(self._session)
+        attempts = [fold.attempts[key] for key in run.attempts] if run else []
         if count > 1 and any(each.is_halved and each.gpus_per_trial == slots.share for each in attempts):
             self._limit, self._remark = best, f"with {count}, a micro-batch did not fit"
             return False

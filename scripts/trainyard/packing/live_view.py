@@ -77,6 +77,14 @@ class LiveView:
             case Ended():
                 self._end(event)
 
+    def note_elsewhere(self, event: TrialEvent) -> None:
+        """Count an event of a trial in another job of the sweep, which logs it itself."""
+        match event:
+            case Started():
+                self._start(event)
+            case Ended():
+                self._count(event)
+
     def _start(self, event: Started) -> None:
         if event.trial in self._started:  # a retry
             return
@@ -88,12 +96,15 @@ class LiveView:
 
     def _end(self, event: Ended) -> None:
         del self._running[event.trial]
+        self._count(event)
+        if event.status != TrialStatus.INTERRUPTED:
+            log.info("%s", self._end_line(event))
+
+    def _count(self, event: Ended) -> None:
         self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:
             self._finished += 1
             self._finished_seconds += event.seconds or 0.0
-        if event.status != TrialStatus.INTERRUPTED:
-            log.info("%s", self._end_line(event))
 
     def _end_line(self, event: Ended) -> str:
         values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
@@ -121,7 +132,7 @@ class LiveView:
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
             for attempt in self._running.values()
         ]
-        left = max([*running, (waiting + sum(running)) / self._plan.request.slots.count])
+        left = max([*running, (waiting + sum(running)) / self._plan.request.slot_count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
 
     def render(self, console: Console) -> Group:

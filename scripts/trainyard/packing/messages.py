@@ -1,7 +1,7 @@
 """Messages between the driver and the workers of the slots; Ray pickles them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from trainyard.config.train import Train
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.journal import MicroBatchHalved, Resumed
-from trainyard.planning.sweep_state import Task
+from trainyard.planning.sweep_state import Task, output_name
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
@@ -48,7 +48,25 @@ class WorkerSetup:
 
     def checkpoint_folder(self, task: Task) -> Path:
         """The folder for the checkpoints of a trial. It is removed when the trial has finished."""
-        return self.folder / "checkpoints" / f"{task.trial}-{task.generation}"
+        takeover = f"~{task.takeover}" if task.takeover else ""
+        return self.folder / "checkpoints" / f"{task.trial}-{task.generation}{takeover}"
+
+    def earlier_outputs(self, task: Task) -> tuple[Path, ...]:
+        """The outputs of the attempts before, the latest first."""
+        return tuple(
+            self.trial_folder(replace(task, takeover=each.takeover)) / output_name(each.number)
+            for each in reversed(task.earlier)
+            if each.generation == task.generation
+        )
+
+    def taken_over(self, task: Task) -> tuple[Path, Path] | None:
+        """The folders of the last attempt before a takeover, for its files and its checkpoints; None without one."""
+        others = (each for each in reversed(task.earlier) if each.takeover != task.takeover)
+        before = next((each for each in others if each.generation == task.generation), None)
+        if before is None:
+            return None
+        earlier = replace(task, takeover=before.takeover)
+        return self.trial_folder(earlier), self.checkpoint_folder(earlier)
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,8 @@ class TrialRequest:
     attempt: int
     folder: Path
     checkpoints: Path
+    earlier_outputs: tuple[Path, ...] = ()  # of the attempts before, the latest first
+    taken_over: tuple[Path, Path] | None = None  # folders for files and for checkpoints, to copy checkpoints from
     deadline: float = math.inf  # Unix seconds at which to stop
     bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these have failed
     measures_gpu: bool = False  # whether to measure its GPU memory and utilization

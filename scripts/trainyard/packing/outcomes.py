@@ -13,6 +13,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
 from trainyard.packing.failure_policy import MACHINE_ERROR, FailurePolicy, TrialFailure
 from trainyard.packing.messages import TrainingEnded, WorkerSetup
+from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker_gpu import GpuUse
@@ -93,13 +94,14 @@ class OutcomeHandler:
         *,
         recorder: AttemptRecorder,
         queue: TrialQueue,
+        order: SharedOrder,
         pool: SlotPool,
         failures: FailurePolicy,
         rule: EarlyStoppingRule | None,
         monitored_metrics: set[str],
         required_metrics: set[str],
     ) -> None:
-        self._setup, self._recorder, self._queue, self._pool = setup, recorder, queue, pool
+        self._setup, self._recorder, self._queue, self._pool, self._order = setup, recorder, queue, pool, order
         self._failures, self._rule = failures, rule
         self._monitored, self._required = monitored_metrics, required_metrics
         self._warned = set[str]()  # subjects
@@ -154,7 +156,8 @@ class OutcomeHandler:
         )
         self._recorder.record_end(slot, end, log=path, retried=is_retried)
         if is_retried:
-            self._queue.add([replace(task, earlier=(*task.earlier, slot.attempt))])
+            again = replace(task, earlier=(*task.earlier, slot.attempt))
+            self._queue.retry(again, self._pool.places, self._order.places)
 
     def _record_diverged(self, slot: Slot, end: TrialEnded, **further: Any) -> None:
         """Record an attempt that diverged, also for early stopping, and remove its checkpoints."""
@@ -171,7 +174,7 @@ class OutcomeHandler:
     def _check_common_failure(self) -> None:
         """Stop the sweep if all its trials fail in the same way."""
         running = self._pool.running_seconds.values()
-        failure = self._failures.common_failure(self._pool.known_places, running)
+        failure = self._failures.common_failure([*self._pool.known_places, *self._order.places], running)
         if failure and (failure.is_of_start or not self._queue.awaits_probe(failure.trial)):
             raise FinalError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "

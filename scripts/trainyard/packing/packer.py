@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, Final
@@ -21,6 +21,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
+from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool, death_reason
 from trainyard.packing.trial_queue import STOP_SECONDS, Predict, TimeLimits, TrialQueue
 from trainyard.packing.worker_gpu import GpuUse
@@ -60,6 +61,7 @@ class Packer:
     def __init__(
         self,
         journal: Journal,
+        order: SharedOrder,
         *,
         slots: Slots,
         setup: WorkerSetup,
@@ -77,17 +79,20 @@ class Packer:
         listeners: Sequence[Callable[[TrialEvent, Attempt], None]] = (),
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
-        self._journal, self._limits, self._ray_has_ended = journal, limits, ray_has_ended
+        self._journal, self._order, self._limits, self._ray_has_ended = journal, order, limits, ray_has_ended
         self._awaited = set[Any]()  # answers that had arrived when the packer last waited for a signal
         self._queue = TrialQueue(
-            limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
+            limits=limits, failures=failures, order=order, source=source, predict=predict, may_end_early=may_end_early
         )
-        self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
+        self._pool = SlotPool(
+            slots, setup, journal=journal, failures=failures, queue=self._queue, order=order, gpu_model=gpu_model
+        )
         self._recorder = AttemptRecorder(journal, folder=setup.folder, listeners=listeners)
         self._outcomes = OutcomeHandler(
             setup,
             recorder=self._recorder,
             queue=self._queue,
+            order=order,
             pool=self._pool,
             failures=failures,
             rule=rule,
@@ -115,6 +120,8 @@ class Packer:
         self._pool.start_all(self._queue.waiting)
         try:
             self._run_loop()
+            while self._limits.seconds_left() != 0 and self._queue.await_others() and self._wake_idle():
+                self._run_loop()
         except (KeyboardInterrupt, UserError):
             self._queue.is_closed = True
             self._end_trials()
@@ -124,8 +131,15 @@ class Packer:
             self._pool.release()
         self._check_complete(interrupted + self._outcomes.interrupted)
 
+    def _wake_idle(self) -> bool:
+        """Wake the idle slots for which a trial waits; returns whether there are any."""
+        self._pool.wake_idle()
+        return bool(self._pool.busy)
+
     def _run_loop(self) -> None:
         while busy := self._pool.busy:
+            if self._queue.poll():
+                self._pool.wake_idle()
             if not self._queue.waiting and not self._pool.running:
                 return  # the other workers start too late or never; their node may be down
             self._pool.check_startable()
@@ -201,6 +215,9 @@ class Packer:
         left = self._queue.waiting + interrupted
         if not left:
             return
+        if not interrupted and self._queue.is_left_to_others(self._pool.places, self._order.places):
+            log.info("%s left to other jobs, which have better places for them", count_of(left, "trial"))
+            return
         kind: type[UserError] = ContinuedError
         remedy = "the same command continues from here, and so do Snakemake's retries"
         if left == self._outcomes.interrupted_themselves:
@@ -265,7 +282,7 @@ class Packer:
                 first_step_time = first if first and row["epoch"] == 1 else None
                 row = shift_epoch(row, slot.epochs_before)
                 self._recorder.record(Epoch(**of_attempt, metrics=row, first_step_time=first_step_time))
-                slot.stop_reason = self._rule.verdict(slot.task.trial, row) if self._rule else ""
+                slot.stop_reason = self._judge(slot.task.trial, row)
             case Resumed(checkpoint=checkpoint):
                 if self._setup.metrics and self._setup.metrics.numbers_rows:
                     slot.epochs_before = slot.task.epochs_before(CheckpointFile(**checkpoint))
@@ -274,12 +291,24 @@ class Packer:
                 self._recorder.record(message)
         slot.expect(Phase.RUNNING, slot.worker.resume.remote(bool(slot.stop_reason)), due=slot.due)
 
+    def _judge(self, trial: str, row: Mapping[str, Any]) -> str:
+        """Why a trial must stop after this epoch; "" if it continues.
+
+        Of two that are judged at the same time in two jobs, one sees the row of the other.
+        """
+        if self._rule is None:
+            return ""
+        if self._order.is_shared and not self._queue.is_closed and self._rule.awaits_verdict(trial, row):
+            self._journal.sync()
+            self._order.refresh()
+        return self._rule.verdict(trial, row)
+
     def _start_trial(self, slot: Slot) -> None:
         """Start the next trial on a slot.
 
         If there is none, the slot keeps its GPU, since a failed trial may be retried on it.
         """
-        task = self._queue.take(slot.place, self._pool.places)
+        task = self._queue.take(slot.place, self._pool.places, self._order.places)
         if task is None:
             return
         seconds = task.expected_seconds
@@ -288,6 +317,7 @@ class Packer:
                 trial=task.trial,
                 attempt=self._queue.start_attempt(task),
                 generation=task.generation,
+                takeover=task.takeover,
                 values=task.values,
                 gpus_per_trial=self._gpu_share,
                 **slot.location._asdict(),
@@ -302,6 +332,8 @@ class Packer:
             folder=self._setup.trial_folder(task),
             checkpoints=self._setup.checkpoint_folder(task),
             deadline=self._limits.deadline - self._limits.stop_seconds,
+            earlier_outputs=self._setup.earlier_outputs(task),
+            taken_over=self._setup.taken_over(task),
             bad_checkpoints=task.bad_checkpoints,
             measures_gpu=self._measures_gpu,
         )

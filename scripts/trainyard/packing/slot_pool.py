@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from trainyard.config.sweep import Slots
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.messages import WorkerSetup, WorkerStarted
+from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker import Worker
 from trainyard.packing.worker_gpu import CHECK_SECONDS, GpuChecked
@@ -106,13 +107,15 @@ class SlotPool:
         journal: Journal,
         failures: FailurePolicy,
         queue: TrialQueue,
+        order: SharedOrder,
         gpu_model: str,
     ) -> None:
-        self._setup, self._journal, self._failures, self._queue = setup, journal, failures, queue
+        self._setup, self._journal, self._failures, self._queue, self._order = setup, journal, failures, queue, order
         options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
         self._worker_class = ray.remote(Worker).options(**options)  # once: Ray exports it each time
         self._gpu_model = gpu_model
-        self.slots = [Slot(number) for number in range(slots.count)]
+        first = journal.order_job * slots.count
+        self.slots = [Slot(number) for number in range(first, first + slots.count)]
 
     @property
     def usable(self) -> list[Slot]:
@@ -141,14 +144,20 @@ class SlotPool:
         return [slot.next_place for slot in self.usable if not slot.is_late]
 
     @property
+    def all_places(self) -> list[SlotLocation]:
+        """The same, and where other jobs run trials."""
+        return [*self.places, *self._order.places]
+
+    @property
     def known_places(self) -> list[SlotLocation]:
         """The places of the usable slots that have started at least once."""
         return [slot.place for slot in self.usable if slot.has_started]
 
     def start_all(self, count: int) -> None:
-        """Start the workers of at most `count` slots."""
-        del self.slots[count:]
-        for slot in self.slots:
+        """Start the workers of at most `count` slots; the others only if other jobs may give trials back."""
+        if not self._order.is_shared:
+            del self.slots[count:]
+        for slot in self.slots[:count]:
             self._start(slot)
 
     def _start(self, slot: Slot) -> None:
@@ -168,7 +177,7 @@ class SlotPool:
 
     def wake_idle(self) -> None:
         """Wake the idle slots for which a trial waits."""
-        places = self.places
+        places = self.all_places
         for slot in self.usable:
             if slot.answer is not None or not self._queue.has_task(slot.place, places):
                 continue
@@ -196,7 +205,7 @@ class SlotPool:
         for other in self.running:
             if other.task:
                 self._failures.record_running(other.task.trial, other.place, time.monotonic() - other.began)
-        if len(self.usable) > 1 and self._failures.is_suspect(slot.place):
+        if len(self.all_places) > 1 and self._failures.is_suspect(slot.place):
             due = time.monotonic() + 2 * CHECK_SECONDS  # no signal ends a process that waits for a GPU that hangs
             slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote(), due=due)
             return False
@@ -206,7 +215,7 @@ class SlotPool:
 
     def _note_avoided(self, slot: Slot) -> None:
         """Log that a slot gets no trial for now, when this begins."""
-        was_avoided, slot.is_avoided = slot.is_avoided, self._failures.avoids(slot.place, self.places)
+        was_avoided, slot.is_avoided = slot.is_avoided, self._failures.avoids(slot.place, self.all_places)
         if slot.is_avoided and not was_avoided:
             count = self._failures.failures_in_a_row(slot.place)
             log.warning("%s gets no trial while others succeed: %d trials in a row failed there", slot, count)
@@ -220,7 +229,7 @@ class SlotPool:
             return False
         count, finished = self._failures.failures_in_a_row(slot.place), self._failures.finished_elsewhere(slot.place)
         found = f"; check of its GPU: {check.finding}" if slot.place.gpu else ""
-        if len(self.usable) > 1 and (check.is_broken or self._failures.is_likely_broken(slot.place)):
+        if len(self.all_places) > 1 and (check.is_broken or self._failures.is_likely_broken(slot.place)):
             self._retire(
                 slot,
                 f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere or "
@@ -284,7 +293,7 @@ class SlotPool:
         Raises:
             UserError: none starts.
         """
-        if not all(slot.is_late for slot in self.usable):
+        if not all(slot.is_late for slot in self.usable if slot.worker is not None or slot.has_started):
             return
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         if self.known_places or not any(node["Alive"] for node in nodes):

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.shared_order import SharedOrder
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import remaining_seconds, start_order
 from trainyard.planning.sweep_state import Task, TaskSource
@@ -73,11 +74,13 @@ class TrialQueue:
         *,
         limits: TimeLimits,
         failures: FailurePolicy,
+        order: SharedOrder,
         source: TaskSource | None,
         predict: Predict | None,
         may_end_early: bool = False,
     ) -> None:
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
+        self._order = order
         self._may_end_early = may_end_early
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
@@ -100,16 +103,79 @@ class TrialQueue:
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
         self._attempts[task.trial] += 1
-        return len(task.earlier) + 1
+        return task.earlier[-1].number + 1 if task.earlier else 1
 
-    def take(self, place: SlotLocation, others: Sequence[SlotLocation]) -> Task | None:
-        """The next task for a slot, if there is one for it; `others` are the places of all slots."""
+    def take(
+        self, place: SlotLocation, places: Sequence[SlotLocation], elsewhere: Sequence[SlotLocation] = ()
+    ) -> Task | None:
+        """The next task for a slot, if there is one for it; `places` are those of all slots here."""
+        others = [*places, *elsewhere]
         if self._failures.avoids(place, others):
             return None
-        if task := self._find(place, others):
-            self._tasks.remove(task)
-            return task
-        return self._source.next_task() if self._source and self._may_suggest() else None
+        while task := self._find(place, others):
+            if self._claim(task, slots=len(places)):
+                self._tasks.remove(task)
+                return self._order.claimed(task)
+        while self._source and self._may_suggest() and (task := self._source.next_task()):
+            if self._order.is_mine(task.trial) or self._order.claim([task.trial]):
+                return self._order.claimed(task)
+        return None
+
+    def _claim(self, task: Task, *, slots: int) -> bool:
+        """Claim a task, and some of those that follow it; False if another job has it."""
+        if self._order.is_mine(task.trial):
+            return True
+        others = [each.trial for each in self._tasks if each is not task and not self._order.is_mine(each.trial)]
+        mean = sum(self._finished.values()) / len(self._finished) if self._finished else task.expected_seconds
+        size = self._order.batch(1 + len(others), slots, mean)
+        is_claimed = self._order.claim([task.trial, *others[: size - 1]])
+        self._take_changes()
+        return is_claimed
+
+    def _take_changes(self) -> bool:
+        """Remove the tasks that other jobs have claimed, and add those that they have given back, if any."""
+        taken, opened = self._order.take_changes()
+        if taken:
+            self._tasks = deque(task for task in self._tasks if task.trial not in taken)
+        if opened:
+            known = {task.trial for task in self._tasks}
+            self._tasks.extend(task for task in opened if task.trial not in known)
+        return bool(opened)
+
+    def poll(self) -> bool:
+        """Look at what other jobs do, every few seconds; returns whether they have given tasks back."""
+        self._order.poll()
+        return self._take_changes()
+
+    def await_others(self) -> bool:
+        """Wait until it is known that other jobs run the trials that are left; returns whether tasks wait."""
+        if not self.is_closed:
+            self._order.await_others()
+            self._take_changes()
+        return self.waiting > 0
+
+    def is_left_to_others(self, places: Sequence[SlotLocation], others: Sequence[SlotLocation]) -> bool:
+        """Whether all waiting tasks have time to run, but other jobs have better places for them."""
+        if self.is_closed or self._remaining or not others:
+            return False
+        all_places = [*places, *others]
+        is_left = all(
+            self._is_worthwhile(task) and all(self._is_kept_back(task, place, all_places) for place in places)
+            for task in self._tasks
+        )
+        if is_left:
+            self._order.leave_to_others(task.trial for task in self._tasks)
+        return is_left
+
+    def _is_kept_back(self, task: Task, place: SlotLocation, others: Sequence[SlotLocation]) -> bool:
+        return self._failures.avoids(place, others) or not self._failures.allows(task.trial, place, others)
+
+    def retry(self, task: Task, places: Sequence[SlotLocation], others: Sequence[SlotLocation]) -> None:
+        """Add a failed task at the end, or give it back if only other jobs have a better place for it."""
+        if others and not any(self._failures.allows(task.trial, place, [*places, *others]) for place in places):
+            self._order.release(task.trial)
+        else:
+            self.add([task])
 
     def has_task(self, place: SlotLocation, others: Sequence[SlotLocation]) -> bool:
         """Whether `take` has a task for a slot."""

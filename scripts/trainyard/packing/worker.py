@@ -38,6 +38,7 @@ from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_prog
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.utils.errors import Diverged, UserError
+from trainyard.utils.files import copy_matching
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
 
@@ -146,6 +147,8 @@ class Worker:
         """Run a trial; an exception is a failure."""
         self._began = time.perf_counter()  # of the trial, as if it had not been interrupted
         try:
+            if request.taken_over:
+                self._copy_checkpoints(*request.taken_over, request)
             match request.spec:
                 case Train() as spec:
                     return (yield from self._train(spec, request))
@@ -169,6 +172,12 @@ class Worker:
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
 
+    def _copy_checkpoints(self, folder: Path, checkpoints: Path, request: TrialRequest) -> None:
+        """Copy the checkpoints of a job that may still write into these folders, unless that was done before."""
+        copy_matching(checkpoints, "*", request.checkpoints)
+        if self._setup.checkpoint:
+            copy_matching(folder, self._setup.checkpoint, request.folder)
+
     def _run_command(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +200,6 @@ class Worker:
             }
             start = Path(setup.cwd) if setup.trial_workdirs else None
             resume = setup.resume if checkpoint else None
-            earlier = range(1, request.attempt) if checkpoint else range(0)
             run = ProgramRun(
                 command=held.enter_context(trial_command(spec, placeholders, resume=resume, start=start)),
                 cwd=str(folder) if setup.trial_workdirs else setup.cwd,
@@ -205,7 +213,7 @@ class Worker:
                 deadline=request.deadline,
                 grace_seconds=setup.grace_seconds,
                 stop_request=self._stop_request,
-                earlier_outputs=tuple(folder / output_name(number) for number in reversed(earlier)),
+                earlier_outputs=request.earlier_outputs if checkpoint else (),
             )
             return (yield from run_user_program(run, self._guard))
 

@@ -10,7 +10,7 @@ as long as the start of a slot's worker process. Jobs are charged in units: GPUs
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "finished", "stopped", "diverged", "failed", "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
-               "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted")  # fmt: skip
+               "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted", "session",
+               "order_job")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
 KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Strategy:
     makespan_seconds: float  # from the start of the first trial to the end of the last
     makespan_lower_bound_seconds: float  # on as many slots
     startup_unit_seconds: float  # once per job or slot; a part of the wasted ones
+    slots: int  # at the same time, at most
     basis: str
 
 
@@ -120,6 +122,7 @@ def make_strategy(
         makespan_seconds=makespan,
         makespan_lower_bound_seconds=lower_bound(durations, slots),
         startup_unit_seconds=startup_unit_seconds,
+        slots=slots,
         basis=basis,
     )
 
@@ -140,12 +143,14 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     """One row per job of a sweep, with its prediction and its measurements; times in seconds.
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count the attempts that the job started;
-    `failed` includes unreadable output. `gap` is measured over predicted seconds, less one, for jobs that ended all
+    `failed` includes unreadable output. The prediction is of the whole sweep, so the measured seconds end with the last
+    trial of all jobs that ran at the same time; `gap` is measured over predicted seconds, less one, if these ended all
     predicted trials. GPU-seconds of the allocated GPUs (in a sweep without GPUs, CPU-seconds) are split into `running`
     (the `seconds` of attempts with a result or that diverged, and what these continued of interrupted ones), `failed`
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
-    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before
-    them that started no trial.
+    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before or
+    beside them that started no trial. In a sweep with several jobs, the slots of each begin with the number `order_job`
+    times `slots`.
     """
     import pandas as pd
 
@@ -162,6 +167,7 @@ class _MeasuredJob:
     state: SweepState
     run: Session
     record: JobRecord | None
+    beside: Sequence[Session]  # the runs at the same time, including this one
 
     def row(self, kept: KeptSeconds) -> dict[str, Any]:
         info, record = self.run.info, self.record
@@ -186,11 +192,16 @@ class _MeasuredJob:
             **self._unit_seconds(kept),
             "basis": self.basis,
             "counted": self.is_counted,
+            "session": self.run.name,
+            "order_job": self.run.order_job,
         }
 
     def attempts(self) -> list[Attempt]:
-        started, attempts = self.run.attempts, self.state.attempts
-        return [each for name, number in started for each in attempts.get(name, ()) if each.number == number]
+        return self._attempts_of(self.run)
+
+    def _attempts_of(self, run: Session) -> list[Attempt]:
+        attempts = self.state.attempts
+        return [each for name, number in run.attempts for each in attempts.get(name, ()) if each.number == number]
 
     def _counts(self) -> dict[str, int]:
         outcomes = [each.outcome for each in self.attempts()]
@@ -205,8 +216,10 @@ class _MeasuredJob:
         }
 
     def _measured(self) -> dict[str, float | None]:
-        run, attempts, predicted = self.run, self.attempts(), self.run.info.predicted_seconds
-        measured = run.last_end - run.first_start if run.first_start and run.last_end and attempts else None
+        run, predicted = self.run, self.run.info.predicted_seconds
+        last_end = max(each.last_end for each in self.beside) if run.last_end and self.attempts() else None
+        measured = last_end - run.first_start if last_end and run.first_start else None
+        attempts = [each for other in self.beside for each in self._attempts_of(other) if each.end >= run.start]
         is_complete = len({each.trial for each in attempts if each.outcome in FINAL}) == run.info.pending
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}
@@ -267,11 +280,12 @@ class _MeasuredJob:
     def is_counted(self) -> bool:
         """Whether some attempt of the job has not been overruled by `retrain`.
 
-        A job that had trials to run and started none, as for lack of walltime, counts if the next attempt does.
+        A job that had trials to run and started none, as for lack of walltime or because other jobs took them, counts
+        if the attempt does that ran then, or else the next one.
         """
         attempts = self.attempts()
         if not self.run.attempts and self.run.info.pending:
-            later = (each for every in self.state.attempts.values() for each in every if each.start >= self.run.start)
+            later = (each for every in self.state.attempts.values() for each in every if each.end >= self.run.start)
             attempts = sorted(later, key=lambda each: each.start)[:1]
         current = [each for each in attempts if each.trial in self.state.trials]
         return any(each.generation >= self.state.sweep.retrain for each in current)
@@ -280,7 +294,15 @@ class _MeasuredJob:
 def _measured_jobs(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:
     """The jobs of some runs. A record is about the last run of a requeued job; the journal has the others."""
     last = {run.info.job: run for run in runs}
-    return [_MeasuredJob(state, run, records.get(run.info.job) if run is last[run.info.job] else None) for run in runs]
+    return [
+        _MeasuredJob(
+            state,
+            run,
+            records.get(run.info.job) if run is last[run.info.job] else None,
+            [other for other in runs if other.start <= run.end and run.start <= other.end],
+        )
+        for run in runs
+    ]
 
 
 def _basis(record: JobRecord | None) -> str:
@@ -310,17 +332,36 @@ def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running
     requested = [RequestedJob(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
     is_requested = all(job.requested_seconds for job in jobs)
     runs = [job.run for job in jobs]
+    busy = [(run.first_start, run.last_end) for run in runs if run.first_start and run.last_end]
     return make_strategy(
         "packed",
         requested,
         durations,
         running_unit_seconds=running,
-        units_total=max((job.units for job in jobs), default=0),
-        slots=max((run.info.slots or 1 for run in runs), default=1),
-        makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
+        units_total=_most_at_once(runs, [job.units for job in jobs]),
+        slots=max(1, _most_at_once(runs, [run.info.slots or 1 for run in runs])),
+        makespan=covered_seconds(busy),
         startup_unit_seconds=sum(job.startup_seconds * job.units for job in jobs),
         basis=(jobs[-1].basis if jobs else _basis(None)) + ("" if is_requested else NOT_REQUESTED),
     )
+
+
+def _most_at_once(runs: Sequence[Session], amounts: Sequence[int]) -> int:
+    """The largest sum of the amounts of runs at the same time."""
+    at = (
+        sum(amount for other, amount in zip(runs, amounts, strict=True) if other.start <= run.start <= other.end)
+        for run in runs
+    )
+    return max(at, default=0)
+
+
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """The seconds that one of these spans covers, or several."""
+    covered, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered
 
 
 def strategies_table(rows: Sequence[Strategy], unit: Unit = "GPU") -> "pd.DataFrame":

@@ -1,19 +1,24 @@
-"""The fold of a sweep's journal: attempts at trials, runs of the driver, and what else its events record."""
+"""The fold of a sweep's journals: attempts at trials, runs of the driver, and what else their events record."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
+from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import (
+    OLD_JOURNAL,
+    SESSIONS,
     Ended,
     Epoch,
     Event,
     FlopsCounted,
     GpuFraction,
+    Left,
     Location,
     MicroBatchHalved,
+    Released,
     Reread,
     Resumed,
     SessionStarted,
@@ -22,6 +27,7 @@ from trainyard.planning.journal import (
     Suggested,
     TrialEvent,
     decode,
+    journal_files,
 )
 from trainyard.programs.metrics import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
@@ -38,6 +44,7 @@ class Attempt:
     end: float
     location: Location = field(default_factory=Location)
     generation: int = 0  # the `retrain` number it ran for
+    takeover: int | None = None  # as in `Started`
     expected_seconds: float | None = None  # predicted at its start
     gpus_per_trial: float = 1.0
     outcome: TrialStatus = TrialStatus.RUNNING
@@ -54,6 +61,8 @@ class Attempt:
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it
     stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
+    exit_code: int | None = None  # of its program
+    is_retried: bool = False  # whether it failed, and the trial is run again
 
 
 Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
@@ -78,14 +87,15 @@ def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
             event.time,
             location=event.location,
             generation=event.generation,
+            takeover=event.takeover,
             expected_seconds=event.expected_seconds,
             gpus_per_trial=event.gpus_per_trial,
         )
         return found[key]
     if key not in found:  # its start is damaged
-        before = found.get((event.trial, event.attempt - 1))
+        before = found.get((event.trial, event.attempt - 1), Attempt(event.trial, 0, 0.0, 0.0))
         start = event.time - (event.seconds or 0.0 if isinstance(event, Ended) else 0.0)
-        found[key] = Attempt(*key, start, start, generation=before.generation if before else 0)
+        found[key] = Attempt(*key, start, start, generation=before.generation, takeover=before.takeover)
     _apply(found[key], event)
     return found[key]
 
@@ -125,6 +135,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.error = event.error or event.why or ""
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
+    attempt.exit_code, attempt.is_retried = event.exit_code, bool(event.retried)
     attempt.metrics = event.metrics or {}
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
     attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
@@ -132,44 +143,151 @@ def _end(attempt: Attempt, event: Ended) -> None:
 
 
 class Fold:
-    """What is known about a sweep by its journal; `update` reads the lines that were appended since."""
+    """What is known about a sweep by its journals and claims; `update` reads what was appended since."""
 
-    def __init__(self, path: Path) -> None:
-        self._reader = Reader(path, decode)
+    def __init__(self, folder: Path) -> None:
+        """`folder`: of the sweep."""
+        self._folder = folder
+        self._returned: dict[str, int] = {}  # events that `news` has returned, by session
         self._reset()
 
     def _reset(self) -> None:
+        self.claims = ClaimLog(self._folder)
         self.attempts: Attempts = {}
-        self.sessions: list[Session] = []
-        self.suggested: list[Suggested] = []
         self.flops: dict[str, float] = {}  # FLOPs by trial
         self.gpu_fraction: GpuFraction | None = None  # for `gpus_per_trial: auto`
+        self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
+        self.left = {""}  # sessions that have ended as they should, and the runs of old versions
+        self.closed: set[tuple[str, str]] = set()  # trials that have ended for good, with the session that ran them
+        self.failed: dict[tuple[str, str], float] = {}  # when a trial failed for good in a session
+        self._readers: dict[str, Reader[Event]] = {}  # by session
+        self._closed: set[str] = set()  # sessions of which nothing more is to be read
+        self._runs: dict[str, list[Session]] = {}  # of the driver, by session: one each, but for old versions
+        self._suggested: list[Suggested] = []  # by old versions
+        self._counts: dict[str, int] = {}  # events that were read, by session
+        self._rereads: list[Reread] = []  # of attempts whose end was not read yet
+        self._reread_at: dict[tuple[str, int], float] = {}  # by attempt: time of the reread that counts
+
+    @property
+    def sessions(self) -> list["Session"]:
+        """The runs of the driver, by their start."""
+        return sorted((run for runs in self._runs.values() for run in runs), key=lambda run: run.start)
+
+    @property
+    def suggested(self) -> list[Suggested]:
+        """The configurations that searches have drawn, in order."""
+        return [*self._suggested, *self.claims.draws]
+
+    def run_of(self, session: str) -> "Session | None":
+        """The run of the driver in a session; None if it has recorded no start."""
+        return next(iter(self._runs.get(session, ())), None)
+
+    def read_bytes(self, session: str) -> int:
+        """How many bytes of a session's journal were read."""
+        return self._readers[session].offset if session in self._readers else 0
+
+    def sessions_of(self, run: str) -> list[str]:
+        """The sessions that a run of Snakemake has started."""
+        return [name for name, runs in self._runs.items() if runs and runs[0].info.run == run]
+
+    def behind(self) -> set[str]:
+        """The sessions that were given up and whose journals are not read up to where they count."""
+        return {name for name, fence in self.claims.fences.items() if self.read_bytes(name) < fence.bytes}
 
     def update(self) -> "Fold":
-        """Read the new lines; all lines, if the journal was replaced."""
-        if self._reader.restarts():
-            self._reset()
-        for event in self._reader.new():
-            self._apply(event)
+        """Read the new entries and lines; everything, if a file was replaced or counts in part only."""
+        self.news()
         return self
 
-    def _apply(self, event: Event) -> None:
-        update_sessions(self.sessions, event)
+    def news(self) -> list[tuple[str, Event]]:
+        """The same; returns the events that were read for the first time, each with its session, in its order."""
+        self.claims.read()
+        if not self._find_journals():
+            self._reset()
+            self.claims.read()
+            self._find_journals()
+        events = [(name, event) for name in self._open_journals() for event in self._read(name)]
+        fenced = {name for name, fence in self.claims.fences.items() if self.read_bytes(name) >= fence.bytes}
+        for name in (self.left | fenced) - self._closed:
+            self._close(name)
+            self._closed |= {name} - {""}
+        waiting, self._rereads = self._rereads, []
+        for reread in waiting:
+            self._apply(None, reread)
+        return events
+
+    def _find_journals(self) -> bool:
+        """Find new journals; returns whether what was read of the others is still there, and counts."""
+        files = {path.name.removesuffix(".jsonl"): path for path in journal_files(self._folder)}
+        if OLD_JOURNAL.removesuffix(".jsonl") in files:
+            files[""] = files.pop(OLD_JOURNAL.removesuffix(".jsonl"))
+        named = self.claims.sessions - files.keys()  # a network file system may list them late
+        files |= {name: self._folder / SESSIONS / f"{name}.jsonl" for name in named}
+        for name in files.keys() - self._readers.keys():
+            self._readers[name] = Reader(files[name], decode)
+            self._readers[name].restarts()
+        is_cut = any(self.read_bytes(name) > fence.bytes for name, fence in self.claims.fences.items())
+        is_lost = any(self._readers[name].restarts() for name in self._open_journals())
+        return not is_cut and not is_lost and self._readers.keys() <= files.keys()
+
+    def _open_journals(self) -> list[str]:
+        return [name for name in self._readers if name not in self._closed]
+
+    def _read(self, session: str) -> Iterator[Event]:
+        """Apply the new events of a session; returns those that an earlier call has not returned."""
+        fence = self.claims.fences.get(session)
+        for event in self._readers[session].new(limit=fence.bytes if fence else None):
+            update_sessions(self._runs.setdefault(session, []), event, name=session)
+            self._apply(session, event)
+            self._counts[session] = count = self._counts.get(session, 0) + 1
+            if count > self._returned.get(session, 0):
+                self._returned[session] = count
+                yield event
+
+    def _apply(self, session: str | None, event: Event) -> None:
         match event:
+            case Reread() if session != "":
+                key = (event.trial, event.attempt)
+                if key not in self.attempts or self.attempts[key].outcome is TrialStatus.RUNNING:
+                    self._rereads.append(event)  # the session with its end is still to be read
+                elif event.time >= self._reread_at.get(key, 0.0):
+                    self._reread_at[key] = event.time
+                    update_attempts(self.attempts, event)
+            case Ended(trial=trial, retried=retried):
+                update_attempts(self.attempts, event)
+                if not retried and event.status is not TrialStatus.INTERRUPTED:
+                    self.closed.add((trial, session or ""))
+                    if event.status is TrialStatus.FAILED:
+                        self.failed[trial, session or ""] = event.time
             case TrialEvent():
                 update_attempts(self.attempts, event)
+            case Released():
+                self.released.add((event.trial, event.claim))
+            case Left():
+                self.left.add(session or "")
             case Suggested():
-                self.suggested.append(event)
+                self._suggested.append(event)
             case FlopsCounted(flops=flops):
                 self.flops |= flops
             case GpuFraction():
-                self.gpu_fraction = event
+                if self.gpu_fraction is None or event.time >= self.gpu_fraction.time:
+                    self.gpu_fraction = event
+
+    def _close(self, session: str) -> None:
+        """End the attempts that a session that has ended left open, as interrupted at their last event or output."""
+        fence = self.claims.fences.get(session)
+        for run in self._runs.get(session, ()):
+            for trial, number in sorted(run.opened):
+                end = max(self.attempts[trial, number].end, fence.ends.get(trial, 0.0) if fence else 0.0)
+                ended = Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, ended=end)
+                update_attempts(self.attempts, ended)
+                update_sessions([run], ended)
 
 
 def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     """Attempts of each trial, oldest first."""
     grouped: dict[str, list[Attempt]] = {}
-    for attempt in attempts:
+    for attempt in sorted(attempts, key=lambda each: each.number):
         grouped.setdefault(attempt.trial, []).append(attempt)
     return grouped
 
@@ -297,11 +415,18 @@ class Session:
     """One run of the driver: one Slurm job, or one process on a machine without Slurm."""
 
     info: SessionStarted
+    name: str = field(default="", compare=False)  # as its journal's; "" in the one journal of old versions
     first_start: float | None = None  # of the first trial, Unix seconds
     last_end: float = 0.0  # of a trial
     end: float = 0.0  # time of the last event
     attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
+    opened: set[tuple[str, int]] = field(default_factory=set)  # those without an end
     slot_startups: list[float] = field(default_factory=list)  # seconds in which a slot's worker process started
+
+    @property
+    def order_job(self) -> int:
+        """The number of this job in a sweep with several."""
+        return int(self.name.partition("-")[0] or 0)
 
     @property
     def start(self) -> float:
@@ -314,21 +439,23 @@ class Session:
         return None if self.first_start is None else self.first_start - self.start
 
 
-def update_sessions(found: list[Session], event: Event) -> None:
-    """Apply one more event to the runs of the driver."""
+def update_sessions(found: list[Session], event: Event, *, name: str = "") -> None:
+    """Apply one more event to the runs of the driver; `name` is that of the session."""
     if isinstance(event, SessionStarted):
-        found.append(Session(event, end=event.time))
+        found.append(Session(event, name, end=event.time))
         return
-    if not found or isinstance(event, Reread):  # which a later run records, possibly without a session of its own
+    if not found or isinstance(event, Reread):  # of an attempt in an earlier run
         return
     session, end = found[-1], event.time
     match event:
         case Started():
             session.attempts.append((event.trial, event.attempt))
+            session.opened.add((event.trial, event.attempt))
             session.first_start = session.first_start or event.time
         case Ended():
             end = event.ended or event.time  # the end of an attempt whose driver was killed is recorded by the next one
             session.last_end = max(session.last_end, end)
+            session.opened.discard((event.trial, event.attempt))
         case GpuFraction(slots=slots, gpus_per_trial=share):
             session.info = replace(session.info, slots=slots, gpus_per_trial=share)
         case SlotStarted():

@@ -69,6 +69,11 @@ class DurationForecast:
         return sorted(makespan(draw, slots) for draw in draws.tolist())
 
     @property
+    def longest_samples(self) -> list[float]:
+        """Equally probable durations of the longest pending trial, ascending; empty without evidence."""
+        return sorted(self._prediction.draws.max(axis=1).tolist()) if self._prediction else []
+
+    @property
     def serial_seconds(self) -> float:
         """The pending trials one after another, each as long as the longest measured one, or as expected if longer."""
         longest = max([self._state.longest_interrupted_seconds, *self._state.measured_seconds.values()])

@@ -10,6 +10,7 @@ from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Ended, Epoch, TrialEvent
 
 
 class EarlyStoppingRule:
@@ -41,6 +42,23 @@ class EarlyStoppingRule:
             return ""
         epoch = int(row["epoch"])
         return self._judge_asha(trial, epoch) if self._stop.method == "asha" else self._judge_median(trial, epoch)
+
+    def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
+        """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
+        if self._metric not in row:
+            return False
+        epoch = int(row["epoch"])
+        if self._stop.method == "median":
+            return epoch >= self._stop.grace_period
+        return (rung := self._rung_at(epoch)) > 0 and (trial, rung) not in self._judged
+
+    def note_elsewhere(self, event: TrialEvent) -> None:
+        """Record an event of a trial in another job, which its own job has judged."""
+        match event:
+            case Epoch(metrics=row):
+                self._record(event.trial, row)
+            case Ended(status=TrialStatus.DIVERGED):
+                self.diverged(event.trial)
 
     def diverged(self, trial: str) -> None:
         """Record that a trial has diverged: it counts as the worst where it would have been judged next."""

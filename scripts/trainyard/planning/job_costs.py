@@ -116,13 +116,13 @@ def _are_fitted(study: Trees, folder: Path, results: Path) -> bool:
 
 
 def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) -> PlannedJob:
-    """The job of a sweep that is submitted."""
+    """The jobs of a sweep that are submitted."""
     request = plan.request
     low, high = request.predicted_range or (None, None)
     asked = request.requested_hours if has_scheduler else None
     return PlannedJob(
         strategy="packed",
-        jobs=request.jobs,
+        jobs=request.all_jobs,
         nodes=request.slots.nodes,
         walltime_minutes=request.walltime_minutes if has_scheduler else None,
         predicted_seconds=request.predicted_seconds,
@@ -244,20 +244,20 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     others = estimate_others(durations, units_per_trial=share, startup=startup, basis="predicted")
     packed = make_strategy(
         "packed",
-        [RequestedJob(60.0 * request.walltime_minutes, request.slots.units)] * request.jobs,
+        [RequestedJob(60.0 * request.walltime_minutes, request.slots.units)] * request.all_jobs,
         durations,
         running_unit_seconds=sum(durations) * share,
-        units_total=request.slots.units,
-        slots=request.slots.count,
+        units_total=request.slots.units * request.parallel_jobs,
+        slots=request.slot_count,
         makespan=request.predicted_seconds,
-        startup_unit_seconds=request.slots.units * plan.state.startup_seconds * request.jobs,
+        startup_unit_seconds=request.slots.units * plan.state.startup_seconds * request.all_jobs,
         basis="predicted",
     )
     return [*others, packed]
 
 
 def summarize_plan(plan: Plan) -> str:
-    """The work, the request and the predicted time of a sweep's job: one line for `snakemake -n`."""
+    """The work, the request and the predicted time of a sweep's jobs: one line for `snakemake -n`."""
     state, slots = plan.state, plan.request.slots
     again = ", ".join(_describe_again(plan.state))
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
@@ -266,6 +266,8 @@ def summarize_plan(plan: Plan) -> str:
     if not state.unfinished:
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
+    if slots.jobs > 1:
+        requested = f"{count_of(plan.request.parallel_jobs, 'job')} with {requested}"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
     most = f"of at most {limit.count}"
@@ -314,12 +316,17 @@ def summarize_cost(plan: Plan) -> str:
     used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
     cost = "" if plan.price is None else f" (costs {(request.used_hours or hours) * plan.price:.2f})"
     parts = [f"{hours:.3g} {unit} requested{used}{cost}"]
+    if request.slots.jobs > 1:
+        units = count_of(request.slots.units, request.slots.unit)
+        size = f"{units} x {request.walltime_minutes} min"
+        parts[0] = f"asks for {count_of(request.parallel_jobs, 'job')} of {size}: {parts[0]}"
     if request.too_long:
         count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
         parts.append(f"{count}: {request.too_long_message}")
     if request.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
-        parts.append(f"{request.jobs} jobs one after another, because a job may take at most {limit}")
+        of_each = " for each of these" if request.parallel_jobs > 1 else ""
+        parts.append(f"{request.jobs} jobs one after another{of_each}, because a job may take at most {limit}")
     for each in compare_planned_strategies(plan)[:-1]:
         is_array = each.strategy == "job_array"
         kind = f"{count_of(each.jobs, 'task')} of an array" if is_array else count_of(each.jobs, "separate job")

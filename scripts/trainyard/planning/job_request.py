@@ -1,4 +1,4 @@
-"""The Slurm job that a sweep requests: number of GPUs or CPUs, walltime, and number of consecutive jobs."""
+"""The Slurm jobs that a sweep requests: GPUs or CPUs, walltime, and number of parallel and of consecutive jobs."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,19 +22,31 @@ UNPROVEN_MARGIN_SECONDS: Final = 60.0  # before the driver starts and after the 
 END_SECONDS: Final = 15.0  # to shut down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of the predicted range of the makespan
 WALLTIME_QUANTILE: Final = 0.99  # of the makespan, covered by the walltime
+SHARE_FACTOR: Final = 1.5  # of its share of the work, covered by the walltime of one of several jobs
 
 
 @dataclass(frozen=True)
 class GpuOption:
     """Nodes and GPUs (or slots on CPUs) that can be requested, with their predicted time and cost."""
 
-    slots: Slots
-    unit_seconds: float  # GPU-seconds, or CPU-seconds, from the start of the job to the end of the last trial
+    slots: Slots  # of a job
+    unit_seconds: float  # GPU-seconds, or CPU-seconds, from the start of the jobs to the end of the last trial
+    parallel_jobs: int = 1
 
     @property
     def seconds(self) -> float:
-        """From the start of the job to the end of the last trial."""
-        return self.unit_seconds / self.slots.units
+        """From the start of the jobs to the end of the last trial."""
+        return self.unit_seconds / (self.slots.units * self.parallel_jobs)
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of all parallel jobs."""
+        return self.slots.count * self.parallel_jobs
+
+
+def useful_jobs(slots: Slots, trials: int) -> int:
+    """How many jobs with these slots find a trial to take: at least one, at most those of the config."""
+    return max(1, min(slots.jobs, math.ceil(trials / slots.count)))
 
 
 def list_options(durations: Sequence[float], limit: Slots, *, startup: float) -> list[GpuOption]:
@@ -44,8 +56,10 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
     """
     found = []
     for slots in _sizes(limit):
-        found.append(GpuOption(slots, (makespan(durations, slots.count) + startup) * slots.units))
-        if slots.count >= len(durations):
+        jobs = useful_jobs(slots, len(durations))
+        seconds = makespan(durations, slots.count * jobs) + startup
+        found.append(GpuOption(slots, seconds * slots.units * jobs, jobs))
+        if slots.count * jobs >= len(durations):
             break
     return found
 
@@ -112,7 +126,7 @@ class JobRequest:
 
     @cached_property
     def slots(self) -> Slots:
-        """The config's slots; with a goal, the number up to these that is best for the goal.
+        """The slots of a job: the config's; with a goal, the number up to these that is best for the goal.
 
         A job that only writes tables has one CPU.
         """
@@ -123,6 +137,16 @@ class JobRequest:
             return limit
         deadline = sweep.deadline_seconds if self._forecast.seconds else None
         return choose_option(self.options, sweep.goal, deadline=deadline, max_seconds=self._max_seconds).slots
+
+    @property
+    def parallel_jobs(self) -> int:
+        """Jobs that share the pending trials, as many as can start at the same time."""
+        return useful_jobs(self.slots, len(self._forecast.pending))
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of all parallel jobs."""
+        return self.slots.count * self.parallel_jobs
 
     @property
     def misses_deadline(self) -> bool:
@@ -144,13 +168,13 @@ class JobRequest:
 
     def _max_seconds(self, option: GpuOption) -> float:
         """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""
-        samples = self._forecast.makespan_samples(option.slots.count)
+        samples = self._forecast.makespan_samples(option.slot_count)
         return self._state.startup_seconds + (_quantile(samples, WALLTIME_QUANTILE) if samples else math.inf)
 
     @property
     def predicted_seconds(self) -> float | None:
         """Makespan of the pending trials, without the start-up; None without evidence."""
-        return self._forecast.makespan(self.slots.count)
+        return self._forecast.makespan(self.slot_count)
 
     @cached_property
     def predicted_range(self) -> tuple[float, float] | None:
@@ -163,19 +187,23 @@ class JobRequest:
 
     @cached_property
     def sure_seconds(self) -> float | None:
-        """The makespan that the walltime must cover; None without evidence.
+        """The seconds of training that the walltime must cover, those of the makespan; None without evidence.
 
         It never exceeds the trials one after another: few trials are weak evidence for the others, and a job that waits
-        long for an absurd walltime is worse than a second one.
+        long for an absurd walltime is worse than a second one. Short jobs start sooner in a crowded queue: one of
+        several covers its share of the work and the longest trial, and does not wait for the others.
         """
         if self.predicted_range is None:
             return None
         likely = max(_quantile(self._samples, WALLTIME_QUANTILE), self.predicted_range[1])
+        if self.parallel_jobs > 1:
+            share = sum(self._forecast.seconds.values()) / self.slot_count
+            likely = max(_quantile(self._forecast.longest_samples, WALLTIME_QUANTILE), SHARE_FACTOR * share)
         return min(likely, self._forecast.serial_seconds)
 
     @cached_property
     def _samples(self) -> list[float]:
-        return self._forecast.makespan_samples(self.slots.count)
+        return self._forecast.makespan_samples(self.slot_count)
 
     @property
     def margin_seconds(self) -> float:
@@ -204,7 +232,7 @@ class JobRequest:
 
     @property
     def jobs(self) -> int:
-        """Jobs, one after another, that the pending trials take: more than one if the walltime is limited.
+        """Jobs, one after another, that each parallel job takes: more than one if the walltime is limited.
 
         Each job has its own start-up and margins. It resumes the trials that the previous one interrupted; trials that
         cannot resume must end within one job, and start longest first.
@@ -217,7 +245,12 @@ class JobRequest:
             return math.ceil(self.predicted_range[1] / useful)
         longer = self.predicted_range[1] / expected
         durations = [longer * seconds for seconds in forecast.durations(forecast.pending)]
-        return jobs_needed(durations, self.slots.count, seconds=useful)
+        return jobs_needed(durations, self.slot_count, seconds=useful)
+
+    @property
+    def all_jobs(self) -> int:
+        """All parallel and consecutive jobs."""
+        return self.parallel_jobs * self.jobs
 
     @property
     def _useful_seconds(self) -> float:
@@ -260,12 +293,13 @@ class JobRequest:
         """GPU-hours (without GPUs, CPU-hours) that the pending trials use, with start-ups; None without evidence."""
         if self.predicted_seconds is None:
             return None
-        return self.slots.units * (self.predicted_seconds + self.jobs * self._state.startup_seconds) / 3600
+        seconds = self.predicted_seconds + self.jobs * self._state.startup_seconds
+        return self.slots.units * self.parallel_jobs * seconds / 3600
 
     @property
     def requested_hours(self) -> float:
         """GPU-hours of all jobs by their requested walltimes; without GPUs, CPU-hours."""
-        return self.slots.units * self.jobs * self.walltime_minutes / 60
+        return self.slots.units * self.all_jobs * self.walltime_minutes / 60
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:

@@ -1,28 +1,29 @@
-"""The journal of a sweep: its events, their encoding as JSON lines, and how the driver records them.
+"""The journal of a sweep: its events, their encoding as JSON lines, and how a driver records them.
 
-The one driver that holds the lock appends a line per event; lines are never rewritten. Everything known about trials is
-a fold over the journal (`attempts.Fold`): the pending set, `trials.csv`, `timeline.csv`, the Gantt chart, the live
-status and the evidence for the next plan.
+Each run of a driver, a session, appends a line per event to a file of its own, `sessions/<session>.jsonl`; lines are
+never rewritten. Everything known about trials is a fold over these files and the log of claims (`attempts.Fold`): the
+pending set, `trials.csv`, `timeline.csv`, the Gantt chart, the live status and the evidence for the next plan. Before,
+there was one file for all runs, `journal.jsonl`, which is still read.
 
     {"event":"started","time":1730000000.0,"trial":"3f2a...","attempt":1,"generation":0,"values":{"lr":0.1},...}
 
 Fields of an event are named as in the journal, where they are kept in the order of their definition.
 """
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_origin
 
-from trainyard.cluster import slurm_queries
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.programs.runner import CheckpointFile
-from trainyard.utils.event_log import EventLog, read_clock, read_decoded
-from trainyard.utils.locks import Holder, HolderRecord, hold, hold_record
+from trainyard.utils.errors import StorageError, storage_errors
+from trainyard.utils.event_log import EventLog, read_clock
+from trainyard.utils.locks import Holder
 
-log = logging.getLogger(__name__)
+OLD_JOURNAL: Final = "journal.jsonl"  # of all runs, until each had its own
+SESSIONS: Final = "sessions"
 Row = dict[str, Any]  # metrics by name
 
 
@@ -58,8 +59,9 @@ class TrialEvent(Event):
 class Started(TrialEvent):
     """An attempt starts on a slot."""
 
-    optional = frozenset({"expected_seconds"})
+    optional = frozenset({"expected_seconds", "takeover"})
     generation: int = 0  # the `retrain` number it runs for
+    takeover: int | None = None  # the entry of the claims with which its folder began, as in `ClaimLog.takeovers`
     values: Row | None = None  # of the varied keys
     gpus_per_trial: float = 1.0
     job: str = ""
@@ -148,11 +150,28 @@ class Reread(TrialEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Released(Event):
+    """A session gives a trial back that it has claimed: another one may run it."""
+
+    is_durable = True
+    trial: str
+    claim: int  # the entry with which it took the trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """A session ends: it gives back all trials that have not ended."""
+
+    is_durable = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionStarted(Event):
     """The driver starts. Times are in seconds."""
 
     is_durable = True
-    optional = frozenset({"cpus"})
+    optional = frozenset({"cpus", "run"})
+    run: str | None = None  # names the run of Snakemake that has started it; failed trials are not retried in the same
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""
     process: int | None = None
@@ -253,6 +272,8 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "epoch": Epoch,
     "halved": MicroBatchHalved,
     "reread": Reread,
+    "released": Released,
+    "left": Left,
     **dict.fromkeys(ENDED, Ended),
 }
 _STATUS: Final = {status.value: status for status in ENDED}
@@ -320,40 +341,59 @@ def decode(record: dict[str, Any]) -> Event | None:
     return event
 
 
-def read_journal(path: Path) -> list[Event]:
-    """All events of a journal, in order. Reading needs no lock."""
-    return read_decoded(path, decode)
+def journal_files(folder: Path) -> list[Path]:
+    """The files of a sweep's journal: that of old versions, if any, and one per session."""
+    old = folder / OLD_JOURNAL
+    return [*([old] if old.exists() else ()), *sorted((folder / SESSIONS).glob("*.jsonl"))]
+
+
+def session_name(order_job: int) -> str:
+    """A new name for a run of the driver: number of the sweep's job, ID and restarts of the Slurm job, a token."""
+    holder = Holder.this_process()
+    return f"{order_job}-{holder.job or 'local'}.{holder.restarts}-{holder.token[:8]}"
 
 
 Recorded = TypeVar("Recorded", bound=Event)
 
 
 class Journal(EventLog):
-    """Appends to the journal of a sweep; get one from `opened`, which holds the lock and the record of this driver."""
-
-    driver: HolderRecord | None = None
+    """Appends to the journal of a session; get one from `of_new_session`."""
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, wait_seconds: float = 0.0) -> Iterator[Self]:
-        """The journal for appending, which no other driver can have, even if locks are local to a node.
+    def of_new_session(cls, folder: Path, *, order_job: int = 0) -> Iterator[Self]:
+        """The journal of a new session of the sweep in `folder`. A session without events leaves no file.
 
         Raises:
-            LockHeldError: another driver has it.
             StorageError: it cannot be written.
         """
-        lock, place = path.with_name(f".{path.name}.lock"), path.with_name(f".{path.name}.driver")
-        waiting: Any = {"wait_seconds": wait_seconds, "is_given_up": slurm_queries.is_given_up, "notify": log.info}
-        with (
-            hold(lock, **waiting),
-            hold_record(place, Holder.this_process(), **waiting) as driver,
-            cls.repaired(path) as journal,
-        ):
-            journal.driver = driver
+        path = folder / SESSIONS / f"{session_name(order_job)}.jsonl"
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            journal = cls(path)
+        try:
             yield journal
+        finally:
+            is_empty = journal.is_empty
+            journal.close()
+            if is_empty:
+                path.unlink(missing_ok=True)
 
-    def _is_ours(self, *, rereads: bool) -> bool:
-        return self.driver is None or self.driver.is_ours(rereads=rereads)
+    @property
+    def session(self) -> str:
+        """The name of the session."""
+        return self.path.name.removesuffix(".jsonl")
+
+    @property
+    def order_job(self) -> int:
+        """The number of this job in a sweep with several."""
+        return int(self.session.partition("-")[0])
+
+    def leave(self, *, has_claims: bool = False) -> None:
+        """Record the end of the session, unless it has recorded and claimed nothing: it gives back its claims."""
+        if has_claims or not self.is_empty:
+            with suppress(StorageError):  # an error that has ended the session is more important
+                self.record(Left())
 
     def record(self, event: Recorded, *, then: Callable[[], object] | None = None) -> Recorded:
         """Append an event, and return it with the time now. With `then`, a durable event is synced in a thread."""

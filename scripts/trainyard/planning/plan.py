@@ -68,7 +68,7 @@ def plan_sweep(
 def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:
     """The state of a sweep, from its dataset and journal in `results`."""
     folder = results / "sweeps" / name
-    known = (fold or Fold(folder / "journal.jsonl")).update()
+    known = (fold or Fold(folder)).update()
     fraction = known.gpu_fraction
     return SweepState(
         name,
@@ -76,7 +76,8 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         TrialSpace(sweep, dataset_digest(results, sweep), known.suggested),
         folder,
         attempts=group_by_trial(known.attempts.values()),
-        sessions=list(known.sessions),
+        sessions=known.sessions,
+        takeovers=dict(known.claims.takeovers),
         flops=dict(known.flops),
         measured=fraction if fraction and (fraction.mps or "off") == sweep.slots.mps else None,
     )

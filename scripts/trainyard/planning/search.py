@@ -1,21 +1,22 @@
 """Hyperparameter search: each configuration is drawn from the results of the previous ones (Optuna, ask and tell).
 
-The state of a search is in the journal: an event `suggested` for each configuration, and the ends of the trials. The
+The state of a search is in the log of claims, which has each draw, and in the journals: the ends of the trials. The
 n-th configuration is a function of the seed, of n, and of the results known when it is drawn. So a search that was
 killed makes the same suggestions as an uninterrupted one if its trials end in the same order.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Draw, Search, Sweep
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import in_table
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Ended, Journal, Suggested, TrialEvent
+from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
+from trainyard.utils.event_log import read_clock
 from trainyard.utils.files import digest_of
 
 if TYPE_CHECKING:
@@ -115,14 +116,27 @@ def _value(choice: Draw, param: Any) -> Any:
     return choice[param] if isinstance(choice, list) else in_table(param, choice)
 
 
-class SuggestionSource:
-    """A source of tasks that a search draws. Call `update` with every event of a trial."""
+class Order(Protocol):
+    """What a search needs of the order that the jobs of its sweep share."""
 
-    def __init__(self, state: SweepState, journal: Journal, *, reread: Callable[[Attempt], object]) -> None:
+    def may_run(self, trial: str) -> bool:
+        """Whether this job may run an unfinished trial."""
+
+    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]]) -> str | None:
+        """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any."""
+
+    def task(self, trial: str) -> Task:
+        """A trial as a task."""
+
+
+class SuggestionSource:
+    """A source of tasks that a search draws. Call `update` with every event of a trial, in any job."""
+
+    def __init__(self, state: SweepState, order: Order, *, reread: Callable[[Attempt], object]) -> None:
         """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
 
-        self._state, self._journal = state, journal
+        self._state, self._order = state, order
         self._reread = reread
         ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
@@ -141,18 +155,29 @@ class SuggestionSource:
 
     def next_task(self) -> Task | None:
         """The next configuration that has no result yet; None if all are drawn."""
+        trial = self._order.draw(self._choose)
+        return None if trial is None else self._order.task(trial)
+
+    def _choose(self) -> tuple[list[Suggested], str | None]:
+        """The next draws, up to one whose trial must run, and this trial, if any."""
         state, space = self._state, self._state.space
-        while self.remaining:
-            known = {each.name for each in space.suggestions}
-            values, params, attrs = draw(state.sweep, space.suggestions, self._ends)
-            event = Suggested(search=space.search_key, values=values, params=params, attrs=attrs)
-            drawn = space.add(self._journal.record(event))
-            if drawn.name in known:
+        drawn, events = list(space.suggestions), list[Suggested]()
+        known = {each.name for each in drawn}
+        while len(drawn) - len(space.suggestions) < self.remaining:
+            values, params, attrs = draw(state.sweep, drawn, self._ends)
+            event = Suggested(
+                time=round(read_clock(), 4), search=space.search_key, values=values, params=params, attrs=attrs
+            )
+            events.append(event)
+            drawn.append(found := space.suggestion(event))
+            if found.name in known:
                 continue
-            if state.must_reparse(end := state.end(drawn.name)):
+            known.add(found.name)
+            if state.must_reparse(end := state.end(found.name)):
                 self._reread(end)
-                end = state.end(drawn.name)
-            if end is None:
-                return state.task(drawn.name)  # an earlier search may have drawn and started it
-            self._ends[drawn.name] = end
-        return None
+                end = state.end(found.name)
+            if end is not None:
+                self._ends[found.name] = end
+            elif self._order.may_run(found.name):
+                return events, found.name  # an earlier search may have drawn and started it
+        return events, None

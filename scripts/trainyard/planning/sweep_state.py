@@ -66,9 +66,7 @@ class TrialSpace:
         self.sweep, self.dataset_digest = sweep, dataset_digest
         self.suggestions: list[Suggestion] = []
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
-        for event in suggested:
-            if event.search == self.search_key and self.undrawn_count:
-                self.add(event)
+        self.extend(suggested)
         if sweep.search:
             example, drawn = Trial(expand(sweep).examples[0].spec, {}), len(self.suggestions)
             numbers = range(drawn + 1, sweep.search.trials + 1)
@@ -92,13 +90,19 @@ class TrialSpace:
         """Configurations that the search will still draw."""
         return self.sweep.search.trials - len(self.suggestions) if self.sweep.search else 0
 
-    def add(self, event: Suggested) -> Suggestion:
-        """Add a configuration that the search has drawn."""
+    def suggestion(self, event: Suggested) -> Suggestion:
+        """A configuration that the search has drawn."""
         trial = make_trial(self.sweep, event.values)
-        suggestion = Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
-        self.suggestions.append(suggestion)
-        self.trials[suggestion.name] = trial
-        return suggestion
+        return Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
+
+    def extend(self, suggested: Iterable[Suggested]) -> None:
+        """Add the configurations that the search has drawn since; `suggested` are all, also of other searches."""
+        of_this = [event for event in suggested if event.search == self.search_key]
+        for event in of_this[len(self.suggestions) :]:
+            if self.undrawn_count:
+                found = self.suggestion(event)
+                self.suggestions.append(found)
+                self.trials[found.name] = found.trial
 
     @cached_property
     def digest(self) -> str:
@@ -131,6 +135,7 @@ class Task:
     expected_seconds: float | None = None  # None without evidence
     min_seconds: float | None = None  # exceeded with 95 % probability
     has_failed: bool = False  # at the last attempt of an earlier run
+    takeover: int | None = None  # as in `Started`
 
     @property
     def bad_checkpoints(self) -> tuple[CheckpointFile, ...]:
@@ -156,12 +161,15 @@ class Task:
     @property
     def folder_name(self) -> str:
         """The folder of a user's program."""
-        return folder_name(self.trial, self.generation)
+        return folder_name(self.trial, self.generation, self.takeover)
 
 
-def folder_name(trial: str, generation: int) -> str:
-    """The name of the folder of a user's program; `retrain` starts a new one."""
-    return f"{trial}-{generation}" if generation else trial
+def folder_name(trial: str, generation: int, takeover: int | None) -> str:
+    """The name of the folder of a user's program; `retrain` starts a new one.
+
+    So does a takeover from a job that may still write into the old one.
+    """
+    return (f"{trial}-{generation}" if generation else trial) + (f"~{takeover}" if takeover else "")
 
 
 def output_name(attempt: int | Literal["*"]) -> str:
@@ -192,6 +200,7 @@ class SweepState:
     sessions: list[Session] = field(default_factory=list)  # runs of the driver
     flops: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
     measured: GpuFraction | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
+    takeovers: dict[str, int] = field(default_factory=dict)  # as in `ClaimLog`
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -293,6 +302,7 @@ class SweepState:
             expected_seconds=expected_seconds,
             min_seconds=min_seconds,
             has_failed=self.has_failed(name),
+            takeover=self.takeovers.get(name),
         )
 
     def seconds_of(self, attempt: Attempt) -> float | None:
@@ -343,7 +353,12 @@ class SweepState:
 
     def output_of(self, attempt: Attempt) -> Path:
         """The file with the output of a user's program."""
-        return self.folder / "trials" / folder_name(attempt.trial, attempt.generation) / output_name(attempt.number)
+        return (
+            self.folder
+            / "trials"
+            / folder_name(attempt.trial, attempt.generation, attempt.takeover)
+            / output_name(attempt.number)
+        )
 
     def continued_by(self, attempt: Attempt) -> list[Attempt]:
         """The attempts that an attempt has continued from a checkpoint, the latest first."""
@@ -385,6 +400,7 @@ class SweepState:
             for name in self.trials
             for each in self.attempts_at(name)
             if each.generation >= self.sweep.retrain
+            and each.outcome is not TrialStatus.RUNNING  # in another job
             and each.number != numbers.get(name)
             and each.metrics_digest != self._metrics_digest
             and self.output_of(each).exists()

@@ -1,5 +1,6 @@
 """The plots of a sweep's cost: its GPU-seconds with each strategy, and its predicted durations."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
 from trainyard.report.sweep_tables import predicted_attempts
-from trainyard.report.timeline_plots import assign_jobs
+from trainyard.report.timeline_plots import assign_jobs, pauses_before
 from trainyard.utils.text import count_of
 
 IDLE_TIME: Final = "#AAAAAA"  # of a bar that has to be seen, unlike the gray behind the bars of trials
@@ -29,8 +30,8 @@ def plot_packing(
 ) -> None:
     """GPUs (or CPUs: `unit`) over time: above, each trial as a task of a job array; below, packed.
 
-    Gray is requested but not used. Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, one
-    after another, and the attempts of which the trials' results consist.
+    Gray is requested but not used. Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, those
+    that ran at the same time below one another, and the attempts of which the trials' results consist.
     """
     table, held, kept = strategies.set_index("strategy"), _requested_jobs(jobs), _kept_parts(timeline, trials, jobs)
     seconds = trials.loc[trials["trial"].isin(kept["trial"]), "seconds"]
@@ -48,13 +49,14 @@ def plot_packing(
     }
     waste = table["wasted_fraction"]
     labels = [f"{name.replace('_', ' ')}:\n{count}\n{waste[name]:.0%} wasted" for name, count in counts.items()]
-    axes.set_yticks([depth / 2, top + (held["gpus"].max() / 2 if len(held) else 0)], labels)
+    axes.set_yticks([depth / 2, top + ((held["gpus"] + held["below"]).max() / 2 if len(held) else 0)], labels)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    pauses = " (pauses between jobs omitted)" * (len(held) > 1)
+    pauses = pauses_before(held["began"], held["began"] + held["elapsed"])
+    omitted = " (pauses between jobs omitted)" * bool(pauses.any())
     axes.set_xlabel(
-        f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{pauses}; orange: start-up"
+        f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{omitted}; orange: start-up"
     )
     requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in counts]
     style.set_title(axes, f"requested {unit}-seconds: {requested[0]} as job array, {requested[1]} packed")
@@ -71,28 +73,53 @@ def _draw_array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
 
 
 def _draw_packed(axes: Axes, kept: pd.DataFrame, held: pd.DataFrame, *, top: float) -> None:
-    """Draw the slots below `top`, together as high as the number of GPUs of their job, and the trials on them."""
+    """Draw the slots below `top`, together as high as the number of GPUs of their jobs, and the trials on them."""
     slots = held.loc[held.index.repeat(held["slots"])]
     high, begin = slots["gpus"] / slots["slots"], slots["offset"]
-    lanes = top + (slots.groupby(level=0).cumcount() + 0.5) * high
+    lanes = top + slots["below"] + (slots.groupby(level=0).cumcount() + 0.5) * high
     draw_bars(axes, lanes, begin, begin + slots["requested"], color=IDLE, height=high, edge=0)
     draw_bars(axes, lanes, begin, begin + slots["starting"], color=STARTING, height=high, edge=0)
     begin = kept["offset"] + kept["start"] - kept["began"]
-    lanes = top + (kept["slot"] + 0.5) * np.maximum(kept["share"], kept["gpus"] / kept["slots"])
+    lanes = (kept["slot"] + 0.5) * np.maximum(kept["share"], kept["gpus"] / kept["slots"])
+    lanes += top + kept["below"] - kept["order_job"] * kept["gpus"]
     draw_bars(axes, lanes, begin, begin + kept["here"], color=COLORS[0], height=kept["share"], edge=0.4)
 
 
 def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
-    """The jobs that count, with `requested` seconds, the `starting` part of them, and their `offset` in the plot.
+    """The jobs that count, with `requested` seconds, the `starting` part of them, and their place in the plot.
 
-    Where no walltime was requested, the elapsed time stands for it. A job without a trial was starting all the time.
+    They begin at `offset` seconds, and are the GPUs from the number `below` on. Where no walltime was requested, the
+    elapsed time stands for it. A job without a trial was starting all the time.
     """
     held = _counted(jobs)
     requested = held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float)
     starting = held["startup_seconds"].fillna(held["elapsed_seconds"])
-    lengths = np.maximum(requested, held["elapsed_seconds"])
-    offset = lengths.cumsum() - lengths - starting.head(1).sum()
-    return held[["slots", "gpus"]].assign(began=held["start"], requested=requested, starting=starting, offset=offset)
+    order_job = held.get("order_job", pd.Series(0, held.index))
+    held = held[["slots", "gpus"]].assign(
+        began=held["start"],
+        elapsed=held["elapsed_seconds"],
+        requested=requested,
+        starting=starting,
+        order_job=order_job,
+        below=(order_job.rank(method="dense") - 1) * held["gpus"].max(),
+    )
+    offset = _place_jobs(held)
+    return held.assign(offset=offset - (offset + starting).min())
+
+
+def _place_jobs(held: pd.DataFrame) -> "pd.Series[float]":
+    """When each job begins, in seconds from the first one on, as it was, without the pauses in which none ran.
+
+    It follows what the job before it on the same slots requested: it had to be requested again.
+    """
+    places, ends, until, moved = list[float](), dict[int, float](), -math.inf, 0.0
+    for job in held.itertuples():
+        if job.began > until:
+            moved = max(ends.values(), default=0.0) - job.began
+        places.append(max(job.began + moved, ends.get(job.order_job, -math.inf)))
+        ends[job.order_job] = places[-1] + max(job.requested, job.elapsed)
+        until = max(until, job.began + job.elapsed)
+    return pd.Series(places, held.index, dtype=float)
 
 
 def _counted(jobs: pd.DataFrame) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float,
     """Draw the planned schedule of a sweep, if trials are pending."""
     plan = plan_sweep(config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus)
     if plan.forecast.pending:
-        size = (WIDTH, style.lanes_height(plan.request.slots.count))
+        size = (WIDTH, style.lanes_height(plan.request.slot_count))
         style.save(partial(timeline_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)
 
 
@@ -66,7 +66,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     if unit == "CPU":
         timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
         strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
-    slots = max([timeline["slot"].nunique(), *jobs["slots"]])
+    slots = timeline_plots.held_slots(timeline, jobs)["slot"].nunique()
     gantt = partial(timeline_plots.plot_gantt, timeline=timeline, jobs=jobs, ranked=ranked)
     style.save(gantt, target / "gantt", size=(WIDTH, style.lanes_height(slots)))
     charged = {"strategies": strategies, "unit": counted_unit(unit, timeline)}

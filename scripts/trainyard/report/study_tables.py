@@ -78,7 +78,9 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
         "Trials": _arrange_trials(trials, ranking),
         **stopped,
         "Cost, compared with other strategies": ReportTable(turned),
-        "Jobs: planned and measured": ReportTable(jobs.assign(start=jobs["start"].map(format_time))),
+        "Jobs: planned and measured": ReportTable(
+            jobs.assign(start=jobs["start"].map(format_time)).drop(columns="session")
+        ),
     }
 
 

@@ -10,6 +10,7 @@ from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.packing.failure_policy import error_pattern
+from trainyard.planning.accounting import covered_seconds
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
@@ -49,10 +50,11 @@ def _describe_runs(tables: SweepResults) -> str:
     parts = [f"{counts[status]} {WORDS.get(status, status)}" for status in ORDER if counts[status]]
     last = jobs.iloc[-1]
     names = tables.timeline["node"].dropna().unique()
-    most = max(last["nodes"], len(names))  # of one job, or of several that ran one after another
+    most = max(last["nodes"], len(names))  # of one job, or of several
     nodes = f"{most:.0f} nodes" if most > 1 else f"node {names[0] if len(names) else last['node']}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
-    times = f"{count_of(len(jobs), 'job')}, {format_duration(jobs['elapsed_seconds'].sum())}"
+    seconds = covered_seconds(zip(jobs["start"], jobs["start"] + jobs["elapsed_seconds"], strict=True))
+    times = f"{count_of(len(jobs), 'job')}, {format_duration(seconds)}"
     when = f"from {format_time(jobs['start'].iloc[0])}"
     trials, where = count_of(len(tables.trials), "trial"), ", ".join([nodes, *devices])
     return f"{trials}: {', '.join(parts)}; {times}, {when}, on {where}"
@@ -90,7 +92,7 @@ def _describe_makespan(tables: SweepResults) -> str:
     seconds, bound = packed["makespan_seconds"], packed["makespan_lower_bound_seconds"]
     if not bound:
         return "no trial has a result"
-    slots = count_of(int(tables.jobs["slots"].max()), "slot")
+    slots = count_of(int(packed.get("slots", tables.jobs["slots"].max())), "slot")  # older tables lack it
     return (
         f"{format_duration(seconds)} from the first trial's start to the last one's end; {format_duration(bound)} is "
         f"the lower bound on {slots} ({seconds / bound - 1:+.0%})"

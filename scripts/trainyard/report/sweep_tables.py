@@ -71,11 +71,12 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
     `gpu_model` is the GPU type as Slurm names it; `device` is "cpu" or the GPU's full name. `expected_seconds` is the
     prediction at the attempt's start, `seconds` the duration that the attempt measured itself, and `gpus_per_trial` its
     share of a GPU. `kept_seconds` are those that are a part of its trial's duration: all of an attempt with the result,
-    those up to the checkpoint of one that was continued, and 0 of others.
+    those up to the checkpoint of one that was continued, and 0 of others. `session` is as in jobs.csv.
     """
     tries, kept = [each for tries in state.attempts.values() for each in tries], state.kept_seconds()
+    sessions = {key: run.name for run in state.sessions for key in run.attempts}
     columns = ("trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device",
-               "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds")  # fmt: skip
+               "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds", "session")  # fmt: skip
     rows = [
         {
             "trial": each.trial,
@@ -88,6 +89,7 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
             "gpus_per_trial": each.gpus_per_trial,
             "seconds": each.seconds,
             "kept_seconds": kept.get((each.trial, each.number), 0.0),
+            "session": sessions.get((each.trial, each.number), ""),
         }
         for each in sorted(tries, key=lambda each: each.start)
     ]

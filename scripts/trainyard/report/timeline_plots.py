@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -24,46 +23,73 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     """The slots over time: a bar per attempt, labeled with the values of all varied keys; the gaps are idle time.
 
     The color stands for the value of the varied key, or for the metric if there are several keys or many names. The
-    time between the last trial of a job and the first trial of the next job is omitted.
+    time in which no job ran trials is omitted.
     """
     if timeline.empty:
         style.write_in_center(axes, "no trial has started")
         return
-    run = assign_jobs(timeline, jobs)
-    spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"))
-    most = 1 + run.groupby("job")["slot"].max()  # more than at the start of a job if trials came to share its GPUs
-    spans = spans.assign(stop=(spans["last"] - spans["first"]).cumsum(), slots=jobs["slots"].clip(lower=most))
-    spans["begin"] = spans["stop"] - (spans["last"] - spans["first"])
-    moved = run["job"].map(spans["begin"] - spans["first"])
-    run = run.assign(begin=run["start"] + moved, stop=run["end"] + moved, failed=~run["outcome"].isin(WITH_RESULT))
-    lanes = _lanes(run, spans["slots"])
-    run["lane"] = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
-    held = lanes[["slot"]].rename_axis("lane").reset_index().merge(spans, how="cross")
-    held = held[~(held["slot"] >= held["slots"])]
-    draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
+    run, held = assign_jobs(timeline, jobs), held_slots(timeline, jobs)
+    spans = held.drop_duplicates("job")
+    pauses = pauses_before(spans["first"], spans["last"]).set_axis(spans["job"])
+    origin = run["start"].min() + pauses
+    moved = run["job"].map(origin)
+    run = run.assign(begin=run["start"] - moved, stop=run["end"] - moved, failed=~run["outcome"].isin(WITH_RESULT))
+    lanes = _lanes(run, held)
+    lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
+    run["lane"] = run["slot"].map(lane_of)
+    begin, stop = (held[name] - held["job"].map(origin) for name in ("first", "last"))
+    draw_bars(axes, held["slot"].map(lane_of), begin, stop, color=IDLE, edge=0)
     _draw_attempts(axes, run, color_of := _trial_colors(ranked))
-    style.label_lanes(axes, [_lane_name(row) for row in lanes.itertuples()])
-    end = spans["stop"].max()
+    job_count = lanes["order_job"].nunique()
+    names = [_lane_name(row) + f", job {row.order_job + 1}" * (job_count > 1) for row in lanes.itertuples()]
+    style.label_lanes(axes, names)
+    end = stop.max()
     axes.set_xlim(0, end or 1.0)
-    pauses = " (pauses between jobs omitted)" * (len(spans) > 1)
-    axes.set_xlabel(f"{style.mark_time(axes, 0, end)} since the first trial started{pauses}")
+    omitted = " (pauses between jobs omitted)" * bool(pauses.any())
+    axes.set_xlabel(f"{style.mark_time(axes, 0, end)} since the first trial started{omitted}")
     key = ranked.colored_key
     if key is None:
         ranked.add_colorbar(axes, below=True)
     labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), color_of)
     if key and not labels:
         style.add_key_colorbar(axes, ranked.table[key], log=ranked.log.get(key))
-    busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
-    counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}"
+    busy = (run["stop"] - run["begin"]).sum() / ((stop - begin).sum() or 1.0)
+    of_jobs = f" of {job_count} jobs" * (job_count > 1)
+    counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}{of_jobs}"
     style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
 
 
-def _lanes(run: pd.DataFrame, held: pd.Series) -> pd.DataFrame:
-    """The slots that trials used, and those that no trial used although a job held them; `held`: slots of each job."""
+def held_slots(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """The slots of each job that ran trials: `job` (its row in `jobs`), `order_job`, `slot`, and `first` and `last`.
+
+    `first` is the start of its first trial, `last` the end of its last one; rows are in the order of `first`.
+    """
+    run = assign_jobs(timeline, jobs)
+    spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"), top=("slot", "max"))
+    spans["order_job"] = jobs.get("order_job", pd.Series(0, jobs.index)).reindex(spans.index, fill_value=0)
+    begin = spans["order_job"] * jobs["slots"].reindex(spans.index).fillna(0)
+    most = spans["top"] + 1 - begin  # more than at the start of a job if trials came to share its GPUs
+    counts = jobs["slots"].reindex(spans.index).clip(lower=most).fillna(most).astype(int)
+    held = spans.loc[spans.index.repeat(counts)]
+    slots = (begin.loc[held.index] + held.groupby(level=0).cumcount()).astype(int)
+    return held.assign(slot=slots).rename_axis("job").reset_index().sort_values(["first", "job"], kind="stable")
+
+
+def pauses_before(first: "pd.Series[float]", last: "pd.Series[float]") -> "pd.Series[float]":
+    """The seconds without a job before each one, from the first one's start on: of jobs in the order of their start."""
+    until = last.cummax().shift(fill_value=first.min())
+    return (first - until).clip(lower=0).cumsum()
+
+
+def _lanes(run: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
+    """The slots that trials used, by job and node, and those that no trial used although a job held them."""
     nodes = run.groupby("slot")["node"].transform("nunique")
-    used = run.assign(on_nodes=nodes).drop_duplicates("slot", keep="last").sort_values(["node", "slot"])
-    unused = [] if pd.isna(most := held.max()) else sorted(set(range(int(most))) - set(used["slot"]))
-    return pd.concat([used, pd.DataFrame({"slot": unused, "gpu": ""})] if unused else [used], ignore_index=True)
+    used = run.assign(on_nodes=nodes).drop_duplicates("slot", keep="last")
+    order_jobs = held.set_index("slot")["order_job"].groupby(level=0).last()
+    unused = pd.DataFrame({"slot": sorted({*held["slot"]} - {*used["slot"]}), "gpu": ""})
+    lanes = pd.concat([used, unused], ignore_index=True) if len(unused) else used
+    lanes = lanes.assign(order_job=lanes["slot"].map(order_jobs).fillna(0).astype(int))
+    return lanes.sort_values(["order_job", "node", "slot"], ignore_index=True)
 
 
 def _trial_colors(ranked: PlottedTrials) -> dict[str, Any]:
@@ -95,7 +121,7 @@ def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def plot_schedule(axes: Axes, plan: Plan) -> None:
     """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
-    slots, trials = plan.request.slots.count, plan.state.trials
+    slots, trials = plan.request.slot_count, plan.state.trials
     names = plan.forecast.order(slots)
     keys = [key for key in varied_keys(list(trials.values())) if key not in plan.state.constant_keys]
     turns = schedule(plan.forecast.durations(names), slots)
@@ -170,6 +196,16 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
 
 
 def assign_jobs(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
-    """The attempts in the order of their start, each with the row of its `job` in `jobs`, which never overlap."""
+    """The attempts in the order of their start, each with the row of its `job` in `jobs`; -1 if it is not known.
+
+    Jobs without the name of a session are those of an old version: one after another.
+    """
     run = timeline.sort_values("start")
-    return run.assign(job=np.searchsorted(jobs["start"], run["start"], side="right") - 1)
+    found = pd.merge_asof(_named(run), _named(jobs).assign(job=jobs.index), on="start", by="session")
+    return run.assign(job=found["job"].fillna(-1).astype(int).to_numpy())
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns `start` and `session` of a table, which may lack the latter."""
+    names = table.get("session", pd.Series("", table.index)).astype(object).fillna("")
+    return pd.DataFrame({"start": table["start"].astype(float), "session": names})

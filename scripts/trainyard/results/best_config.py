@@ -89,10 +89,10 @@ def paste_line(state: SweepState, ranking: Ranking) -> str | None:
 def find_files(state: SweepState, ranking: Ranking) -> Path | None:
     """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
     best = ranking.best_trial
-    if best is None or isinstance(state.sweep, TrainSweep):
+    result = state.result(best.trial) if best else None
+    if best is None or result is None or isinstance(state.sweep, TrainSweep):
         return None
-    result = state.result(best.trial)
-    folder = state.folder / "trials" / folder_name(best.trial, result.generation if result else 0)
+    folder = state.folder / "trials" / folder_name(best.trial, result.generation, result.takeover)
     checkpoint = find_checkpoint(folder, getattr(state.sweep, "checkpoint", None))
     if checkpoint:
         return folder / checkpoint.name

@@ -1,5 +1,6 @@
-"""Files of JSON lines, one per event: appended under a lock, repaired after a crash, read as they grow."""
+"""Files of JSON lines, one per event: appended by one process, repaired after a crash, read as they grow."""
 
+import io
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ def read_clock() -> float:
 
 
 class EventLog:
-    """Appends events to a file; get one from `opened`, which holds the file's lock.
+    """Appends events to a file that no other process writes, see `opened`.
 
     A line is appended as a whole or not at all.
     """
@@ -47,15 +48,14 @@ class EventLog:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, wait_seconds: float = 0.0) -> Iterator[Self]:
+    def opened(cls, path: Path) -> Iterator[Self]:
         """The file at `path` for appending, its torn tail repaired and its lock held.
 
         Raises:
             locks.LockHeldError: another process has it.
             StorageError: it cannot be written.
         """
-        lock = hold(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info)
-        with lock, cls.repaired(path) as events:
+        with hold(path.with_name(f".{path.name}.lock")), cls.repaired(path) as events:
             yield events
 
     @classmethod
@@ -79,7 +79,7 @@ class EventLog:
         return record
 
     def write(self, record: Event, *, durable: bool = False, then: Callable[[], object] | None = None) -> None:
-        """Write one event as it is, unless the file has been lost to another process.
+        """Write one event as it is.
 
         A durable event is on the disk when this returns. With `then`, it is there soon: one sync in a thread serves all
         events that were written before it begins, and `then` is called there.
@@ -87,10 +87,7 @@ class EventLog:
         Raises:
             StorageError: the disk is full. This is raised once: later events are written if there is room for them by
                 then, and what runs can end. `is_synced` raises the error of a sync in the thread.
-            UserError: another process has taken the file over. This is raised once.
         """
-        if not self._is_ours(rereads=durable):
-            return
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with storage_errors(self.path), self._first_error():
             with self._lock:
@@ -103,6 +100,20 @@ class EventLog:
             wait(self._syncs)
             self.is_synced()  # an earlier sync that has failed may have lost this event, too
 
+    def sync(self) -> None:
+        """Make everything durable that was written.
+
+        Raises:
+            StorageError: as `write`.
+        """
+        with storage_errors(self.path), self._first_error():
+            os.fsync(self._fd)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written, also if the file has been removed since."""
+        return os.fstat(self._fd).st_size == 0
+
     @property
     def is_incomplete(self) -> bool:
         """Whether an event may have been lost because the disk was full."""
@@ -112,7 +123,7 @@ class EventLog:
         """Whether all durable events are on the disk.
 
         Raises:
-            StorageError, UserError: as `write`, of a sync in the thread.
+            StorageError: as `write`, of a sync in the thread.
         """
         with storage_errors(self.path):
             while self._syncs and self._syncs[0].done():
@@ -129,14 +140,6 @@ class EventLog:
             if not was_full:
                 raise
 
-    def _is_ours(self, *, rereads: bool) -> bool:
-        """Whether this process may still write; with `rereads`, it is looked up on the file system.
-
-        Raises:
-            UserError: another process has taken the file over. This is raised once.
-        """
-        return True
-
     def _sync(self) -> None:
         """Sync the file, unless an earlier call has synced all that is durable, and do what waits for that."""
         with self._lock:
@@ -144,11 +147,8 @@ class EventLog:
         if not waiting:
             return
         with self._first_error():
-            try:
-                os.fsync(self._fd)  # a network file system reports a full disk here; then the lines may be lost
-            finally:
-                is_ours = self._is_ours(rereads=True)
-            for then in waiting if is_ours else ():
+            os.fsync(self._fd)  # a network file system reports a full disk here; then the lines may be lost
+            for then in waiting:
                 then()
 
     def close(self) -> None:
@@ -190,29 +190,33 @@ class Reader(Generic[Decoded]):
 
     def __init__(self, path: Path, decode: Callable[[Event], Decoded | None]) -> None:
         self._path, self._decode = path, decode
-        self._inode = self._offset = self._lines = 0  # of the file, and bytes and lines that were read
+        self._inode = self._lines = 0  # of the file, and lines that were read
+        self.offset = 0  # bytes that were read
 
     def restarts(self) -> bool:
         """Whether `new` returns all events again, because the file is another one, was shortened, or has vanished."""
         try:
-            found = self._path.stat()
+            with open(self._path, "rb") as file:  # a network file system asks its server, which it does not for `stat`
+                found = os.fstat(file.fileno())
         except FileNotFoundError:
             inode = size = 0
         else:
             inode, size = found.st_ino, found.st_size
-        if inode == self._inode and size >= self._offset:
+        if inode == self._inode and size >= self.offset:
             return False
-        self._inode, self._offset, self._lines = inode, 0, 0
+        self._inode, self.offset, self._lines = inode, 0, 0
         return True
 
-    def new(self) -> Iterator[Decoded]:
+    def new(self, *, limit: int | None = None) -> Iterator[Decoded]:
         """The events that were appended since the last call, in order; none if the file does not exist.
+
+        With a `limit`, only this many bytes of the file count.
 
         Lines are skipped, and their numbers logged, if they are damaged or `decode` raises ValueError. A last line
         without a line break counts if it is valid; otherwise it is torn, or still being written.
         """
         damaged: list[int] = []
-        for line in self._new_lines():
+        for line in self._new_lines(limit):
             self._lines += 1
             try:
                 if (event := parse_event(line)) is None:
@@ -228,16 +232,18 @@ class Reader(Generic[Decoded]):
             listed = ", ".join(map(str, damaged[:LISTED_LINES]))
             log.warning("%s: skipped damaged lines: %s%s", self._path, listed, more)
 
-    def _new_lines(self) -> Iterator[bytes]:
-        if not self._path.exists():
+    def _new_lines(self, limit: int | None) -> Iterator[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self.offset)
+                content = file.read(-1 if limit is None else max(0, limit - self.offset))
+        except FileNotFoundError:
             return
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n") and parse_event(line) is None:
-                    return
-                self._offset += len(line)
-                yield line.removesuffix(b"\n")
+        for line in io.BytesIO(content):
+            if not line.endswith(b"\n") and parse_event(line) is None:
+                return
+            self.offset += len(line)
+            yield line.removesuffix(b"\n")
 
 
 def read_events(path: Path) -> list[Event]:

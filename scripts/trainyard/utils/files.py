@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None 
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path.with_name(name()) if name else path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             with suppress(OSError):  # the error that follows from it would hide the first
                 temporary.unlink()
@@ -52,6 +53,32 @@ def append_whole(fd: int, content: bytes) -> None:
         raise
 
 
+def copy_matching(folder: Path, pattern: str, target: Path) -> None:
+    """Copy what matches `pattern` in a folder to `target`, with its times, unless that exists; all of it or nothing.
+
+    What is removed or renamed meanwhile is left out.
+    """
+    found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
+    if not found or target.exists():
+        return
+    draft = target.with_name(f".{target.name}.copy")
+    shutil.rmtree(draft, ignore_errors=True)
+    for path in found:
+        copy = draft / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if path.is_dir():
+                shutil.copytree(path, copy, copy_function=_copy_if_there, dirs_exist_ok=True)
+            else:
+                shutil.copy2(path, copy)
+    draft.rename(target)
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with atomic_write(path) as file:
@@ -59,7 +86,7 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` durable. Some network file systems cannot fsync a folder; they do not need it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

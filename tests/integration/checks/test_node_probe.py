@@ -1,11 +1,13 @@
 """What the doctor's job really reports from this machine, as a node and as a job."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
 from trainyard.checks import node_probe
 from trainyard.checks.node_probe import LOCK, NONCE, read_job, read_nodes
+from trainyard.planning.claims import ClaimLog
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.locks import hold
@@ -14,6 +16,7 @@ from trainyard.utils.locks import hold
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
     write_json(tmp_path / NONCE, "right")
+    ClaimLog(tmp_path).append("login node")
     probe = [*helper_command("checks.node_probe"), "node", str(tmp_path)]
     with hold(tmp_path / LOCK):
         subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *probe], check=True)
@@ -25,6 +28,11 @@ def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
     node_probe.probe_node(tmp_path)
     (free,) = read_nodes(tmp_path)
     assert (free.lock, free.lock_held) == ("", False)
+    assert (report.claims, free.claims) == ("", "")
+    assert [entry.session for entry in ClaimLog(tmp_path).read()] == ["login node", report.node, report.node]
+    shutil.rmtree(tmp_path / "claims")  # as on a node that does not see the folder of the login node
+    node_probe.probe_node(tmp_path)
+    assert "was written a second time" in next(read_nodes(tmp_path)).claims
 
 
 def test_outside_of_slurm_the_job_reports_that_there_is_none(tmp_path):

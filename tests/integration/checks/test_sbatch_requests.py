@@ -18,7 +18,10 @@ SLURM = {
 }
 CONFIG = {
     **TINY,
-    "sweeps": {"s": {**TINY["sweeps"]["lr"], "slots": {"nodes": 2, "gpus_per_node": 2}}},
+    "sweeps": {
+        "s": {**TINY["sweeps"]["lr"], "slots": {"nodes": 2, "gpus_per_node": 2}},
+        "several": {**TINY["sweeps"]["lr"], "slots": {"jobs": 3, "gpus_per_node": 1}},
+    },
     "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["1x1"]}},
     "trees": {"t": {"dataset": "tiny"}},
 }
@@ -60,6 +63,7 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
         "fit_trees t": "tiny",
         "stage tiny": None,
         "sweep s": "tiny",
+        "sweep_job several_0": "tiny",
         "train x_1x1": "tiny",
     }
     sweep = next(each for each in requests if each.job == "sweep s")
@@ -73,7 +77,7 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
 
 def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
     requests, refusals = site("set-resources:\n  fit_trees: {slurm_account: labb}\n", slurm_account="lab")
-    assert [each.job for each in requests] == ["stage tiny", "sweep s", "train x_1x1"]
+    assert [each.job for each in requests] == ["stage tiny", "sweep s", "sweep_job several_0", "train x_1x1"]
     (refusal,) = refusals
     assert refusal.jobs == ("fit_trees t",)
     assert "The given account labb appears to be invalid" in refusal.message

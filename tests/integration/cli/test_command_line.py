@@ -140,7 +140,7 @@ def test_a_sweep_that_cannot_start_says_why(project, name, options, message):
     if options:
         project.stage()
     project.write({**TINY, "sweeps": {"lr": TINY["sweeps"]["lr"] | options}})
-    given = Namespace(config=project.config_file, results=project.results, sweep=name, wait_seconds=0)
+    given = Namespace(config=project.config_file, results=project.results, sweep=name, order_job=None, tables=False)
     with pytest.raises(UserError, match=re.escape(message)):
         sweep.main(given)
 

@@ -44,6 +44,8 @@ FINDINGS = [
     ({}, {}, "locks", "ok", "a lock of this machine holds"),
     ({"lock": "", "lock_held": False}, {}, "locks", "warns", LOCAL),
     ({"lock": "no locks available", "lock_held": False}, {}, "locks", "fails", "no locks available"),
+    ({}, {}, "claims", "ok", "the nodes agree on the order of hard links"),
+    ({"claims": "no hard links"}, {}, "claims", "fails", "no hard links"),
     ({}, {}, "temporary files", "ok", "n1, n2: 50.0 GiB free in /scratch"),
     ({"tmp_gib": 0.2}, {}, "temporary files", "fails", "n2: 0.2 GiB free in /scratch"),
     ({"tmp_executes": False}, {}, "temporary files", "warns", "n2: 50.0 GiB free in /scratch, which forbids execution"),

@@ -92,7 +92,14 @@ def executor(tmp_path, logged, slurm):
 
 def snakemake_job(log="s.log", **values):
     return SimpleNamespace(
-        is_group=lambda: False, log=[str(log)], output=[], name="sweep", wildcards=["depth"], jobid=4, **values
+        is_group=lambda: False,
+        log=[str(log)],
+        output=[],
+        name="sweep",
+        wildcards=["depth"],
+        jobid=4,
+        resources={},
+        **values,
     )
 
 
@@ -386,3 +393,65 @@ def test_only_nodes_that_the_user_names_are_excluded(executor):
     executor.workflow.executor_settings.exclude_failed_nodes = "n7, n8"
     executor.run_job(snakemake_job())
     assert executor.excluded == {"n7", "n8"}
+
+
+def job_of_several(number, useful, folder):
+    """Job `number` of a sweep with several, of which `useful` find a trial."""
+    job = snakemake_job(restart_times=2, attempt=1)
+    job.name, job.wildcards, job.jobid = "sweep_job", ["depth", str(number)], 10 + number
+    job.output, job.resources = [str(folder / f"{number}.done")], {"useful_jobs": useful}
+    job.params = {"results": "a digest"}
+    return job
+
+
+def of_jobs(logged):
+    """What was done with jobs."""
+    return [each for each in logged if isinstance(each, tuple)]
+
+
+def test_no_more_jobs_of_a_sweep_are_submitted_than_find_a_trial(executor, tmp_path, logged):
+    jobs = [job_of_several(number, 2, tmp_path) for number in range(4)]
+    for job in jobs:
+        executor.run_job(job)
+    assert of_jobs(logged) == [("submitted", job) for job in jobs[:2]]
+    check(executor)
+    assert of_jobs(logged)[2:] == [("done", job) for job in jobs[2:]]
+    executor.run_job(jobs[1])
+    assert of_jobs(logged)[4:] == [("submitted", jobs[1])], "a retry"
+
+
+def test_a_live_job_of_an_earlier_snakemake_is_followed_also_if_others_are_enough(executor, tmp_path, slurm, logged):
+    slurm.prints("squeue", queued(folder=tmp_path).replace("rule_sweep", "rule_sweep_job").replace("depth", "depth_3"))
+    jobs = [job_of_several(number, 1, tmp_path) for number in (0, 3)]
+    for job in jobs:
+        executor.run_job(job)
+    assert of_jobs(logged) == [("submitted", jobs[0]), ("adopted", "7")]
+
+
+def test_once_no_trial_is_left_jobs_in_the_queue_are_cancelled_and_count_as_done(executor, tmp_path, slurm, logged):
+    """One that has started meanwhile ends by itself, and one that has not been submitted never is."""
+    states = {"0": "RUNNING", "1": "PENDING", "2": "PENDING", "3": "PENDING"}
+    before = "".join(queued(*each) for each in states.items())
+    slurm.prints("squeue", before)
+    active = [slurm_job(number) for number in range(4)]
+    for number, info in enumerate(active[:3]):
+        info.job = job_of_several(number, 4, tmp_path)
+    assert check(executor, *active) == active, "trials are left"
+    (tmp_path / "complete").write_text("of an earlier config")
+    assert check(executor, *active) == active
+    (tmp_path / "complete").write_text("a digest")
+    states = {"0": "RUNNING", "2": "RUNNING", "3": "PENDING"}
+    cancelled = tmp_path / "cancelled"
+    after = "".join(queued(*each) for each in states.items())
+    slurm.runs("scancel", f"echo $* > {cancelled}")
+    slurm.runs("squeue", f"if [ -e {cancelled} ]; then printf %s '{after}'; else printf %s '{before}'; fi")
+    assert check(executor, *active) == [active[0], active[2], active[3]]
+    assert cancelled.read_text() == "--state=PENDING 1 2\n"
+    assert ("done", active[1].job) in logged
+    late = job_of_several(5, 8, tmp_path)
+    executor.run_job(late)
+    check(executor)
+    assert (("done", late) in logged, ("submitted", late) in logged) == (True, False)
+    slurm.prints("squeue", "")
+    assert check(executor, active[0], active[2]) == []
+    assert [("done", active[number].job) in logged for number in (0, 2)] == [True, True]

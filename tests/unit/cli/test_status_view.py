@@ -1,6 +1,7 @@
 """The progress of sweeps, as `status.py` shows it."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -21,10 +22,10 @@ from trainyard.utils.text import format_duration
 CONFIG = check_config({"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [1, 2, 3, 4]}}}})
 
 
-def shown(results):
+def shown(results, config=CONFIG):
     """The words of the view from the row of the sweep on."""
     console = Console(width=200, file=io.StringIO())
-    console.print(status_view(CONFIG, results, {"s": Fold(results / "sweeps/s/journal.jsonl")}))
+    console.print(status_view(config, results, {"s": Fold(results / "sweeps/s")}))
     words = console.file.getvalue().split()
     return words[words.index("s") :]
 
@@ -33,7 +34,7 @@ def shown(results):
 def test_the_time_left_leaves_out_what_running_trials_have_run_on_the_slots_of_the_job(tmp_path, slots, minutes):
     done, second, third, _ = plan_sweep(CONFIG, "s", tmp_path).state.trials
     now = time.time()
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with Journal.of_new_session(tmp_path / "sweeps/s") as journal:
         journal.write({"event": "session", "time": now - 9660, "job": "1", "slots": slots})
         journal.write({"event": "started", "time": now - 9660, "trial": done, "attempt": 1})
         journal.write({"event": "finished", "time": now - 3660, "trial": done, "attempt": 1, "seconds": 6000.0})
@@ -66,8 +67,8 @@ def ended_process():
 def test_trials_of_a_killed_driver_do_not_run(tmp_path, driver, is_running):
     """It could record no end. Once the walltime has passed, or if its process on this node is gone, it has ended."""
     done, second, _, _ = plan_sweep(CONFIG, "s", tmp_path).state.trials
-    path, now = tmp_path / "sweeps/s/journal.jsonl", time.time()
-    with Journal.opened(path) as journal:
+    now = time.time()
+    with Journal.of_new_session(tmp_path / "sweeps/s") as journal:
         journal.write({"event": "session", "time": now - 7200, "job": "1", "slots": 1} | driver)
         journal.write({"event": "started", "time": now - 7200, "trial": done, "attempt": 1})
         journal.write({"event": "finished", "time": now - 3600, "trial": done, "attempt": 1, "seconds": 3600.0})
@@ -93,3 +94,24 @@ def test_a_folder_without_results_and_an_edited_config_are_told(tmp_path):
         f"{file} as it is now has not run with these results: the config of the last run is "
         f"{config_copy(CONFIG, results)}"
     )
+
+
+def test_the_jobs_of_a_sweep_that_run_at_the_same_time_are_counted(tmp_path):
+    """Their slots are counted together; a job on another node that has recorded its end does not run."""
+    config = check_config({"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [1, 2, 3, 4]},
+                                            "slots": {"gpus_per_node": 0, "jobs": 3}}}})  # fmt: skip
+    first, second, third, _ = plan_sweep(config, "s", tmp_path).state.trials
+    folder, now = tmp_path / "sweeps/s", time.time()
+    for number, trial in enumerate((first, second, third)):
+        session = {"event": "session", "time": now - 900, "node": "elsewhere", "process": 1, "slots": 1}
+        lines = [session, {"event": "started", "time": now - 600, "trial": trial, "attempt": 1, "slot": number}]
+        if trial == first:
+            lines.append({"event": "finished", "time": now, "trial": trial, "attempt": 1, "seconds": 600.0})
+            lines.append({"event": "left", "time": now})
+        path = folder / f"sessions/{number}-7.0-{number:08d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = shown(tmp_path, config)
+    assert "sweep s: 2 jobs running, or killed without a final event" in " ".join(row)
+    assert row[1:8] == ["1", "0", "0", "2", "0", "1", "4"]
+    assert row[8:10] == ["10", "min"], "600 s on one of the two slots"

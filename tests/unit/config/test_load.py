@@ -123,6 +123,13 @@ MISTAKES = [
         "with log, low must be above 0, not 0.0",
     ),
     ("sweeps.depth.slots", {"gpus_per_node": 2, "gpus_per_trial": 4}, "does not fit a node of 2"),
+    (
+        "sweeps.depth.slots",
+        {"jobs": 3, "gpus_per_trial": "auto"},
+        "sweeps.depth.slots: gpus_per_trial: auto is measured in one job; with jobs: 3, give a number, such as 0.5",
+    ),
+    ("sweeps.depth.slots", {"jobs": 0}, "sweeps.depth.slots.jobs: "),
+    ("sweeps.depth.slots", {"jobs": 101}, "sweeps.depth.slots.jobs: "),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
     ("sweeps.depth.slots", {"gpus_per_node": 0, "gpus_per_trial": 0}, "gpus_per_trial: must be above 0: for trials"),
     (

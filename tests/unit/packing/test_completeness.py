@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep
-from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.locks import Holder, LockHeldError
@@ -18,7 +19,7 @@ def swept(results, last_error):
     """The state of a sweep of three trials, of which the last one has failed."""
     config = check_config({"sweeps": {"s": SWEEP}})
     first, second, last = plan_sweep(config, "s", results).state.trials
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         for trial, fields in (
             (first, {"status": TrialStatus.FINISHED, "metrics": {"loss": 1.0}}),
             (second, {"status": TrialStatus.FINISHED, "metrics": {"loss": 2.0}}),
@@ -51,7 +52,7 @@ def test_a_sweep_is_not_complete_if_a_trial_failed_for_a_reason_that_is_not_its_
 def test_the_most_common_cause_is_counted_without_the_names_and_values_of_trials(tmp_path):
     config = check_config({"sweeps": {"s": SWEEP}})
     trials = plan_sweep(config, "s", tmp_path).state.trials
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         for trial, lr in zip(trials, (0.1, 0.2, 0.3), strict=True):
             error = "ValueError: other" if lr == 0.1 else f"ValueError: lr {lr} is too large for {trial}"
             journal.record(Started(trial=trial, attempt=1))
@@ -65,7 +66,7 @@ def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again_unless_a_tr
     sweep = {"command": "true {n}", "grid": {"n": [1, 2]}, "metrics": {"pattern": "acc=(?P<acc>{number})"}}
     config = check_config({"sweeps": {"s": sweep}})
     trials = list(plan_sweep(config, "s", tmp_path).state.trials)
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         for trial, status in zip(trials, (TrialStatus.UNREADABLE, other or TrialStatus.UNREADABLE), strict=True):
             journal.record(Started(trial=trial, attempt=1))
             journal.record(Ended(trial=trial, attempt=1, status=status, error="none were found"))
@@ -81,7 +82,7 @@ def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again_unless_a_tr
 
 def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tmp_path):
     config = check_config({"sweeps": {"s": SWEEP}})
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         for trial in plan_sweep(config, "s", tmp_path).state.trials:
             journal.record(Started(trial=trial, attempt=1))
             journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, error="NaN", seconds=1.0))

@@ -4,13 +4,14 @@ import os
 import subprocess
 
 import pytest
+from sweep_journals import killed_session, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
+from trainyard.planning.journal import Ended, Epoch, Resumed, SessionStarted, Started, encode
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.programs.runner import CheckpointFile
@@ -20,7 +21,7 @@ from trainyard.utils.errors import FinalError, UserError
 def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
     """Not even the one that imports what workers need while the sweep is planned."""
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}}}})
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         for trial in TrialSpace(config.sweeps["s"], "no dataset").trials:
             journal.record(Started(trial=trial, attempt=1))
             journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, metrics={}, seconds=1.0))
@@ -36,7 +37,7 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
     sweep = {"command": "false", "metrics": {"pattern": "loss (?P<loss>{number})"}, "metric": "loss"}
     config = check_config({"sweeps": {"s": sweep}})
     (trial,) = plan_sweep(config, "s", tmp_path).state.trials
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         journal.record(Started(trial=trial, attempt=1))
         diverged = {"error": "loss became NaN or infinite", "failure": "exit code 1: no"}
         journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, seconds=1.0, **diverged))
@@ -61,18 +62,20 @@ def test_an_attempt_whose_driver_was_killed_ends_with_its_output_which_is_read(t
     sweep = {"command": "false", "metrics": {"pattern": "epoch (?P<epoch>[0-9]+) loss (?P<loss>{number})"}}
     config = check_config({"sweeps": {"s": sweep}})
     (trial,) = plan_sweep(config, "s", tmp_path).state.trials
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
-        started = journal.record(Started(trial=trial, attempt=1))
-    journal_file = tmp_path / "sweeps/s/journal.jsonl"
-    journal_file.write_text(journal_file.read_text().replace(str(started.time), "1700000000.0"))
+    with killed_session(tmp_path / "sweeps/s", trial) as journal:
+        journal.write(encode(SessionStarted(time=1.7e9)))
+        journal.write(encode(Started(time=1.7e9, trial=trial, attempt=1)))
     output = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
     output.parent.mkdir(parents=True)
     output.write_text("epoch 1 loss 0.5\n")
     os.utime(output, (1.7e9 + 50, 1.7e9 + 50))
     monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
-    (attempt,) = run_sweep(config, "s", tmp_path).state.attempts_at(trial)
+    state = run_sweep(config, "s", tmp_path).state
+    (attempt,) = state.attempts_at(trial)
     assert (attempt.outcome, attempt.end - attempt.start) == (TrialStatus.INTERRUPTED, 50)
     assert (attempt.epochs, attempt.epoch_times) == ([{"epoch": 1, "loss": 0.5}], {1: attempt.end})
+    killed = state.sessions[0]
+    assert (killed.start, killed.end) == (1.7e9, 1.7e9 + 50)
 
 
 def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_end(tmp_path, monkeypatch):

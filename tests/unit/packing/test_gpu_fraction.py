@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
@@ -30,8 +31,7 @@ class Yard:
         self.config = self.read(mps=mps)
         self.halves_at = 1e9  # trials per GPU at which a micro-batch does not fit
         self.folder, self.gpus, self.now, self.used = folder, gpus, 1000.0, GpuUse(1000, 10000, 1.0)
-        self.journal = folder / "sweeps/s/journal.jsonl"
-        self.journal.parent.mkdir(parents=True)
+        self.journal = write_session(folder / "sweeps/s", [])
         self.write(SessionStarted(time=self.now, slots=gpus, gpus=gpus))
         monkeypatch.setattr(gpu_fraction, "time", SimpleNamespace(monotonic=lambda: self.now))
 
@@ -57,7 +57,7 @@ class Yard:
         state = replace(plan.state, flops=work(plan) if work else {})
         self.trials = state.trials
         waiting = deque(Task(name, trial.spec, trial.values, 0) for name, trial in state.trials.items())
-        return GpuFractionMeasurement(state, self.run).measure(waiting), len(waiting)
+        return GpuFractionMeasurement(state, self.journal.stem, self.run).measure(waiting), len(waiting)
 
     def run(self, slots, tasks):
         """Run tasks as the packer does: a slot that is free takes the next one."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from slurm_cluster.waiting import wait_until
+from sweep_journals import order_beside, read_journal, session_of
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
@@ -17,7 +18,7 @@ from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot_pool import Slot
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt, fold_attempts
-from trainyard.planning.journal import Ended, Journal, Started, read_journal
+from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
@@ -26,8 +27,9 @@ from trainyard.utils.errors import UserError
 
 def handler(journal, *, places=(), monitored_metrics=()):
     """A handler of outcomes beside a journal, its queue, and the list of slots whose workers it has replaced."""
-    setup, failures = WorkerSetup(folder=journal.path.parent, data=Data(), threads=1), FailurePolicy(retries=1)
-    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
+    setup, failures = WorkerSetup(folder=journal.path.parents[1], data=Data(), threads=1), FailurePolicy(retries=1)
+    limits, order = TimeLimits(None, can_resume=True), order_beside(journal)
+    queue = TrialQueue(limits=limits, failures=failures, order=order, source=None, predict=None)
     replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, listeners=[])
     pool = SimpleNamespace(
         running_seconds={},
@@ -40,6 +42,7 @@ def handler(journal, *, places=(), monitored_metrics=()):
         setup,
         recorder=recorder,
         queue=queue,
+        order=order,
         pool=pool,
         failures=failures,
         rule=None,
@@ -55,13 +58,13 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
     checkpoint = tmp_path / "checkpoints/a-0/last.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    may_sync, sync, path = threading.Event(), os.fsync, tmp_path / "journal.jsonl"
-    with Journal.opened(path) as journal:
+    may_sync, sync = threading.Event(), os.fsync
+    with session_of(tmp_path) as journal:
         monkeypatch.setattr(os, "fsync", lambda fd: may_sync.wait(60) and sync(fd))
         outcomes, _, _ = handler(journal)
         end = TrialEnded(status=TrialStatus.FINISHED, metrics={"score": 1.0}, seconds=2.0)
         assert outcomes.handle(Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0)), end), "the slot is ready"
-        assert [event.status for event in read_journal(path)] == [TrialStatus.FINISHED]
+        assert [event.status for event in read_journal(tmp_path)] == [TrialStatus.FINISHED]
         assert checkpoint.exists()
         may_sync.set()
         wait_until(journal.is_synced, what="the sync")
@@ -70,7 +73,7 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
 
 def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp_path):
     """At shutdown, the slot still seems to run it. The live view and a search know of no such trial any more."""
-    reported, path = [], tmp_path / "journal.jsonl"
+    reported = []
 
     def report(event, attempt):
         reported.extend([event] if isinstance(event, Ended) else [])
@@ -78,7 +81,7 @@ def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp
             raise KeyboardInterrupt
 
     slot = Slot(0, task=Task("a", UserProgram(function="m:f"), {}, 0))
-    with Journal.opened(path) as journal:
+    with Journal.of_new_session(tmp_path) as journal:
         recorder = AttemptRecorder(journal, folder=tmp_path, listeners=[report])
         slot.attempt = recorder.record(Started(trial="a", attempt=1))
         with pytest.raises(KeyboardInterrupt):
@@ -86,7 +89,7 @@ def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp
         recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
     assert slot.task is None
     assert [event.status for event in reported] == [TrialStatus.FINISHED]
-    assert [event.status for event in read_journal(path)[1:]] == [TrialStatus.FINISHED]
+    assert [event.status for event in read_journal(tmp_path)[1:]] == [TrialStatus.FINISHED]
 
 
 DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
@@ -105,12 +108,11 @@ DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
 def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, error, metrics, status):
     """Many programs end with an error once the loss is NaN."""
     task = Task("a", UserProgram(function="m:f"), {}, 0)
-    path = tmp_path / "journal.jsonl"
-    with Journal.opened(path) as journal:
+    with session_of(tmp_path) as journal:
         outcomes, queue, replaced = handler(journal, monitored_metrics=["loss"])
         slot = Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0))
         assert not outcomes.handle(slot, TrialEnded(status=FAILED, error=error, metrics=metrics, seconds=2.0))
-    (attempt,) = fold_attempts([Started(trial="a", attempt=1), *read_journal(path)])
+    (attempt,) = fold_attempts([Started(trial="a", attempt=1), *read_journal(tmp_path)])
     assert attempt.outcome == status
     assert (attempt.error, attempt.failure) == (
         ("loss became NaN or infinite", error) if status == DIVERGED else (error, "")
@@ -133,7 +135,7 @@ def test_an_error_with_the_bytes_of_a_file_name_that_is_not_utf_8_ends_no_sweep(
     end = ended.value.value
     assert "ValueError: cannot decode caf\\xe9.jpg" in end.error
     task = Task("a", UserProgram(function="m:f"), {}, 0)
-    with Journal.opened(tmp_path / "journal.jsonl") as journal:
+    with session_of(tmp_path) as journal:
         outcomes, queue, _ = handler(journal)
         assert not outcomes.handle(Slot(0, task=task, attempt=Attempt("a", 1, 0.0, 0.0)), end)
     assert queue.waiting == 1, "it is retried"
@@ -145,7 +147,7 @@ def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_o
     """The first trials may all have too large a learning rate. On four slots, more fail than needed."""
     at, spec = SlotLocation("n", "", 0), UserProgram(command="true")
     slots, started = deque(Slot(number) for number in range(4)), []
-    with Journal.opened(tmp_path / "journal.jsonl") as journal:
+    with session_of(tmp_path) as journal:
         outcomes, queue, _ = handler(journal, places=[at])
         queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0) for number in range(1000))
 

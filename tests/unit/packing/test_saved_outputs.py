@@ -3,13 +3,14 @@
 import json
 
 import pytest
+from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.saved_outputs import reparse_outputs
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
-from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
+from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started, journal_files
 from trainyard.planning.plan import plan_sweep
 from trainyard.programs.runner import CheckpointFile
 from trainyard.results.ranking import rank_sweep
@@ -28,7 +29,7 @@ def swept(results, *outputs, **metrics):
     """A sweep of a trial whose first attempt was interrupted and continued by the second; returns its identity."""
     state = state_with(results, **metrics)
     (trial,) = state.trials
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         first, second = {"trial": trial, "attempt": 1}, {"trial": trial, "attempt": 2}
         started = journal.record(Started(**first))
         journal.record(Ended(**first, status=TrialStatus.INTERRUPTED, ended=started.time + 100))
@@ -45,7 +46,7 @@ def swept(results, *outputs, **metrics):
 
 def reread(results, **metrics):
     """The state after the outputs were read again."""
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         reparse_outputs(journal, state_with(results, **metrics))
     return state_with(results, **metrics)
 
@@ -70,8 +71,8 @@ def test_a_line_that_an_ended_program_could_not_complete_is_not_read_again(tmp_p
 
 def test_rows_without_an_epoch_are_numbered_after_those_up_to_the_checkpoint(tmp_path):
     trial = swept(tmp_path, "acc=0.1\nacc=0.2\nacc=0.3\n", "acc=0.5\nacc=0.6\n", pattern="acc:(?P<acc>{number})")
-    path = tmp_path / "sweeps/s/journal.jsonl"
-    first, interrupted, second, resumed, end = map(json.loads, path.read_text().splitlines())
+    (path,) = journal_files(tmp_path / "sweeps/s")
+    first, interrupted, second, resumed, end, _ = map(json.loads, path.read_text().splitlines())
     saved = first["time"] + 20.5  # a bit after the second epoch
     rows = [
         {
@@ -122,7 +123,7 @@ def test_a_file_that_a_resumed_program_appends_to_has_each_epoch_once(tmp_path, 
 
 def test_a_trial_that_failed_after_it_had_diverged_has_failed_if_its_values_were_read_wrongly(tmp_path):
     (trial,) = state_with(tmp_path, pattern=PATTERN).trials
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         journal.record(Started(trial=trial, attempt=1))
         diverged = {"status": TrialStatus.DIVERGED, "error": "acc became NaN or infinite", "failure": "exit code 1: no"}
         journal.record(Ended(trial=trial, attempt=1, **diverged))
@@ -173,7 +174,7 @@ def plan_of_losses(results, pattern, **more):
 def write_losses(results, *statuses, rule=None):
     """Both trials have ended so, and their output was read with the pattern TRAIN."""
     state = plan_of_losses(results, TRAIN).state
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         for (trial, known), status in zip(state.trials.items(), statuses, strict=True):
             text = LOSSES[known.values["x"]]
             digest = state.sweep.metrics.digest
@@ -188,7 +189,7 @@ def write_losses(results, *statuses, rule=None):
 
 
 def read_losses_again(results, pattern, **more):
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         reparse_outputs(journal, plan_of_losses(results, pattern, **more).state)
     return plan_of_losses(results, pattern, **more).state
 
@@ -239,7 +240,7 @@ def test_a_trial_that_was_stopped_by_other_values_than_metrics_find_now_goes_on(
 def test_what_a_killed_driver_had_not_read_is_read_before_the_trial_goes_on(tmp_path):
     """It had read epochs 1 and 2; the output goes on until epoch 3, and then there is a part of a line."""
     (trial,) = state_with(tmp_path, pattern=PATTERN).trials
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         started = journal.record(Started(trial=trial, attempt=1))
         for epoch in (1, 2):
             journal.record(Epoch(trial=trial, attempt=1, metrics={"epoch": epoch, "acc": epoch / 10}))

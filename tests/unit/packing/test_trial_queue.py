@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sweep_journals import order_beside, session_of
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
@@ -25,11 +26,20 @@ def task(trial, *, seconds=None, least=None, spec=None, earlier=()):
     return Task(trial, spec, {}, 0, earlier, expected_seconds=seconds, min_seconds=least)
 
 
-def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None, may_end_early=False):
-    failures = failures or FailurePolicy(retries=1)
-    made = TrialQueue(limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early)
-    made.add(tasks)
-    return made
+@pytest.fixture
+def queue_of(tmp_path):
+    """Makes a queue of these tasks, in the only job of a sweep."""
+    with session_of(tmp_path) as journal:
+        order = order_beside(journal)
+
+        def make(*tasks, limits=ENDLESS, failures=None, source=None, predict=None, may_end_early=False):
+            failures = failures or FailurePolicy(retries=1)
+            options = {"source": source, "predict": predict, "may_end_early": may_end_early}
+            made = TrialQueue(limits=limits, failures=failures, order=order, **options)
+            made.add(tasks)
+            return made
+
+        yield make
 
 
 def drain(queue, place=HERE):
@@ -44,7 +54,7 @@ def limits(seconds_left, **options):
     return TimeLimits(Allocation("1", ("n1",), end_time), **{"can_resume": False, **options})
 
 
-def test_trials_start_in_order_and_then_the_suggested_ones():
+def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):
     class Search:
         remaining = 2
 
@@ -57,13 +67,13 @@ def test_trials_start_in_order_and_then_the_suggested_ones():
     assert drain(queue) == ["a", "b", "suggested-1", "suggested-0"]
 
 
-def test_attempts_are_counted_on_from_earlier_runs():
+def test_attempts_are_counted_on_from_earlier_runs(queue_of):
     queue = queue_of()
     earlier = tuple(Attempt("a", number, 0.0, 1.0) for number in (1, 2))
     assert [queue.start_attempt(task("a", earlier=earlier)), queue.start_attempt(task("b"))] == [3, 1]
 
 
-def test_a_closed_queue_starts_nothing():
+def test_a_closed_queue_starts_nothing(queue_of):
     queue = queue_of(task("a"))
     queue.is_closed = True
     assert queue.waiting == 0
@@ -71,7 +81,7 @@ def test_a_closed_queue_starts_nothing():
     assert drain(queue) == []
 
 
-def test_a_failed_trial_goes_to_another_slot():
+def test_a_failed_trial_goes_to_another_slot(queue_of):
     failures = FailurePolicy(retries=1)
     failures.record_failure(TrialFailure("a", HERE, "ValueError", 1.0))
     queue = queue_of(task("a"), task("b"), failures=failures)
@@ -80,7 +90,7 @@ def test_a_failed_trial_goes_to_another_slot():
     assert drain(queue, THERE) == ["a"]
 
 
-def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial():
+def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial(queue_of):
     class Search:
         remaining = 1
 
@@ -98,13 +108,13 @@ def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial():
         assert queue.take(THERE, BOTH)
 
 
-def test_a_shorter_trial_takes_the_place_of_one_that_cannot_end_in_time():
+def test_a_shorter_trial_takes_the_place_of_one_that_cannot_end_in_time(queue_of):
     long, short = task("long", seconds=500, least=400), task("short", seconds=50, least=40)
     assert drain(queue_of(long, short, limits=limits(300))) == ["short"]
     assert drain(queue_of(long, short, limits=limits(600))) == ["long", "short"]
 
 
-def test_without_an_estimate_a_trial_needs_as_long_as_the_longest_so_far():
+def test_without_an_estimate_a_trial_needs_as_long_as_the_longest_so_far(queue_of):
     queue = queue_of(task("a"), limits=limits(300))
     queue.note_finished("x", 400.0)
     assert not queue.has_task(HERE, BOTH)
@@ -126,7 +136,7 @@ def predicts(seconds):
     return predict
 
 
-def test_the_order_follows_new_predictions_with_retries_last():
+def test_the_order_follows_new_predictions_with_retries_last(queue_of):
     predict = predicts({"a": 1.0, "b": 9.0, "retried": 99.0})
     queue = queue_of(task("a"), task("retried"), task("b"), predict=predict)
     queue.start_attempt(task("retried"))
@@ -135,7 +145,7 @@ def test_the_order_follows_new_predictions_with_retries_last():
     assert drain(queue) == ["b", "a", "retried"]
 
 
-def test_the_slots_of_short_trials_do_not_wait_for_predictions(monkeypatch):
+def test_the_slots_of_short_trials_do_not_wait_for_predictions(queue_of, monkeypatch):
     """Here, one takes 20 ms."""
     now, predicted_at = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -166,7 +176,7 @@ SECONDS = {"6 s": 6.0, "5 s": 5.0, "4 s": 4.0, "3 s": 3.0, "running": 10.0}
     ],
     ids=["all durations known", "early stopping", "more to come from a search"],
 )
-def test_the_order_fits_the_time_at_which_busy_slots_are_free(options, seconds):
+def test_the_order_fits_the_time_at_which_busy_slots_are_free(queue_of, options, seconds):
     """One of two slots is busy for 6 s more: 6 + 6 and 5 + 4 + 3 take 12 s, longest first 13 s."""
     waiting = [task(name) for name in SECONDS if name != "running"]
     queue = queue_of(*waiting, predict=predicts(SECONDS), **options)
@@ -176,7 +186,7 @@ def test_the_order_fits_the_time_at_which_busy_slots_are_free(options, seconds):
 
 
 @pytest.mark.parametrize(("seconds_left", "longest_first"), [(2000, False), (1000, True)])
-def test_the_order_is_longest_first_if_not_all_trials_end_by_the_deadline(seconds_left, longest_first):
+def test_the_order_is_longest_first_if_not_all_trials_end_by_the_deadline(queue_of, seconds_left, longest_first):
     """Short trials then fill what is left; the best order takes 1,200 s and may have long ones at its end."""
     seconds = {name: 100 * each for name, each in SECONDS.items()}
     waiting = [task(name) for name in seconds if name != "running"]
@@ -186,7 +196,7 @@ def test_the_order_is_longest_first_if_not_all_trials_end_by_the_deadline(second
     assert (drain(queue) == ["6 s", "5 s", "4 s", "3 s"]) == longest_first
 
 
-def test_trials_that_failed_in_an_earlier_run_stay_last():
+def test_trials_that_failed_in_an_earlier_run_stay_last(queue_of):
     failed = replace(task("failed"), has_failed=True)
     queue = queue_of(task("a"), task("b"), failed, predict=predicts({"a": 1.0, "b": 9.0, "failed": 99.0}))
     queue.note_finished("x", 5.0)
@@ -194,7 +204,7 @@ def test_trials_that_failed_in_an_earlier_run_stay_last():
     assert drain(queue) == ["b", "a", "failed"]
 
 
-def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial():
+def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial(queue_of):
     queue = queue_of(*(task(name) for name in SECONDS), predict=predicts(SECONDS))
     queue.note_finished("x", 5.0)
     queue.update_order({}, 2)

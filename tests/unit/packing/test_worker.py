@@ -35,7 +35,7 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
 
     monkeypatch.setattr(worker, "_train", train)
     for compiles in (True, False):
-        worker.begin(SimpleNamespace(spec=Train(compile=compiles)))
+        worker.begin(SimpleNamespace(spec=Train(compile=compiles), taken_over=None))
     assert len(released) == 1
 
 
@@ -47,7 +47,7 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
     worker = Worker()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False))
+    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
     assert end.seconds > 1000
@@ -58,7 +58,7 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
     worker = Worker()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False))
+    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
 

@@ -8,13 +8,14 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.job_costs import summarize_plan
-from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
@@ -277,7 +278,7 @@ def swept(results, **sweep):
 def stopped(results, *, rule):
     """The first trial has finished, and the second was stopped by this rule, or by one that is not recorded."""
     finished, early, *_ = swept(results).state.trials
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         for trial, status in ((finished, TrialStatus.FINISHED), (early, TrialStatus.STOPPED)):
             journal.record(Started(trial=trial, attempt=1))
             end = {"status": status, "metrics": {"loss": 0.5}, "seconds": 1.0, "rule": rule}

@@ -1,14 +1,16 @@
 """A fold that grows knows what a fold of the whole journal knows, and reads only what is new."""
 
-import json
 import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sweep_journals import read_journal, write_session
+from trainyard.config.trial_status import ENDED
 from trainyard.planning.attempts import Fold, Session, fold_attempts, update_sessions
-from trainyard.planning.journal import FlopsCounted, GpuFraction, Journal, Suggested, read_journal
+from trainyard.planning.journal import FlopsCounted, GpuFraction, Suggested
 from trainyard.utils import event_log
+from trainyard.utils.event_log import EventLog
 
 TRIALS = ("a", "b", 'with "quotes"')
 
@@ -39,14 +41,22 @@ KINDS = ["session", "slot_up", "started", "started", "epoch", "epoch", "epoch", 
 TOLD = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(TRIALS), st.integers(1, 2)), max_size=40)
 
 
-def lines_of(told):
-    events = [event(*each[:1], time, *each[1:]) for time, each in enumerate(told, start=1)]
-    return "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in events).encode()
+def events_of(told):
+    """These events, without the rereads of attempts that have not ended, which no driver records."""
+    ended = set()
+    for time, (kind, *attempt) in enumerate(told, start=1):
+        if kind == "reread" and tuple(attempt) not in ended:
+            continue
+        if kind in ENDED:
+            ended.add(tuple(attempt))
+        elif kind == "started":
+            ended.discard(tuple(attempt))
+        yield event(kind, time, *attempt)
 
 
 def check(fold, path):
     """See that a fold knows what one of the whole journal knows."""
-    events = read_journal(path)
+    events = read_journal(path.parent.parent)
     assert list(fold.attempts.values()) == fold_attempts(events)
     sessions: list[Session] = []
     for event in events:
@@ -62,9 +72,9 @@ def check(fold, path):
 @given(TOLD, st.lists(st.floats(0, 1), max_size=6))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):
-    path, content = tmp_path / "journal.jsonl", lines_of(told)
-    path.unlink(missing_ok=True)
-    fold = Fold(path)
+    path = write_session(tmp_path, events_of(told))
+    content, fold = path.read_bytes(), Fold(tmp_path)
+    path.unlink()
     for share in [*sorted(cuts), 1]:
         size = int(share * len(content))
         with open(path, "ab") as file:
@@ -73,7 +83,8 @@ def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):
 
 
 def whole_sweep(path, trials=5):
-    with Journal.opened(path) as file:
+    path.parent.mkdir(exist_ok=True)
+    with EventLog.repaired(path) as file:
         file.append("session", job="7", slots=2)
         for trial in range(trials):
             file.append("started", trial=f"t{trial}", attempt=1)
@@ -85,16 +96,21 @@ def whole_sweep(path, trials=5):
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "sessions/0-local.0-0.jsonl"
     whole_sweep(path)
     return path
 
 
+def fold_of(path):
+    """The fold of the sweep to which the journal of a session belongs."""
+    return Fold(path.parent.parent).update()
+
+
 def test_only_what_is_new_is_read(path, monkeypatch):
-    fold = Fold(path).update()
+    fold = fold_of(path)
     parsed, parse = [], event_log.parse_event
     monkeypatch.setattr(event_log, "parse_event", lambda line: parsed.append(line) or parse(line))
-    with Journal.opened(path) as file:
+    with EventLog.repaired(path) as file:
         file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
     fold.update().update()
     assert [each.outcome for each in fold.attempts.values()] == ["finished"] * 5
@@ -107,32 +123,35 @@ def shortened(path):
 
 
 def replaced(path):
-    whole_sweep(path.with_name("other.jsonl"), trials=9)
-    path.with_name("other.jsonl").replace(path)
+    whole_sweep(path.with_name("other"), trials=9)
+    path.with_name("other").replace(path)
 
 
 @pytest.mark.parametrize("change", [shortened, replaced, os.unlink])
 def test_what_was_read_of_another_journal_does_not_count(path, change):
-    fold = Fold(path).update()
+    fold = fold_of(path)
     change(path)
     check(fold.update(), path)
     whole_sweep(path, trials=2)
     check(fold.update(), path)
 
 
-def test_a_repaired_tail_is_read_on(path):
+def test_a_line_that_is_read_while_it_is_written_counts_once_it_is_complete(path):
+    line = '{"event":"finished","time":2e9,"trial":"t4","attempt":1,"seconds":1.0,"metrics":{"loss":0.25}}\n'
     with open(path, "a") as file:
-        file.write('{"event":"finished","ti')
-    fold = Fold(path).update()
-    with Journal.opened(path) as file:
-        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
+        file.write(line[:23])
+    fold = fold_of(path)
+    assert fold.attempts["t4", 1].outcome == "running"
+    with open(path, "a") as file:
+        file.write(line[23:])
     check(fold.update(), path)
+    assert fold.attempts["t4", 1].outcome == "finished"
 
 
 def test_damaged_lines_are_numbered_and_stop_nothing(path, caplog):
     with open(path, "a") as file:
         file.write('{"event":"epoch","time":17.0.1,"trial":"t4","attempt":1,"metrics":{"epoch":4}}\n')
-    fold = Fold(path).update()
+    fold = fold_of(path)
     assert "skipped damaged lines: 26" in caplog.text
     with open(path, "a") as file:
         file.write('\n{"event":"epoch","time":\n')
@@ -142,6 +161,17 @@ def test_damaged_lines_are_numbered_and_stop_nothing(path, caplog):
 
 
 def test_the_end_of_an_attempt_with_an_error_that_is_no_text_is_read(path):
-    with Journal.opened(path) as file:
+    with EventLog.repaired(path) as file:
         file.append("failed", trial="t4", attempt=1, seconds=1.0, error="no such file: caf\udce9.jpg")
-    assert Fold(path).update().attempts["t4", 1].error == "no such file: caf\udce9.jpg"
+    assert fold_of(path).attempts["t4", 1].error == "no such file: caf\udce9.jpg"
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (2, 1, 0)])
+def test_of_several_sessions_that_have_read_an_output_again_the_last_counts(tmp_path, numbers):
+    """Journals are read by their names, and not by their times."""
+    reread = {"event": "reread", "trial": "a", "attempt": 1, "outcome": "finished", "error": "", "rows": []}
+    ended, first, second = numbers
+    write_session(tmp_path, [event("started", 1, "a", 1), event("finished", 2, "a", 1)], number=ended)
+    write_session(tmp_path, [{**reread, "time": 3.0, "metrics": {"loss": 0.25}, "heard": "1"}], number=first)
+    write_session(tmp_path, [{**reread, "time": 4.0, "metrics": {"loss": 0.5}, "heard": "2"}], number=second)
+    assert Fold(tmp_path).update().attempts["a", 1].metrics == {"loss": 0.5}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from snakemake.resources import Resources
+from sweep_journals import session_of
 from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import JobLimits, Limits
@@ -15,7 +16,6 @@ from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning.job_costs import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
-from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import NOT_STAGED
@@ -53,7 +53,7 @@ def launched(study):
 
 def finished(results, hours_by_blocks):
     trials = plan_sweep(check_config(CONFIG), "depth", results).state.trials
-    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(results / "sweeps/depth") as journal:
         for name, trial in trials.items():
             if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
                 journal.append("started", trial=name, attempt=1)
@@ -228,6 +228,13 @@ def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_p
         "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 45, "trees t": 60
     }  # fmt: skip
     assert found["sweep depth"].asked_gpu_hours == 300 / 60 * found["sweep depth"].gpus
+
+
+def test_the_plan_counts_all_jobs_of_a_sweep_with_several(tmp_path):
+    config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": {"jobs": 2, "gpus_per_node": 1}}}}
+    rows = plan_jobs(check_config(config), tmp_path, runtime_minutes=60)
+    row = next(each for each in rows if each.strategy == "packed")
+    assert (row.job, row.jobs, row.gpus, row.walltime_minutes, row.asked_gpu_hours) == ("sweep depth", 2, 1, 60, 2)
 
 
 def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, monkeypatch):

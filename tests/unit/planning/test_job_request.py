@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Slots
-from trainyard.planning.job_request import CHEAP_TOLERANCE, FAST_TOLERANCE, choose_option, list_options
+from trainyard.planning.job_request import CHEAP_TOLERANCE, FAST_TOLERANCE, choose_option, list_options, useful_jobs
 
 DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))
@@ -51,6 +51,24 @@ def test_what_may_take_longer_than_expected_needs_more_for_a_deadline():
 def test_more_slots_than_trials_are_of_no_use():
     assert [option.slots.gpus for option in list_options([3, 2, 1], upto(8), startup=0)] == [1, 2, 3]
     assert [option.slots.count for option in list_options([1] * 5, upto(8, share=0.25), startup=0)] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "trials", "useful"), [(8, 1, 20, 8), (8, 1, 3, 3), (8, 2, 3, 2), (8, 2, 0, 1), (1, 1, 20, 1)]
+)
+def test_no_more_jobs_are_requested_than_find_a_trial(jobs, gpus, trials, useful):
+    assert useful_jobs(Slots(jobs=jobs, gpus_per_node=gpus), trials) == useful
+
+
+def test_options_of_several_jobs_count_all_of_them():
+    """Ten jobs of one GPU are one job of ten; three trials fill two jobs of two GPUs, but no third."""
+    several = list_options(DEPTH, Slots(jobs=10, gpus_per_node=1), startup=0)
+    alone = next(option for option in list_options(DEPTH, upto(20), startup=0) if option.slots.gpus == 10)
+    assert [(each.parallel_jobs, each.seconds, each.unit_seconds) for each in several] == [
+        (10, alone.seconds, alone.unit_seconds)
+    ]
+    few = list_options([3, 2, 1], Slots(jobs=2, gpus_per_node=4), startup=0)
+    assert [(each.slots.gpus, each.parallel_jobs, each.seconds) for each in few] == [(1, 2, 3), (2, 2, 3)]
 
 
 def test_nodes_are_taken_only_where_one_has_too_few_gpus():

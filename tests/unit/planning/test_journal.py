@@ -5,26 +5,27 @@ import time
 from dataclasses import replace
 
 import pytest
-from journals import decode_all
+from sweep_journals import decode_all, read_journal, session_of, write_session
 from trainyard.planning.attempts import Fold, find_result, fold_attempts, whole_epochs, whole_seconds
-from trainyard.planning.journal import Journal, decode, encode, read_journal
+from trainyard.planning.journal import Journal, decode, encode
 from trainyard.utils.event_log import read_events
 
 
-def write_one_of_each(path):
-    with Journal.opened(path) as journal:
+def write_one_of_each(folder):
+    """A session that is killed after these events; returns the path of its journal."""
+    with Journal.of_new_session(folder) as journal:
         journal.append("session", durable=True, job="7")
         journal.append("started", trial="a", attempt=1, generation=0, node="n1", gpu="0", slot=0, job="7")
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "val_accuracy": 0.5})
         journal.append("failed", trial="a", attempt=1, error="boom", seconds=1.0)
         journal.append("started", trial="a", attempt=2, generation=0, node="n1", gpu="0", slot=0, job="7")
         journal.append("finished", trial="a", attempt=2, metrics={"val_accuracy": 0.9}, seconds=2.0)
+        return journal.path
 
 
 def test_events_fold_into_attempts(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
-    first, second = fold_attempts(read_journal(path))
+    write_one_of_each(tmp_path)
+    first, second = fold_attempts(read_journal(tmp_path))
     assert (first.outcome, first.error, first.epochs) == ("failed", "boom", [{"epoch": 1, "val_accuracy": 0.5}])
     assert (second.outcome, second.number, second.seconds, second.location.node) == ("finished", 2, 2.0, "n1")
     assert find_result([first, second]) is second
@@ -49,43 +50,32 @@ def test_the_first_end_of_an_attempt_counts(tmp_path):
             {"event": "interrupted", **of_it, "time": 9}]  # fmt: skip
     (found,) = fold_attempts(decode_all(told))
     assert (found.outcome, found.metrics, found.seconds, found.end) == ("finished", {"score": 1.0}, 5.0, 5)
-    path = tmp_path / "journal.jsonl"
-    path.write_text("".join(json.dumps(event) + "\n" for event in told))
-    (folded,) = Fold(path).update().attempts.values()
+    write_session(tmp_path, told)
+    (folded,) = Fold(tmp_path).update().attempts.values()
     assert (folded.outcome, folded.metrics, folded.end) == ("finished", {"score": 1.0}, 5)
 
 
-@pytest.mark.parametrize("kept", [1, 0.3, 0.6, 0.99])
+@pytest.mark.parametrize("kept", [0.01, 0.3, 0.6, 0.99])
 def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
+    """No process writes to the journal of another one, so that nobody repairs it."""
+    path = write_one_of_each(tmp_path)
     *whole, last = path.read_text().splitlines()
-    size = max(1, int(len(last) * kept)) if kept != 1 else 1
-    path.write_text("\n".join(whole) + "\n" + last[:size])
+    path.write_text("\n".join(whole) + "\n" + last[: max(1, int(len(last) * kept))])
     assert len(read_events(path)) == len(whole)
-    with Journal.opened(path) as journal:
-        journal.append("started", trial="b", attempt=1)
-    lines = path.read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines[-2:]] == ["started", "started"]
-    assert len(lines) == len(whole) + 1
-
-
-def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
-    path.write_text(path.read_text().rstrip("\n"))
-    with Journal.opened(path) as journal:
-        journal.append("started", trial="b", attempt=1)
-    assert [event["event"] for event in read_events(path)][-2:] == ["finished", "started"]
+    with session_of(tmp_path) as journal:
+        journal.append("finished", trial="b", attempt=1, seconds=1.0)
+    found = {(each.trial, each.number): each.outcome for each in Fold(tmp_path).update().attempts.values()}
+    assert found == {("a", 1): "failed", ("a", 2): "running", ("b", 1): "finished"}
+    path.write_text("\n".join([*whole, last]))
+    assert Fold(tmp_path).update().attempts["a", 2].outcome == "finished", "only the end of its line is missing"
 
 
 def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
+    path = write_one_of_each(tmp_path)
     lines = path.read_bytes().splitlines()
     lines[2] = b"\x00" * 40
     path.write_bytes(b"\n".join(lines) + b"\n")
-    assert fold_attempts(read_journal(path))[-1].outcome == "finished"
+    assert fold_attempts(read_journal(tmp_path))[-1].outcome == "finished"
     assert "skipped damaged lines: 3" in caplog.text
 
 
@@ -105,28 +95,26 @@ def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
     ],
 )
 def test_a_line_that_lacks_a_field_costs_that_line_only(tmp_path, caplog, damaged):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
+    path = write_one_of_each(tmp_path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:5], damaged, *lines[5:], ""]))
-    (_, found), fold = fold_attempts(read_journal(path)), Fold(path).update()
+    (_, found), fold = fold_attempts(read_journal(tmp_path)), Fold(tmp_path).update()
     assert (found.outcome, found.metrics) == ("finished", {"val_accuracy": 0.9})
     assert list(fold.attempts.values())[-1] == found
     assert "skipped damaged lines: 6" in caplog.text
 
 
 def test_a_result_counts_without_the_start_of_its_attempt(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    write_one_of_each(path)
+    path = write_one_of_each(tmp_path)
     lines = path.read_text().splitlines()
     lines[4] = "\0" * 40
     path.write_text("\n".join([*lines, ""]))
-    events = read_journal(path)
+    events = read_journal(tmp_path)
     first, second = fold_attempts(events)
     assert (second.outcome, second.number, second.seconds) == ("finished", 2, 2.0)
     assert (second.start, second.end) == (events[-1].time - 2.0, events[-1].time)
     assert find_result([first, second]) is second
-    assert list(Fold(path).update().attempts.values()) == [first, second]
+    assert list(Fold(tmp_path).update().attempts.values()) == [first, second]
 
 
 def test_an_attempt_without_its_start_is_of_the_generation_before_it():
@@ -139,13 +127,13 @@ def test_an_attempt_without_its_start_is_of_the_generation_before_it():
 
 
 def test_a_clock_that_is_set_back_turns_no_duration_negative(tmp_path, monkeypatch):
-    path, now = tmp_path / "journal.jsonl", time.time()
-    with Journal.opened(path) as journal:
+    now = time.time()
+    with session_of(tmp_path) as journal:
         journal.append("started", trial="a", attempt=1)
         monkeypatch.setattr(time, "time", lambda: now - 3600)
         journal.append("epoch", trial="a", attempt=1, metrics={})
         journal.append("finished", trial="a", attempt=1, metrics={}, seconds=0.0)
-    (attempt,) = fold_attempts(read_journal(path))
+    (attempt,) = fold_attempts(read_journal(tmp_path))
     assert attempt.start <= attempt.epoch_times[1] <= attempt.end
 
 
@@ -159,11 +147,10 @@ def test_an_attempt_of_a_journal_with_such_times_ends_no_earlier_than_it_starts(
 
 
 def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    with Journal.opened(path) as journal:
+    with session_of(tmp_path) as journal:
         journal.append("started", trial="a", attempt=1)
         heard = journal.append("epoch", trial="a", attempt=1, metrics={})
-    (attempt,) = fold_attempts(read_journal(path))
+    (attempt,) = fold_attempts(read_journal(tmp_path))
     assert (attempt.outcome, attempt.end) == ("running", heard["time"])
 
 
@@ -172,30 +159,28 @@ def test_there_is_nothing_in_a_journal_that_is_not_there(tmp_path):
 
 
 def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    with Journal.opened(path) as journal:
+    with session_of(tmp_path) as journal:
         journal.append("started", trial="a", attempt=1)
         for row in ({"epoch": 1, "loss": 3}, {"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}):
             journal.append("epoch", trial="a", attempt=1, metrics=row)
-    (attempt,) = fold_attempts(read_journal(path))
+    (attempt,) = fold_attempts(read_journal(tmp_path))
     assert attempt.epochs == [{"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}]
 
 
 def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    with Journal.opened(path) as journal:
+    with session_of(tmp_path) as journal:
         journal.append("session", durable=True, job="7")
         journal.append("started", trial="a", attempt=1)
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
         end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
-    (before,), (run,) = fold_attempts(read_journal(path)), Fold(path).update().sessions
+    (before,), (run,) = fold_attempts(read_journal(tmp_path)), Fold(tmp_path).update().sessions
     assert (before.outcome, before.metrics_digest, find_result([before])) == ("unreadable", "1", None)
-    with Journal.opened(path) as journal:
+    with session_of(tmp_path) as journal:
         rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
         journal.append(
             "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"
         )
-    (after,), (same,) = fold_attempts(read_journal(path)), Fold(path).update().sessions
+    (after,), (same,) = Fold(tmp_path).update().attempts.values(), Fold(tmp_path).update().sessions
     assert (after.outcome, after.epochs, after.metrics, after.metrics_digest) == ("finished", rows, metrics, "2")
     assert (after.end, after.seconds, find_result([after])) == (end["time"], 2.0, after)
     assert same == run
@@ -255,6 +240,7 @@ LINES = f"""
 {{"event":"suggested","time":1.5,"search":"k","values":{{"lr":1}},"params":{{"lr":1}},"attrs":{{}}}}
 {{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
 {{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu","expected_seconds":2.5}}
+{{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"takeover":3,"values":null,"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
 {{"event":"resumed","time":1.5,"trial":"a","attempt":1,"checkpoint":{{"name":"x","modified_ns":1,"size":1}}}}
 {{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}}}}
 {{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}},"first_step_time":1.25}}
@@ -269,6 +255,8 @@ LINES = f"""
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"ended":1.0}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"error":"it was told to end",{PROGRAM}}}
 {{"event":"reread","time":1.5,"trial":"a","attempt":1,"outcome":"finished","error":"","rows":[],"metrics":{{}},"heard":"d"}}
+{{"event":"released","time":1.5,"trial":"a","claim":3}}
+{{"event":"left","time":1.5}}
 """.split("\n")[1:-1]
 
 

@@ -3,13 +3,13 @@
 from dataclasses import asdict
 
 import pytest
+from sweep_journals import session_of
 from torch import nn
 from torchvision import models
 from trainyard.cluster.job_memory import MemoryRecord
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.planning import memory_request
-from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import (
     MemoryNeed,
     NodeMemory,
@@ -130,7 +130,7 @@ def test_an_estimate_fits_the_share_of_a_node_and_what_is_needed_fits_the_node(m
 
 def test_a_job_that_only_writes_tables_needs_little(tmp_path):
     record(tmp_path / "sweeps/own", processes=4, process_peak_mib=50000)
-    with Journal.opened(tmp_path / "sweeps/own/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/own") as journal:
         for name in plan_sweep(check_config(CONFIG), "own", tmp_path).state.trials:
             journal.append("started", trial=name, attempt=1)
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})

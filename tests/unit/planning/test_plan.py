@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep_journals import session_of
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.attempts import Session
 from trainyard.planning.job_costs import compare_planned_strategies, summarize_cost, summarize_plan
-from trainyard.planning.journal import Journal, SessionStarted
+from trainyard.planning.journal import SessionStarted
 from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
 
@@ -69,9 +70,11 @@ def plan(results, limit_gpus=math.inf, **changes):
     return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus)
 
 
-def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, **changes):
+def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, start=(), **changes):
     known = plan(results, **changes)
-    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(results / "sweeps/depth") as journal:
+        for event in start:
+            journal.append(event)
         for name in names:
             number = len(known.state.attempts.get(name, ())) + 1
             seconds = known.state.trials[name].values["model_args.blocks"] * seconds_per_block
@@ -132,7 +135,7 @@ def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
 def test_trials_that_failed_before_come_last(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, names[0])
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/depth") as journal:
         journal.append("started", trial=names[3], attempt=1, generation=0)
         journal.append("failed", trial=names[3], attempt=1, error="ValueError: too deep")
     assert plan(tmp_path).forecast.pending == [names[2], names[1], names[3]]
@@ -162,7 +165,7 @@ def test_retrain_makes_results_pending_again_once(tmp_path):
 def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
     """What `retrain` has overruled counts neither as told already nor as what others are compared with."""
     stop, names = {"method": "asha", "epochs": 9}, list(plan(tmp_path).state.trials)
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/depth") as journal:
         for name in names:
             journal.append("started", trial=name, attempt=1, generation=0)
             journal.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "val_accuracy": 0.9})
@@ -204,7 +207,7 @@ def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, names[3])  # 16 blocks: 8 s
     if known == "FLOPs":
-        with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        with session_of(tmp_path / "sweeps/depth") as journal:
             journal.append("work", flops={name: 1e9 * (index + 1) for index, name in enumerate(names)})
     after = plan(tmp_path, cost="model_args.blocks") if known == "cost" else plan(tmp_path)
     assert after.forecast.pending == [names[2], names[1], names[0]]
@@ -222,7 +225,7 @@ def test_trials_that_took_no_measurable_time_are_no_evidence(tmp_path):
 def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
     search = {**SEARCH, "trials": 10}
     key = plan(tmp_path, grid={}, search=search).state.space.search_key
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/depth") as journal:
         for blocks in (40, 80):
             values = {"model_args.blocks": blocks}
             journal.append("suggested", search=key, values=values, params=values, attrs={})
@@ -243,10 +246,7 @@ def test_a_cost_expression_may_have_keys_that_a_search_varies(tmp_path):
 
 def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     names = list(plan(tmp_path).state.trials)
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
-        journal.append("session")
-        journal.append("slot_up")
-    finish(tmp_path, *names[:3], seconds_per_block=60)
+    finish(tmp_path, *names[:3], seconds_per_block=60, start=["session", "slot_up"])
     after = plan(tmp_path, grid={"model_args.blocks": list(range(4, 81, 4))})
     low, high = after.request.predicted_range
     assert low < after.request.predicted_seconds < high
@@ -262,7 +262,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
     finish(tmp_path, *names[:3], seconds_per_block=60)
     before = plan(tmp_path)
     assert before.request.margin_seconds == 60
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/depth") as journal:
         journal.append("session", lead_seconds=4.0)
     after = plan(tmp_path)
     assert after.request.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
@@ -275,7 +275,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
 def test_the_margin_covers_the_grace_of_commands(tmp_path):
     command = {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "grace_seconds": 100}}}
     assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 60 + 100
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("session", lead_seconds=4.0)
     assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 4 + 10 + 100 + 15
 
@@ -291,7 +291,7 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
     with TemporaryDirectory() as folder:
         values = {"grid": {"epochs": list(range(1, 20))}, "slots": {"gpus_per_node": count}}
         names = list(plan(Path(folder), **values).state.trials)
-        with Journal.opened(Path(folder) / "sweeps/depth/journal.jsonl") as journal:
+        with session_of(Path(folder) / "sweeps/depth") as journal:
             for name, each in zip(names, seconds, strict=False):
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=each, metrics={})
@@ -316,7 +316,7 @@ def planned(results, sweep, finished=0, seconds=lambda values: 60.0):
     config, folder = check_config({"sweeps": {"s": sweep}}), results / "sweeps/s"
     before = plan_sweep(config, "s", results)
     folder.mkdir(parents=True, exist_ok=True)
-    with Journal.opened(folder / "journal.jsonl") as journal:
+    with session_of(folder) as journal:
         for name in before.forecast.to_run(4)[:finished]:
             journal.append("started", trial=name, attempt=1)
             took = seconds(before.state.trials[name].values)
@@ -337,7 +337,7 @@ def test_the_first_trials_span_the_keys_where_nothing_is_known_about_durations(t
 
 def test_a_trial_that_failed_is_not_among_the_first(tmp_path):
     first = planned(tmp_path, MODELS).forecast.order(4)
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("started", trial=first[0], attempt=1)
         journal.append("failed", trial=first[0], attempt=1, error="")
     again = planned(tmp_path, MODELS).forecast.order(4)
@@ -411,6 +411,49 @@ def test_a_goal_must_be_one(tmp_path):
     assert plan(tmp_path, goal="deadline 1.5 d").state.sweep.deadline_seconds == 129600
 
 
+DEEP = {"model_args.blocks": list(range(4, 81, 4))}
+
+
+def test_several_jobs_share_the_trials_and_are_all_counted(tmp_path):
+    """As one job with as many slots, but each asks for a walltime that fits a gap: its share, or the longest trial."""
+    first = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
+    assert (first.request.parallel_jobs, first.request.walltime_minutes, first.request.requested_hours) == (4, 60, 4)
+    assert "requests 4 jobs with 1 slot of 1 GPU and 1 CPU" in summarize_plan(first)
+    assert "asks for 4 jobs of 1 GPU x 60 min: 4 GPU-hours requested" in summarize_cost(first)
+    finish(tmp_path, *list(first.state.trials)[:12], grid=DEEP, seconds_per_block=60)
+    several = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
+    one = plan(tmp_path, grid=DEEP, slots={"gpus_per_node": 4})
+    assert several.request.predicted_seconds == one.request.predicted_seconds
+    assert several.request.used_hours == one.request.used_hours
+    share = sum(several.forecast.seconds.values()) / 4
+    samples = several.forecast.longest_samples
+    assert several.request.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
+    minutes, margin = several.request.walltime_minutes, several.request.margin_seconds
+    assert minutes == math.ceil((several.request.sure_seconds + several.state.startup_seconds + margin) / 60)
+    assert several.request.requested_hours == 4 * minutes / 60
+    *_, packed = compare_planned_strategies(several)
+    assert (packed.jobs, packed.units_total, packed.requested_unit_seconds) == (4, 4, 4 * 60 * minutes)
+
+
+def test_a_job_of_several_has_the_walltime_of_the_longest_trial(tmp_path):
+    names = list(plan(tmp_path, grid=DEEP).state.trials)
+    finish(tmp_path, *names[:-4], grid=DEEP, seconds_per_block=60)
+    last = plan(tmp_path, grid=DEEP, slots={"jobs": 8, "gpus_per_node": 1})
+    assert last.request.parallel_jobs == 4, "one for each trial that is left"
+    assert last.request.sure_seconds > max(last.forecast.seconds.values()) > 70 * 60
+
+
+def test_each_of_several_jobs_that_a_partition_cuts_short_is_followed_by_others(tmp_path):
+    names = list(plan(tmp_path).state.trials)
+    finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 2 h and 2 h 40 min
+    slots = {"jobs": 2, "gpus_per_node": 1}
+    config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
+    limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
+    assert (limited.request.parallel_jobs, limited.request.jobs >= 3) == (2, True)
+    assert limited.request.all_jobs == 2 * limited.request.jobs == limited.request.requested_hours
+    assert f"{limited.request.jobs} jobs one after another for each of these, because" in summarize_cost(limited)
+
+
 def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # 4 and 8 blocks; left are 12 and 16: 2 h 40 min
@@ -453,7 +496,7 @@ def own_plan(results, *, limit_minutes, **changes):
     config = check_config({"sweeps": {"depth": sweep}})
     names = list(plan_sweep(config, "depth", results).state.trials)
     if not (results / "sweeps").exists():
-        with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
+        with session_of(results / "sweeps/depth") as journal:
             for name in names[:2]:
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=5 * 3600.0, metrics={})
@@ -476,7 +519,7 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
 
 def interrupt(results, names, *, hours):
     """An attempt at each of these trials that ran so long, and did not end."""
-    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(results / "sweeps/depth") as journal:
         for name in names:
             of_trial = {"trial": name, "attempt": 1}
             journal.write({"event": "started", "time": 0.0, **of_trial})
@@ -508,7 +551,7 @@ def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finis
     assert plan.forecast.seconds[odd] == pytest.approx(1.525 * 8 * 3600)
     assert max(plan.forecast.seconds[name] for name in others) < 6 * 3600
     assert plan.request.walltime_minutes > 15 * 60
-    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/depth") as journal:
         journal.append("started", trial=odd, attempt=2)
         journal.append("finished", trial=odd, attempt=2, seconds=5 * 3600.0, metrics={})
     again = own_plan(tmp_path, limit_minutes=24 * 60, retrain=1)

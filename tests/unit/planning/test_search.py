@@ -1,12 +1,13 @@
 """The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
 
 import pytest
+from sweep_journals import order_beside, session_of
 from trainyard.config.load import check_config
 from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Ended, Epoch, Journal, Started, Suggested
+from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import SuggestionSource, draw
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
@@ -159,13 +160,14 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
         search = {"method": "random", "trials": 1, "values": values}
         made = {**own, "search": search, "metric": "loss", "mode": mode}
         state = plan_sweep(check_config({"sweeps": {"s": made}}), "s", tmp_path).state
-        return SuggestionSource(state, journal, reread=lambda attempt: None).next_task()
+        return SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None).next_task()
 
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         first = next_task("max")
         journal.record(Started(trial=first.trial, attempt=1))
         journal.record(Epoch(trial=first.trial, attempt=1, metrics={"epoch": 1, "loss": 0.5}))
         journal.record(Ended(trial=first.trial, attempt=1, status=TrialStatus.INTERRUPTED))
+    with session_of(tmp_path / "sweeps/s") as journal:
         again = next_task("min")
     assert again.trial == first.trial
     assert [list(each.epoch_times) for each in again.earlier] == [[1]]

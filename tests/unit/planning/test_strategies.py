@@ -1,6 +1,5 @@
 """What a sweep costs as separate jobs, as an array and packed: against tables worked out by hand."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_journals import killed_session, session_of, write_session
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import (
@@ -19,7 +19,7 @@ from trainyard.planning.accounting import (
     strategies_table,
 )
 from trainyard.planning.attempts import Fold
-from trainyard.planning.journal import Journal
+from trainyard.planning.claims import ClaimLog, Fence
 from trainyard.planning.order import lower_bound, makespan, schedule
 from trainyard.planning.plan import plan_sweep
 
@@ -118,27 +118,34 @@ CONFIG = {
 def written(results, monkeypatch, *, walltime=None):
     """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("trainyard.utils.event_log.read_clock", lambda: clock["now"])
+    for module in ("utils.event_log", "planning.journal"):
+        monkeypatch.setattr(f"trainyard.{module}.read_clock", lambda: clock["now"])
     first, second, third = plan_sweep(check_config(CONFIG), "depth", results).state.trials
 
     def at(when, event, **fields):
         clock["now"] = 1000.0 + when
         journal.append(event, **fields)
 
-    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
-        about = {"slots": 2, "nodes": 1, "gpus": 2, "gpus_per_trial": 1, "node": "n1", "walltime_seconds": walltime}
+    folder = results / "sweeps/depth"
+    about = {"slots": 2, "nodes": 1, "gpus": 2, "gpus_per_trial": 1, "node": "n1", "walltime_seconds": walltime}
+    with killed_session(folder, second) as journal:
+        killed = journal.session
         at(0, "session", job="7", pending=3, predicted_seconds=None, **about)
         at(4, "slot_up", slot=0, import_torch_seconds=2.0, copy_seconds=1.0, data_seconds=0.5)
         at(5, "started", trial=third, attempt=1, slot=0)
         at(6, "started", trial=second, attempt=1, slot=1)
         at(35, "finished", trial=third, attempt=1, seconds=30.0, metrics={})
-        at(100, "interrupted", trial=second, attempt=1, ended=1036.0)  # noted by the next driver
+    with session_of(folder) as journal:
+        log = ClaimLog(folder)
+        log.read()
+        fence = Fence(Fold(folder).update().read_bytes(killed), ends={second: 1036.0})  # with its last output
+        assert log.append(journal.session, fences={killed: fence})
         at(101, "session", job="9", pending=2, predicted_seconds=20.0, **about)
         at(103, "started", trial=second, attempt=2, slot=0, expected_seconds=20.0)
         at(103, "started", trial=first, attempt=1, slot=1, expected_seconds=10.0)
         at(113, "finished", trial=first, attempt=1, seconds=10.0, metrics={})
         at(125, "finished", trial=second, attempt=2, seconds=22.0, metrics={})
-    runs = Fold(results / "sweeps/depth/journal.jsonl").update().sessions
+    runs = Fold(folder).update().sessions
     return plan_sweep(check_config(CONFIG), "depth", results).state, runs
 
 
@@ -168,15 +175,13 @@ def test_a_sweep_without_gpus_is_charged_for_its_cpus(tmp_path):
     """Two trials of three CPUs run for 10 s each, side by side; they start 4 s after their job."""
     slots = {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 3}
     config = check_config({"sweeps": {"t": {"function": "os:getcwd", "grid": {"x": [1, 2]}, "slots": slots}}})
-    path = tmp_path / "sweeps/t/journal.jsonl"
-    path.parent.mkdir(parents=True)
     about = {"slots": 2, "nodes": 1, "gpus": 0, "cpus": 6, "gpus_per_trial": 0.0}
     lines = [{"event": "session", "time": 0.0, "pending": 2, **about}]
     for trial in plan_sweep(config, "t", tmp_path).state.trials:
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 4.0, "gpus_per_trial": 0.0})
         lines.append({"event": "finished", "trial": trial, "attempt": 1, "time": 14.0, "seconds": 10.0})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    state, runs = plan_sweep(config, "t", tmp_path).state, Fold(path).update().sessions
+    write_session(tmp_path / "sweeps/t", lines)
+    state, runs = plan_sweep(config, "t", tmp_path).state, Fold(tmp_path / "sweeps/t").update().sessions
     table = strategies_table(compare_strategies(state, runs, {}), "CPU").set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert not table[[name for name in table if "gpu" in name]].any(axis=None), "no GPU is claimed"
@@ -249,14 +254,12 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     stop = {"method": "asha", "epochs": 9}
     own = {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5, 6]}, "stop": stop, "metric": "m", "mode": "min"}
     config = check_config({"sweeps": {"s": own}})
-    path = tmp_path / "sweeps/s/journal.jsonl"
-    path.parent.mkdir(parents=True)
     lines = [{"event": "session", "time": 0.0, "slots": 6, "gpus": 6}]
     for number, (trial, kind) in enumerate(zip(plan_sweep(config, "s", tmp_path).state.trials, kinds, strict=True)):
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    state, runs = plan_sweep(config, "s", tmp_path).state, Fold(path).update().sessions
+    write_session(tmp_path / "sweeps/s", lines)
+    state, runs = plan_sweep(config, "s", tmp_path).state, Fold(tmp_path / "sweeps/s").update().sessions
     output = state.output_of(state.attempts[list(state.trials)[-1]][-1])
     output.parent.mkdir(parents=True)
     output.touch()

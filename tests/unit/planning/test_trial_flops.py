@@ -1,11 +1,11 @@
 """FLOPs before evidence: counted on the meta device, by hand where that is possible, and what they order."""
 
 import pytest
+from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.planning import trial_flops
-from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
 FORWARD_FLOPS = "trainyard.training.gpu_utilization.forward_flops"
@@ -43,7 +43,7 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
              "grid": {"model_args.blocks": [1, 9, 2, 5], "epochs": [1, 3]}}  # fmt: skip
     before = plan(**sweep)
     assert trial_flops.is_needed(before)
-    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("work", flops=trial_flops.count_trial_flops(before, Staged(tmp_path / "data/tiny")))
     after = plan(**sweep)
     order = [tuple(after.state.trials[name].values.values()) for name in after.forecast.pending]

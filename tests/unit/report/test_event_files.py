@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from sweep_journals import write_session
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from trainyard.config.load import check_config
@@ -38,8 +39,7 @@ class Sweep:
         self.results, self.config = results, check_config(CONFIG)
         self.trials = list(read_state(self.config.sweeps["mine"], "mine", results).trials)
         self.folder = results / "tensorboard/sweeps/mine"
-        self.journal = results / "sweeps/mine/journal.jsonl"
-        self.journal.parent.mkdir(parents=True)
+        self.journal = write_session(results / "sweeps/mine", [])
 
     def record(self, trial, attempt, *events):
         with open(self.journal, "a") as file:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.overview import summarize_studies
@@ -54,7 +55,8 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
               ("started", 201, {"attempt": 2, "expected_seconds": 8.0}), ("resumed", 201, {"attempt": 2, **saved}),
               ("finished", 203, {"attempt": 2, "seconds": 2.0, "metrics": {"rmse": 1.0}})]  # fmt: skip
     lines = [{"event": event, "time": float(time), "trial": name, **fields} for event, time, fields in events]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_session(folder, lines[:3])
+    write_session(folder, lines[3:], number=1)
     write_sweep_tables(read_state(config.sweeps["s"], "s", tmp_path), folder)
     write_tables(config, "sweeps", "s", tmp_path)
     (summary,) = summarize_studies(config, tmp_path)

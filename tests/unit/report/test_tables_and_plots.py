@@ -3,6 +3,7 @@
 import json
 import re
 from inspect import signature
+from itertools import combinations
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from plotted import JOBS, STRATEGIES, plotted
 from project import ROOT
+from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
@@ -20,6 +22,7 @@ from trainyard.report import cost_plots, metric_plots, scaling_plots, study_plot
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
+from trainyard.report.sweep_facts import sweep_facts
 from trainyard.report.sweep_tables import (
     curve_column,
     epochs_table,
@@ -30,6 +33,7 @@ from trainyard.report.sweep_tables import (
     timeline_table,
     trials_table,
 )
+from trainyard.results import SweepResults
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.speedups import SCALING_COLUMNS
 from trainyard.utils.csv_files import read_table, write_table
@@ -53,6 +57,7 @@ def test_a_timeline_without_attempts_has_its_columns(tmp_path):
         "gpus_per_trial",
         "seconds",
         "kept_seconds",
+        "session",
     ]
 
 
@@ -416,13 +421,11 @@ def plan_of(results, sweep, events):
     """The plan of a sweep whose journal has these events: (number of the trial, attempt, time, event, fields)."""
     config = check_config({"sweeps": {"s": sweep}})
     names = list(plan_sweep(config, "s", results).state.trials)
-    path = results / "sweeps/s/journal.jsonl"
-    path.parent.mkdir(parents=True)
     lines = [
         {"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
         for number, attempt, time, event, fields in events
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_session(results / "sweeps/s", lines)
     return plan_sweep(config, "s", results).state
 
 
@@ -611,7 +614,7 @@ def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tm
 
 
 def swept(results, runs, *, share=1, resumes="", **changes):
-    """The tables of a sweep on two GPUs, from runs (start, walltime, attempts).
+    """The tables of a sweep on two GPUs, from runs (start, walltime, attempts, number of the job if not 0).
 
     An attempt is (number of the trial, slot, share, start, seconds, event, generation). It occupies its slot for
     another half second.
@@ -619,22 +622,9 @@ def swept(results, runs, *, share=1, resumes="", **changes):
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}, **changes}}})
     names = list(plan_sweep(config, "s", results).state.trials)
     count, earlier = [0, 0, 0], [0.0, 0.0, 0.0]
-    path = results / "sweeps/s/journal.jsonl"
-    path.parent.mkdir(parents=True)
-    lines = []
-    for start, walltime, tries in runs:
-        lines.append(
-            {
-                "event": "session",
-                "time": start,
-                "slots": int(2 / share),
-                "gpus": 2,
-                "gpus_per_trial": share,
-                "node": "n1",
-                "pending": 3,
-                "walltime_seconds": walltime,
-            }
-        )
+    for run, (start, walltime, tries, *order_job) in enumerate(runs):
+        about = {"slots": int(2 / share), "gpus": 2, "gpus_per_trial": share, "node": "n1", "pending": 3}
+        lines = [{"event": "session", "time": start, "walltime_seconds": walltime, **about}]
         lines.append({"event": "slot_up", "time": start + 1, "slot": 0, "import_seconds": 0.75})
         for number, slot, own, begin, seconds, event, generation in tries:
             count[number] += 1
@@ -659,7 +649,7 @@ def swept(results, runs, *, share=1, resumes="", **changes):
             lines.append({"event": event, "metrics": {}, **took, **about})
             if event == "interrupted":
                 earlier[number] = seconds if resumes == "as a loop" else begin + seconds
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_session(results / "sweeps/s", lines, number=run, order_job=[*order_job, 0][0])
     state = plan_sweep(config, "s", results).state
     strategies = strategies_table(compare_strategies(state, state.sessions, {}))
     return timeline_table(state), trials_table(state), jobs_table(state, state.sessions, {}), strategies
@@ -693,6 +683,13 @@ SWEPT = {
     "a share that was given up for whole GPUs": ([(100.0, None, [
         (number, 5 + number, 0.25, 103.0, 8.0, "finished", 0) for number in range(3)])],
         {"share": 0.25, "slots": {"gpus_per_node": 2}}),
+    "jobs at the same time": ([
+        (100.0, None, [(0, 0, 1, 103.0, 10.0, "finished", 0)], 0),
+        (104.0, None, [(1, 6, 1, 106.0, 4.0, "finished", 0), (2, 7, 1, 106.0, 9.0, "finished", 0)], 3)], {}),
+    "jobs at the same time, with walltimes and a second one after one of them": ([
+        (100.0, 60, [(0, 0, 1, 103.0, 4.0, "interrupted", 0)], 0),
+        (101.0, 60, [(1, 2, 1, 104.0, 30.0, "finished", 0)], 1),
+        (110.0, 60, [(0, 0, 1, 113.0, 10.0, "finished", 0), (2, 1, 1, 113.0, 9.0, "finished", 0)], 0)], {}),
     "pairs of GPUs": ([(100.0, None, [(number, 0, 2, 103.0 + 9 * number, 8.0, "finished", 0) for number in range(3)])],
                       {"share": 2, "slots": {"gpus_per_node": 2, "gpus_per_trial": 2}}),
 }  # fmt: skip
@@ -725,6 +722,50 @@ def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, c
     assert running == pytest.approx(table.loc["packed", "running_gpu_seconds"]), "the same in both tables"
     parts = jobs[["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]]
     assert parts.sum(axis=1).tolist() == pytest.approx((jobs["elapsed_seconds"] * jobs["gpus"]).tolist())
+
+
+@pytest.mark.parametrize("name", [name for name in SWEPT if "same time" in name])
+def test_jobs_at_the_same_time_are_packed_below_one_another(tmp_path, name):
+    """Each trial is drawn on the GPUs of its own job, while the job has them."""
+    timeline, trials, jobs, strategies = swept(tmp_path, SWEPT[name][0])
+    axes = Figure().add_subplot()
+    cost_plots.plot_packing(axes, timeline, trials, jobs, strategies)
+    drawn = ([path.get_extents() for path in each.get_paths()] for each in axes.collections[3:])
+    requested, starting, running = drawn
+    for one, other in combinations(requested, 2):
+        assert one.y0 != other.y0 or one.x1 <= other.x0 or other.x1 <= one.x0
+    assert len({box.y0 for box in requested}) == 4, "two jobs at the same time, of two GPUs each"
+    for box in running:
+        assert any(lane.y0 == box.y0 and lane.x0 < box.x0 < box.x1 <= lane.x1 for lane in requested)
+    assert min(box.x1 for box in starting) == 0, "since the first trial started"
+    assert "pauses" not in axes.get_xlabel()
+
+
+def test_a_gantt_has_slots_of_its_own_for_each_of_the_jobs_at_the_same_time(tmp_path):
+    """As long as their jobs ran trials; only the time is omitted in which none did."""
+    late = (900.0, None, [(1, 2, 1, 902.0, 5.0, "finished", 0)], 1)
+    timeline, _, jobs, _ = swept(tmp_path, [*SWEPT["jobs at the same time"][0], late])
+    axes = Figure().add_subplot()
+    timeline_plots.plot_gantt(axes, timeline.assign(device=""), jobs, ranked("blocks"))
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["n1 GPU 0, job 1", "slot 1, not used, job 1", "n1 GPU 2, job 2", "slot 3, not used, job 2",
+                     "n1 GPU 6, job 4", "n1 GPU 7, job 4"]  # fmt: skip
+    held = sorted((box.y0, box.x0, box.x1) for box in (path.get_extents() for path in axes.collections[0].get_paths()))
+    spans = [(0, 10.5), (0, 10.5), (12.5, 18), (12.5, 18), (3, 12.5), (3, 12.5)]
+    assert [(begin, end) for _, begin, end in held] == spans, "the pause of 786.5 s is omitted"
+    busy = (10.5 + 4.5 + 9.5 + 5.5) / (2 * (10.5 + 5.5 + 9.5))
+    title = axes.figure.get_suptitle().replace("\n", " ")
+    assert f"4 attempts on 6 slots of 3 jobs, {busy:.1%} busy" in title
+    assert "pauses between jobs omitted" in axes.get_xlabel()
+
+
+def test_the_facts_of_jobs_at_the_same_time_are_those_of_all_together(tmp_path):
+    timeline, trials, jobs, strategies = swept(tmp_path, SWEPT["jobs at the same time"][0])
+    timeline, jobs, none = timeline.assign(device="H200"), jobs.assign(nodes=1), pd.DataFrame()
+    tables = SweepResults("s", trials, none, timeline, none, strategies, jobs)
+    facts = sweep_facts(tables, check_config({"sweeps": {"s": OWN}}).pricing)
+    assert "; 2 jobs, 16 s, from" in facts["ran"], "the second one began while the first one ran"
+    assert "is the lower bound on 4 slots" in facts["duration"]
 
 
 def test_the_page_shows_the_waste_of_the_table(tmp_path):

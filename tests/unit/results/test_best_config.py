@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT
+from sweep_journals import session_of
 from trainyard.config.load import check_config, read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.journal import Ended, Journal, Started, Suggested
+from trainyard.planning.journal import Ended, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.results.best_config import find_files, paste_line, write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
@@ -57,7 +58,7 @@ def config_of(sweep, name="s"):
 def finish(config, results, number, name="s"):
     """Finish one trial of the sweep `s`; returns its identity and the state of the sweep."""
     sweep = config.sweeps[name]
-    with Journal.opened(results / f"sweeps/{name}/journal.jsonl") as journal:
+    with session_of(results / f"sweeps/{name}") as journal:
         state = read_state(sweep, name, results)
         if sweep.search:
             drawn = Suggested(search=state.space.search_key, values={"lr": 0.25}, params={"lr": 0.25}, attrs={})

@@ -5,9 +5,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.results.ranking import RankedTrial, describe_ranking, rank_configurations, rank_sweep
 
@@ -85,7 +86,7 @@ SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2], "seed": [0, 1]}}
 def swept(results, *ends, **changes):
     """The state of a sweep whose trials have ended so."""
     sweep = check_config({"sweeps": {"s": {**SWEEP, **changes}}}).sweeps["s"]
-    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+    with session_of(results / "sweeps/s") as journal:
         for trial, end in zip(read_state(sweep, "s", results).trials, ends, strict=False):
             journal.record(Started(trial=trial, attempt=1))
             status, metrics = end if isinstance(end, tuple) else (FINISHED, end)

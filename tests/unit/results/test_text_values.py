@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sweep_journals import session_of
 from trainyard.config.load import check_config, read_config
 from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
@@ -63,7 +64,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
     with TemporaryDirectory() as folder:
         results = Path(folder)
         state = read_state(config.sweeps["s"], "s", results)
-        with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        with session_of(results / "sweeps/s") as journal:
             for number, name in enumerate(state.trials):
                 journal.record(Started(trial=name, attempt=1))
                 journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, metrics={"score": number}))

@@ -36,6 +36,17 @@ def test_on_a_full_disk_no_line_is_torn_and_the_error_is_raised_once(small_disk)
     assert {each.name for each in small_disk.folder.iterdir()} == {"journal.jsonl", ".journal.jsonl.lock"}
 
 
+@pytest.mark.parametrize("kept", [0.01, 0.3, 0.6, 0.99, 1.0])
+def test_a_last_line_that_was_cut_off_costs_that_line_only(tmp_path, caplog, kept):
+    """A line that only lacks its end counts."""
+    path, last = tmp_path / "shards.jsonl", '{"event":"shard","time":1.0,"number":2}'
+    path.write_text('{"event":"shard","time":1.0,"number":1}\n' + last[: max(1, int(len(last) * kept))])
+    with EventLog.opened(path) as events:
+        events.append("shard", number=3)
+    assert [line["number"] for line in lines(path)] == [1, *([2] if kept == 1 else []), 3]
+    assert ("dropped a last line that was written only in part" in caplog.text) == (kept < 1)
+
+
 def test_events_are_written_while_the_disk_syncs_and_one_sync_serves_them_all(tmp_path, monkeypatch):
     path, may_sync, syncs, told = tmp_path / "journal.jsonl", threading.Event(), [], []
     sync = os.fsync

@@ -1,0 +1,153 @@
+"""Signs of life of the sessions of a sweep: each sets the time of a file every few seconds, and looks at the others.
+
+Only changes of the times count: nobody compares clocks. What is found here decides when a session is given up. That
+this is safe at any time is the matter of the claims.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final, Self
+
+from trainyard.cluster import slurm_queries
+from trainyard.utils.errors import storage_errors
+from trainyard.utils.locks import Holder
+
+BEAT_SECONDS: Final = 5.0  # between two signs of life, and between two looks at those of others
+ENDED_LOOKS: Final = 2  # without a sign of life, after which Slurm's word that a job has ended counts
+SILENT_LOOKS: Final = 12  # after which a session counts as dead, whatever Slurm says
+QUERY_SECONDS: Final = 15.0  # between two queries of Slurm about a job
+
+
+class Life(Enum):
+    """What is known about a session."""
+
+    RUNS = "runs"
+    UNKNOWN = "unknown"  # it has given no sign of life yet, since this process looks
+    SILENT = "silent"  # for a minute: its node or its file system hangs, or it is suspended
+    ENDED = "ended"  # by Slurm's word, and it gives no sign of life
+    GONE = "gone"  # its process, on this node, has ended
+
+
+@dataclass
+class _Sign:
+    """What was seen of a session."""
+
+    holder: Holder | None = None
+    modified: int = 0  # nanoseconds
+    changes: int = 0
+    silent_looks: int = 0
+    queried_at: float = -math.inf  # Slurm, on the monotonic clock
+    has_ended: bool = False  # by Slurm
+
+    def ask_slurm(self) -> None:
+        """Ask Slurm whether its job runs."""
+        if self.holder:
+            self.has_ended = slurm_queries.is_given_up(self.holder)
+
+
+class SessionWatch:
+    """Gives signs of life of this session, and watches those of others, in a thread; use it in a `with` statement."""
+
+    def __init__(self, folder: Path, session: str) -> None:
+        """`folder`: of the sessions' files."""
+        self._folder, self._session = folder, session
+        self._signs: dict[str, _Sign] = {}
+        self._names = set[str]()  # of the others
+        self._looked_at, self._ended = time.monotonic(), threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        path = self._beat(self._session)
+        with storage_errors(path):
+            path.write_bytes(Holder.this_process().encode())
+        threading.Thread(target=self._watch, name="session-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with suppress(OSError):
+            self._beat(self._session).unlink()
+
+    def _beat(self, session: str) -> Path:
+        return self._folder / f"{session}.beat"
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(self._beat(self._session))
+            self.look()
+
+    def look(self) -> None:
+        """Look at the other sessions. After a pause of this process itself, the count begins again."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at > 2 * BEAT_SECONDS:
+                self._signs.clear()
+            self._looked_at = now
+            for name in self._names:
+                self._look_at(name)
+            for sign in map(self._signs.__getitem__, self._names):
+                if not sign.holder or sign.has_ended or sign.silent_looks < ENDED_LOOKS:
+                    continue
+                if now - sign.queried_at >= QUERY_SECONDS:
+                    sign.queried_at = now
+                    # Slurm may not respond for a minute, in which this session would give no sign of life.
+                    threading.Thread(target=sign.ask_slurm, name="ask-slurm", daemon=True).start()
+
+    def only(self, sessions: Iterable[str]) -> None:
+        """Watch these sessions from now on."""
+        with self._lock:
+            self._names = set(sessions)
+
+    def forget(self, session: str) -> None:
+        """Remove the sign of life of a session that was given up."""
+        with suppress(OSError):
+            self._beat(session).unlink()
+
+    def _look_at(self, session: str) -> None:
+        content, modified = b"", 0
+        # Opening the file makes a network file system ask its server, which `stat` does not.
+        with suppress(OSError), open(self._beat(session), "rb") as file:
+            content, modified = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        sign = self._signs.get(session)
+        if sign is None:
+            self._signs[session] = _Sign(Holder.parse(content), modified)
+            return
+        sign.holder = sign.holder or Holder.parse(content)  # it may have been read while it was written
+        if modified != sign.modified and modified:
+            sign.modified, sign.changes, sign.silent_looks = modified, sign.changes + 1, 0
+        else:
+            sign.silent_looks += 1
+
+    def life_of(self, session: str) -> Life:
+        """What is known about a session."""
+        with self._lock:
+            if session not in self._signs:
+                self._look_at(session)
+            sign = self._signs[session]
+            holder = sign.holder
+            if holder and holder.has_ended():
+                return Life.GONE
+            has_ended = sign.has_ended or _order_job(session) == _order_job(self._session)  # this one is its successor
+            if sign.silent_looks >= ENDED_LOOKS and has_ended:
+                return Life.ENDED
+            if sign.silent_looks >= SILENT_LOOKS:
+                return Life.SILENT
+            return Life.RUNS if sign.changes or (holder and holder.is_here()) else Life.UNKNOWN
+
+    def describe(self, session: str) -> str:
+        """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
+        sign = self._signs.get(session)
+        return str(sign.holder) if sign and sign.holder else f"session {session}"
+
+
+def _order_job(session: str) -> str:
+    """The number of its job in the sweep."""
+    return session.partition("-")[0]

@@ -1,0 +1,325 @@
+"""The trials of a sweep as its jobs share them: which of them this job has claimed, and which it may claim."""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from trainyard.packing.failure_policy import SlotLocation
+from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
+from trainyard.planning.attempts import Attempt, Fold, group_by_trial
+from trainyard.planning.claims import Entry, Fence
+from trainyard.planning.job_marks import RUN
+from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent
+from trainyard.planning.sweep_state import SweepState, Task
+from trainyard.utils.errors import UserError
+from trainyard.utils.guarded_process import wait_for_folder
+
+BATCH_SECONDS: Final = 2.0  # of work for all slots that a claim takes at most, if other jobs may want it
+FENCE_SECONDS: Final = 60.0  # until the journal of a session that was given up is taken for what is there
+POLL_SECONDS: Final = 0.5
+log = logging.getLogger(__name__)
+
+
+class GivenUpError(UserError):
+    """Other jobs have given this session up, since it gave no sign of life; it may begin again as a new one."""
+
+
+class SharedOrder:
+    """The view of one session: `refresh` reads what others have recorded, `claim` takes trials.
+
+    `listener` is called with each event of a trial that another session has recorded, and its attempt.
+    """
+
+    def __init__(self, state: SweepState, journal: Journal, watch: SessionWatch, fold: Fold) -> None:
+        self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
+        self._session = journal.session
+        self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
+        self._taken = set[str]()  # those that others have claimed since
+        self._polled_at = time.monotonic()
+        self._left_to_others = set[str]()
+        self._missing = set[str]()  # sessions whose journals have lost what counts
+        self._places: dict[tuple[str, int | str], SlotLocation] = {}  # of other sessions' slots
+        self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
+        self.refresh()
+        self._give_up(Life.GONE, Life.ENDED)
+
+    def use(self, state: SweepState) -> None:
+        """Use a newer state of the sweep, made from the same fold."""
+        self._state = state
+
+    def has_work(self) -> bool:
+        """Whether this session may run a trial now, or draw one, that it does not leave to others."""
+        left = self._left_to_others if self.is_shared else set[str]()
+        return any(self.may_run(trial) for trial in self._state.unfinished if trial not in left)
+
+    def is_complete(self) -> bool:
+        """Whether no trial is left to run for any job."""
+        return not self.describe_others() and not any(map(self.may_run, self._state.unfinished))
+
+    def leave_to_others(self, trials: Iterable[str]) -> None:
+        """Leave trials to other jobs, for as long as there are any."""
+        self._left_to_others |= set(trials)
+
+    # ---- what may be claimed
+
+    def is_mine(self, trial: str) -> bool:
+        """Whether this session has claimed a trial that has not ended."""
+        entry = self._fold.claims.owners.get(trial)
+        return entry is not None and entry.session == self._session and not self._is_closed(trial, entry)
+
+    def may_run(self, trial: str) -> bool:
+        """Whether this session has claimed an unfinished trial, or may claim it.
+
+        It may not run one again that has failed for good since this session began, or in a job of the same run of
+        Snakemake.
+        """
+        return self.is_mine(trial) or self._may_claim(trial)
+
+    def _may_claim(self, trial: str) -> bool:
+        return self._is_open(trial) and not self._has_ended_now(trial)
+
+    def _is_open(self, trial: str) -> bool:
+        """Whether all claims of a trial are seen to be closed.
+
+        Not the last one alone: who made it has seen the attempts before it, which this session may not have read yet.
+        """
+        return all(self._is_closed(trial, entry) for entry in self._fold.claims.takes.get(trial, ()))
+
+    def _is_closed(self, trial: str, entry: Entry) -> bool:
+        return self._is_given_back(trial, entry) or (trial, entry.session) in self._fold.closed
+
+    def _is_given_back(self, trial: str, entry: Entry) -> bool:
+        return self._is_over(entry.session) or (trial, entry.number) in self._fold.released
+
+    def _is_over(self, session: str) -> bool:
+        return session in self._fold.claims.fences or session in self._fold.left
+
+    def _has_ended_now(self, trial: str) -> bool:
+        if (trial, self._session) in self._fold.closed:
+            return True
+        mine = self._fold.run_of(self._session)
+        began, run = (mine.start, mine.info.run) if mine else (math.inf, None)
+        failed_in = {name: time for (each, name), time in self._fold.failed.items() if each == trial}
+        of_run = self._fold.sessions_of(run) if run else []
+        return any(time >= began or name in of_run for name, time in failed_in.items())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other sessions have claimed trials and have not ended, as far as it was recorded."""
+        return bool(self._others())
+
+    @property
+    def sharing(self) -> int:
+        """How many sessions work on the sweep, including this one."""
+        return 1 + sum(self._watch.life_of(name) is Life.RUNS for name in self._others())
+
+    def _others(self) -> list[str]:
+        """The other sessions that have not ended, as far as the log tells."""
+        return [name for name in self._fold.claims.sessions - {self._session} if not self._is_over(name)]
+
+    @property
+    def places(self) -> list[SlotLocation]:
+        """Where the trials of other live sessions run, or ran last."""
+        if not self._places:
+            return []
+        live = {name for name in self._others() if self._watch.life_of(name) is Life.RUNS}
+        return [place for (name, _), place in self._places.items() if name in live]
+
+    # ---- claiming
+
+    def batch(self, waiting: int, slots: int, seconds: float | None) -> int:
+        """How many of the `waiting` trials to claim at once, if one takes this long.
+
+        Half of a fair share: the last trials of all jobs then end at about the same time.
+        """
+        count = self.sharing
+        size = math.ceil(waiting / (2 * count))
+        if count > 1 or self._state.sweep.slots.jobs > 1:
+            size = min(size, int(slots * BATCH_SECONDS / seconds) if seconds else slots)
+        return max(1, size)
+
+    def claim(self, trials: Sequence[str]) -> bool:
+        """Claim the first of the trials and those of the others that are open; False if the first one is not any more.
+
+        Raises:
+            GivenUpError: this session was given up.
+        """
+        while True:
+            self.refresh()
+            free = [trial for trial in trials if trial not in self._taken and self._is_open(trial)]
+            if not free or free[0] != trials[0]:
+                return False
+            if self._fold.claims.append(self._session, take=free):
+                for trial in free:
+                    self._opened.pop(trial, None)
+                return True
+
+    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]]) -> str | None:
+        """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any.
+
+        Raises:
+            GivenUpError: this session was given up.
+        """
+        while True:
+            self.refresh()
+            draws, trial = choose()
+            if not draws or self._fold.claims.append(self._session, take=[trial] if trial else [], draws=draws):
+                self._state.space.extend(self._fold.suggested)
+                return trial
+
+    def release(self, trial: str) -> None:
+        """Give a claimed trial back, for another session to run it."""
+        self._journal.record(Released(trial=trial, claim=self._fold.claims.owners[trial].number))
+
+    def task(self, trial: str) -> Task:
+        """An unfinished trial as a task, with the attempts that are known now."""
+        return self._state_now().task(trial)
+
+    def claimed(self, task: Task) -> Task:
+        """A task that was claimed, with the folder that it has now."""
+        return replace(task, takeover=self._fold.claims.takeovers.get(task.trial))
+
+    # ---- what others do
+
+    def refresh(self) -> None:
+        """Read what was recorded since.
+
+        Raises:
+            GivenUpError: this session was given up.
+        """
+        entries = len(self._fold.claims.entries)
+        events = [*self._fold.news(), *self._await_fenced()]
+        if self._session in self._fold.claims.fences:
+            raise GivenUpError("other jobs have given this one up, since it gave no sign of life for a while")
+        ended, again = set[str](), dict[str, None]()
+        for entry in self._fold.claims.entries[entries:]:
+            ended |= entry.fences.keys()
+            if entry.session != self._session:
+                self._taken |= set(entry.take)
+                for trial in entry.take:
+                    self._opened.pop(trial, None)
+                    if self._is_given_back(trial, entry):  # which was read before
+                        again[trial] = None
+        for session, event in events:
+            match event:
+                case Left():
+                    ended.add(session)
+                case Released(trial=trial):
+                    again[trial] = None
+                case Started() if session != self._session:
+                    self._places[session, event.slot] = SlotLocation.of(event.location)
+            if isinstance(event, TrialEvent) and session != self._session:
+                attempt = self._fold.attempts.get((event.trial, event.attempt))
+                if attempt:  # otherwise a fence that was read later has cut it off
+                    self.listener(event, attempt)
+        self._watch.only(self._others())
+        self._state.space.extend(self._fold.suggested)
+        again |= dict.fromkeys(self._fold.claims.taken_by(ended) if ended else ())
+        self._opened |= dict.fromkeys(trial for trial in again if self._is_open(trial))
+
+    def _await_fenced(self) -> Iterator[tuple[str, Event]]:
+        """Wait until the journals of sessions that were given up are read up to where they count, but once for each."""
+        began = 0.0
+        while behind := self._fold.behind() - self._missing:
+            if not began:
+                began = time.monotonic()
+                log.info("waiting for the rest of the journals of %s", ", ".join(sorted(behind)))
+            if time.monotonic() - began >= FENCE_SECONDS:
+                self._missing |= behind
+            time.sleep(POLL_SECONDS)
+            yield from self._fold.news()
+
+    def take_changes(self) -> tuple[set[str], list[Task]]:
+        """Trials that others have claimed since the last call, and tasks that may be claimed again."""
+        taken, self._taken = self._taken, set()
+        opened, self._opened = self._opened, {}
+        names = [name for name in opened if name in self._state.trials and self._may_claim(name)]
+        if not names:
+            return taken, []
+        state = self._state_now()
+        return taken, [state.task(name) for name in names if state.end(name) is None]
+
+    def _state_now(self) -> SweepState:
+        return replace(
+            self._state,
+            attempts=group_by_trial(self._fold.attempts.values()),
+            takeovers=dict(self._fold.claims.takeovers),
+        )
+
+    def poll(self) -> None:
+        """Refresh every few seconds, and give up sessions whose end is certain.
+
+        Raises:
+            GivenUpError: this session was given up.
+        """
+        if time.monotonic() - self._polled_at >= BEAT_SECONDS:
+            self._polled_at = time.monotonic()
+            self.refresh()
+            self._give_up(Life.GONE, Life.ENDED)
+
+    def await_others(self) -> None:
+        """Wait until trials may be claimed again, or all sessions that have claimed others are known to run.
+
+        Raises:
+            GivenUpError: this session was given up.
+        """
+        while True:
+            self.refresh()
+            self._give_up(Life.GONE, Life.ENDED, Life.SILENT)
+            lives = {name: self._watch.life_of(name) for name in self._others() if self._has_open_claims(name)}
+            if self._opened or all(life is Life.RUNS for life in lives.values()):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def describe_others(self) -> str:
+        """The sessions that still have claims, as in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
+        return ", ".join(self._watch.describe(name) for name in self._others() if self._has_open_claims(name))
+
+    def await_end(self) -> None:
+        """Wait until some other session has ended, or given its trials back."""
+        before = self.describe_others()
+        while self.describe_others() == before:
+            time.sleep(POLL_SECONDS)
+            self._fold.update()
+            self._give_up(Life.GONE, Life.ENDED, Life.SILENT)
+
+    def _has_open_claims(self, session: str) -> bool:
+        entries = [entry for entry in self._fold.claims.entries if entry.session == session]
+        return any(not self._is_closed(trial, entry) for entry in entries for trial in entry.take)
+
+    def _give_up(self, *lives: Life) -> None:
+        """Give up the sessions with claims of which one of these is known, and read their journals to the end."""
+        found = {name: self._watch.life_of(name) for name in self._others()}
+        dead = {name: life for name, life in found.items() if life in lives}
+        if not dead:
+            return
+        self.refresh()  # what they have recorded until their end
+        fences = {name: self._fence(name, is_gone=life is Life.GONE) for name, life in dead.items()}
+        if self._fold.claims.append(self._session, fences=fences):
+            for name in dead:
+                log.info("%s has ended: other jobs may run its trials", self._watch.describe(name))
+                self._watch.forget(name)
+            self._opened |= dict.fromkeys(filter(self._is_open, self._fold.claims.taken_by(dead.keys())))
+        self.refresh()
+
+    def _fence(self, session: str, *, is_gone: bool) -> Fence:
+        """Give up a session as far as it was read. Its attempts end with the last output of their programs."""
+        run, ends, state = self._fold.run_of(session), dict[str, float](), self._state
+        deadline = time.monotonic() + state.sweep.trial_grace_seconds
+        for key in run.opened if run else ():
+            output = state.output_of(self._fold.attempts[key])
+            if is_gone and output.exists():  # it may still be ending
+                wait_for_folder(output.parent, timeout_seconds=max(0.0, deadline - time.monotonic()))
+            with suppress(OSError):
+                ends[key[0]] = round(min(output.stat().st_mtime, time.time()), 4)
+        return Fence(self._fold.read_bytes(session), is_gone, ends)
+
+
+def run_of_snakemake(state: SweepState) -> str | None:
+    """What `SessionStarted.run` records."""
+    return os.environ.get(RUN) if state.sweep.slots.jobs > 1 else None

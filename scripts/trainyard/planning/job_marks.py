@@ -1,0 +1,37 @@
+"""Files by which the jobs of a sweep with several tell Snakemake that they have ended, or that no trial is left."""
+
+from pathlib import Path
+from typing import Final
+
+from trainyard.utils.files import atomic_write
+
+RUN: Final = "TRAINYARD_RUN"  # environment variable: the run of Snakemake to which a job belongs
+JOBS: Final = "jobs"  # folder of the marks, in that of a sweep's results
+COMPLETE: Final = "complete"  # no trial is left to run: jobs in the queue have nothing to do
+DONE: Final = "{job}.done"  # of each job that has ended as it should; Snakemake writes and removes it
+
+
+def set_complete_mark(folder: Path, digest: str) -> None:
+    """Tell Snakemake that no trial is left to run in the sweep in `folder`, for the results with this digest."""
+    (folder / JOBS).mkdir(exist_ok=True)
+    with atomic_write(folder / JOBS / COMPLETE) as file:
+        file.write(digest)
+
+
+def read_complete_mark(jobs: Path) -> str | None:
+    """The digest of the results that are complete; None without a mark. `jobs`: the folder of the marks."""
+    try:
+        return (jobs / COMPLETE).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def remove_complete_mark(folder: Path) -> None:
+    """Forget that no trial was left to run."""
+    (folder / JOBS / COMPLETE).unlink(missing_ok=True)
+
+
+def remove_done_marks(folder: Path) -> None:
+    """Forget which jobs have ended, so that Snakemake starts all of them again if trials are left."""
+    for mark in (folder / JOBS).glob(DONE.format(job="*")):
+        mark.unlink(missing_ok=True)

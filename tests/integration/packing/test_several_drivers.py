@@ -1,0 +1,166 @@
+"""Several drivers on one sweep, each with a Ray of its own: every trial counts once, whatever happens to a driver."""
+
+import json
+import signal
+from collections import Counter
+
+import pytest
+from claim_model import ended_by_file
+from project import ROOT
+from slurm_cluster.waiting import wait_until
+from trainyard.planning.attempts import Fold
+from trainyard.planning.claims import ClaimLog
+
+TRIALS = 30
+BEAT_SECONDS = 0.3  # so that a stopped driver is given up after seconds
+LAUNCHER = f"""
+import logging, sys
+sys.path.insert(0, {str(ROOT / "scripts")!r})
+from pathlib import Path
+from trainyard.config.load import read_config
+from trainyard.packing import session_watch, shared_order
+from trainyard.packing.driver import run_sweep
+
+logging.basicConfig(level=logging.INFO)
+session_watch.BEAT_SECONDS = shared_order.BEAT_SECONDS = {BEAT_SECONDS}
+run_sweep(read_config(Path("config.yaml")), "s", Path("results"), order_job=int(sys.argv[1]))
+"""
+SWEEP = {
+    "command": "echo {n} >> ran.txt; sleep 0.3",
+    "grid": {"n": list(range(TRIALS))},
+    "slots": {"gpus_per_node": 0, "slots_per_node": 1},
+}
+
+
+class Drivers:
+    """The drivers of a sweep, each with the number of its job."""
+
+    def __init__(self, project):
+        self.project, self.folder = project, project.results / "sweeps/s"
+        self.started = []
+
+    def write(self, **sweep):
+        self.project.write({"sweeps": {"s": {**SWEEP, **sweep}}})
+        (self.project.folder / "launcher.py").write_text(LAUNCHER)
+
+    def start(self, number):
+        """Start the driver of a job; its output is in a file, so that none waits for its reader."""
+        command = f"exec python launcher.py {number} > driver-{len(self.started)}.log 2>&1"
+        self.started.append(self.project.start("sh", "-c", command))
+        return self.started[-1]
+
+    def output(self, driver):
+        return (self.project.folder / f"driver-{self.started.index(driver)}.log").read_text()
+
+    def end(self, *drivers):
+        """Wait for their ends, as they should be."""
+        for driver in drivers:
+            assert driver.wait(timeout=300) == 0, self.output(driver)
+
+    def ran(self):
+        """How often each command has run."""
+        path = self.project.folder / "ran.txt"
+        return Counter(path.read_text().split()) if path.exists() else Counter()
+
+    def sessions(self):
+        """The sessions that have finished a trial, with their trials."""
+        found = {}
+        for path in (self.folder / "sessions").glob("*.jsonl"):
+            events = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+            if trials := [event["trial"] for event in events if event["event"] == "finished"]:
+                found[path.stem] = trials
+        return found
+
+    def await_work_of(self, number, trials=2):
+        """Wait until the driver of a job has finished so many trials; returns its session."""
+
+        def find():
+            sessions = self.sessions().items()
+            return next((name for name, done in sessions if name.startswith(f"{number}-") and len(done) >= trials), "")
+
+        return wait_until(find, what=f"{trials} trials of job {number}")
+
+    def kill_all(self):
+        for driver in self.started:
+            if driver.poll() is None:
+                driver.send_signal(signal.SIGCONT)
+                self.project.kill_session(driver)
+
+
+@pytest.fixture
+def drivers(project):
+    made = Drivers(project)
+    yield made
+    made.kill_all()
+
+
+def each_once(drivers, trials=TRIALS):
+    return sorted(ended_by_file(drivers.folder).values()) == [1] * trials
+
+
+def test_three_drivers_run_each_trial_once(drivers):
+    drivers.write()
+    drivers.end(*map(drivers.start, range(3)))
+    assert each_once(drivers)
+    assert sorted(drivers.ran().values()) == [1] * TRIALS
+    assert (drivers.folder / "jobs/complete").exists()
+
+
+def test_when_one_is_killed_and_one_comes_late_only_what_ran_is_repeated(drivers):
+    drivers.write()
+    first, second = drivers.start(0), drivers.start(1)
+    drivers.await_work_of(0)
+    drivers.await_work_of(1, trials=1)
+    second.kill()
+    late = drivers.start(2)
+    drivers.end(first, late)
+    assert each_once(drivers)
+    assert len(drivers.ran()) == TRIALS
+    assert drivers.ran().total() - TRIALS <= 1, "one slot of the killed driver"
+    assert len(ClaimLog(drivers.folder).read()) > 2
+
+
+def test_a_driver_that_was_stopped_for_long_begins_again_and_nothing_counts_twice(drivers):
+    drivers.write(grid={"n": list(range(60))})
+    first, second = drivers.start(0), drivers.start(1)
+    drivers.await_work_of(1, trials=1)
+    session = drivers.await_work_of(0)
+    first.send_signal(signal.SIGSTOP)
+
+    def is_given_up():
+        log = ClaimLog(drivers.folder)
+        log.read()
+        return session in log.fences
+
+    wait_until(is_given_up, what="that the stopped driver is given up", timeout_seconds=120)
+    first.send_signal(signal.SIGCONT)
+    drivers.end(first, second)
+    assert "beginning again" in drivers.output(first)
+    assert each_once(drivers, 60)
+    assert len(drivers.ran()) == 60
+    again = [name for name in Fold(drivers.folder).update().claims.fences if name.startswith("0-")]
+    assert again == [session]
+
+
+def test_two_drivers_of_a_search_draw_each_number_once(drivers):
+    search = {"trials": 12, "values": {"x": {"low": 0.0, "high": 1.0}}}
+    metrics = {"metrics": {"pattern": r"loss=(?P<loss>\S+)"}, "metric": "loss"}
+    drivers.write(command="echo loss={x}; sleep 0.3", search=search, grid={}, **metrics)
+    drivers.end(drivers.start(0), drivers.start(1))
+    fold = Fold(drivers.folder).update()
+    assert len(fold.claims.draws) == 12
+    assert len({draw.values["x"] for draw in fold.claims.draws}) == 12, "no draw was made twice with one seed"
+    assert each_once(drivers, 12)
+
+
+def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers):
+    metrics = {"metrics": {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}, "metric": "loss"}
+    command = "for e in 1 2 3 4 5 6 7 8 9; do echo epoch $e loss {x}; sleep 0.1; done"
+    stop = {"method": "asha", "grace_period": 1, "reduction_factor": 3}
+    drivers.write(command=command, grid={"x": list(range(12))}, stop=stop, **metrics)
+    drivers.end(drivers.start(0), drivers.start(1))
+    attempts = Fold(drivers.folder).update().attempts
+    outcomes = Counter(attempt.outcome.value for attempt in attempts.values())
+    assert outcomes.keys() == {"finished", "stopped"}
+    assert outcomes.total() == 12
+    assert outcomes["stopped"] >= 4

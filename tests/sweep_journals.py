@@ -1,0 +1,83 @@
+"""Journals and claims of a sweep as its sessions leave them, and what a session sees of them."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainyard.config.load import check_config
+from trainyard.packing.session_watch import SessionWatch
+from trainyard.packing.shared_order import SharedOrder
+from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.claims import ClaimLog
+from trainyard.planning.journal import SESSIONS, Event, Journal, decode, journal_files
+from trainyard.planning.sweep_state import SweepState, TrialSpace
+from trainyard.utils.event_log import read_decoded, read_events
+from trainyard.utils.locks import Holder
+
+SWEEP = {"command": "true {x}", "grid": {"x": [1, 2]}}
+
+
+@contextmanager
+def session_of(folder: Path) -> Iterator[Journal]:
+    """The journal of a new session of the sweep in `folder`, which ends as it should."""
+    with Journal.of_new_session(folder) as journal:
+        yield journal
+        journal.leave()
+
+
+@contextmanager
+def killed_session(folder: Path, *trials: str) -> Iterator[Journal]:
+    """The journal of a session that claims these trials, and whose process on this node is killed afterwards."""
+    with Journal.of_new_session(folder) as journal:
+        log = ClaimLog(folder)
+        log.read()
+        assert log.append(journal.session, take=trials)
+        yield journal
+    ended = replace(Holder.this_process(), started=0)  # as if another process had its PID now
+    (folder / SESSIONS / f"{journal.session}.beat").write_bytes(ended.encode())
+
+
+def write_session(folder: Path, records: Iterable[dict[str, Any]], *, number: int = 0, order_job: int = 0) -> Path:
+    """Write JSON objects as the journal of a session of a job that does not end; returns its path."""
+    path = folder / SESSIONS / f"{order_job}-local.0-{number:08d}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))
+    return path
+
+
+def journal_text(folder: Path) -> str:
+    """The lines of all journals of the sweep in `folder`."""
+    return "".join(path.read_text() for path in journal_files(folder))
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The events of all journals of the sweep in `folder` as JSON objects, by time."""
+    return sorted((each for path in journal_files(folder) for each in read_events(path)), key=lambda each: each["time"])
+
+
+def read_journal(folder: Path) -> list[Event]:
+    """The same, decoded: all events of the sweep in `folder`, also those of sessions that were given up."""
+    found = [event for path in journal_files(folder) for event in read_decoded(path, decode)]
+    return sorted(found, key=lambda event: event.time)
+
+
+def attempts_in(folder: Path) -> list[Attempt]:
+    """The attempts at all trials of the sweep in `folder`, by their start."""
+    return sorted(Fold(folder).update().attempts.values(), key=lambda attempt: attempt.start)
+
+
+def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
+    """The events of JSON objects; unknown kinds are skipped."""
+    return [event for record in records if (event := decode(record)) is not None]
+
+
+def order_beside(journal: Journal, state: SweepState | None = None) -> SharedOrder:
+    """The trials of a sweep as the session of this journal shares them; by default, of a sweep with two trials."""
+    folder = journal.path.parent.parent
+    if state is None:
+        sweep = check_config({"sweeps": {"s": SWEEP}}).sweeps["s"]
+        state = SweepState("s", sweep, TrialSpace(sweep, "no dataset"), folder)
+    return SharedOrder(state, journal, SessionWatch(journal.path.parent, journal.session), Fold(folder))

@@ -1,0 +1,113 @@
+"""What a session learns about others from their signs of life, on this node and on others."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from slurm_cluster.waiting import wait_until
+from trainyard.packing import session_watch
+from trainyard.packing.session_watch import ENDED_LOOKS, SILENT_LOOKS, Life, SessionWatch
+from trainyard.utils.locks import Holder, start_ticks
+
+OTHER = "1-7.0-0000"  # of another job of the sweep
+EARLIER = "0-7.0-0000"  # of the job that this one follows
+ELSEWHERE = replace(Holder.this_process(), namespace="of another node", job="7", cluster="c")
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """The watch of a session of job 0, which looks only when it is told."""
+    found = SessionWatch(tmp_path, "0-8.0-1111")
+    found.only([OTHER, EARLIER])
+    return found
+
+
+def beat(folder, session, holder, *, at=1.0):
+    path = folder / f"{session}.beat"
+    path.write_bytes(holder.encode() if isinstance(holder, Holder) else holder)
+    os.utime(path, (at, at))
+
+
+def test_a_process_on_this_node_runs_until_it_is_gone(watch, tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        beat(tmp_path, OTHER, replace(Holder.this_process(), process=process.pid, started=start_ticks(process.pid)))
+        assert watch.life_of(OTHER) is Life.RUNS
+    assert watch.life_of(OTHER) is Life.GONE
+
+
+def test_a_process_on_another_node_runs_once_it_gives_a_sign_of_life(watch, tmp_path):
+    beat(tmp_path, OTHER, ELSEWHERE)
+    watch.look()
+    assert watch.life_of(OTHER) is Life.UNKNOWN
+    beat(tmp_path, OTHER, ELSEWHERE, at=6.0)
+    watch.look()
+    assert watch.life_of(OTHER) is Life.RUNS
+
+
+def test_the_word_of_slurm_counts_only_without_signs_of_life(watch, tmp_path, slurm, monkeypatch):
+    """A node that Slurm has lost may run on."""
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    slurm.prints("squeue", "")
+    beat(tmp_path, OTHER, ELSEWHERE)
+    for look in range(2 * ENDED_LOOKS):
+        beat(tmp_path, OTHER, ELSEWHERE, at=10.0 + look)
+        watch.look()
+    assert watch.life_of(OTHER) is Life.RUNS
+    for _ in range(ENDED_LOOKS):
+        watch.look()
+    wait_until(lambda: watch.life_of(OTHER) is Life.ENDED, what="Slurm's answer")
+    beat(tmp_path, OTHER, ELSEWHERE, at=99.0)
+    watch.look()
+    assert watch.life_of(OTHER) is Life.RUNS
+
+
+def test_without_slurm_a_silent_session_counts_as_dead_after_a_minute(watch, tmp_path):
+    beat(tmp_path, OTHER, replace(ELSEWHERE, job=""))
+    watch.look()
+    for _ in range(SILENT_LOOKS - 1):
+        watch.look()
+        assert watch.life_of(OTHER) is Life.UNKNOWN
+    watch.look()
+    assert watch.life_of(OTHER) is Life.SILENT
+
+
+def test_a_job_follows_its_silent_predecessor_soon(watch, tmp_path):
+    beat(tmp_path, EARLIER, replace(ELSEWHERE, job=""))
+    watch.look()
+    for _ in range(ENDED_LOOKS):
+        assert watch.life_of(EARLIER) is Life.UNKNOWN
+        watch.look()
+    assert watch.life_of(EARLIER) is Life.ENDED
+
+
+def test_after_a_pause_of_the_watching_process_all_counts_begin_again(watch, tmp_path, monkeypatch):
+    """It was suspended: to it, all others seem silent."""
+    beat(tmp_path, EARLIER, ELSEWHERE)
+    for _ in range(ENDED_LOOKS):
+        watch.look()
+    monkeypatch.setattr(session_watch, "BEAT_SECONDS", -1.0)  # the last look was too long ago
+    watch.look()
+    assert watch.life_of(EARLIER) is Life.UNKNOWN
+
+
+def test_a_sign_of_life_that_is_read_while_it_is_written_is_read_again(watch, tmp_path):
+    beat(tmp_path, OTHER, b"")
+    watch.look()
+    beat(tmp_path, OTHER, replace(Holder.this_process(), process=2**22, started=1))
+    watch.look()
+    assert watch.life_of(OTHER) is Life.GONE
+
+
+def test_slurm_is_not_asked_about_sessions_that_are_over(watch, tmp_path, slurm):
+    asked = tmp_path / "asked"
+    slurm.runs("squeue", f"echo asked >> {asked}")
+    beat(tmp_path, OTHER, ELSEWHERE)
+    watch.only([])
+    for _ in range(2 * SILENT_LOOKS):
+        watch.look()
+    assert not asked.exists()
+    watch.forget(OTHER)
+    assert not (tmp_path / f"{OTHER}.beat").exists()

@@ -1,0 +1,49 @@
+"""Whatever jobs see of each other, and whoever gives up whom: no result counts twice, and none is lost."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from claim_model import ViolationError, memory_folder, model, run_schedule
+
+SCHEDULES = 100
+FEW = 120  # in which a missing rule must show; one in ten or more breaks a promise then
+
+
+@pytest.fixture
+def folder():
+    with TemporaryDirectory(dir=memory_folder()) as name:
+        yield Path(name)
+
+
+def run_all(folder, seeds):
+    """Run schedules; returns how many entries and fences they had."""
+    with model():
+        schedules = [run_schedule(seed, folder) for seed in seeds]
+    return sum(each.entries for each in schedules), sum(each.fences for each in schedules)
+
+
+def test_each_trial_ends_once_in_any_schedule(folder):
+    entries, fences = run_all(folder, range(SCHEDULES))
+    assert entries > 5 * SCHEDULES, "the schedules have claims"
+    assert fences > SCHEDULES, "and sessions that are given up"
+
+
+@pytest.mark.slow
+def test_each_trial_ends_once_in_any_of_many_schedules(folder):
+    run_all(folder, range(SCHEDULES, 30 * SCHEDULES))
+
+
+@pytest.mark.parametrize("rule", ["fences", "reading"])
+def test_without_one_of_its_rules_the_protocol_breaks(folder, rule):
+    """A journal counts up to its fence, and is read up to there before a decision."""
+    with model(without=rule):
+        found = []
+        for seed in range(FEW):
+            try:
+                run_schedule(seed, folder)
+            except ViolationError as error:
+                found.append(str(error))
+            if any("double" in each for each in found):
+                return
+    pytest.fail(f"no double result in {FEW} schedules: {found}")
