@@ -67,7 +67,7 @@ def finish_half(folder: Path) -> None:
 
     config = check_config(yaml.safe_load((folder / "config.yaml").read_text()))
     plan = plan_sweep(config, "s", folder / "results")
-    journal = folder / "results/sweeps/s/journal.jsonl"
+    journal = folder / "results/sweeps/s/sessions/0-local.0-0.jsonl"
     journal.parent.mkdir(parents=True)
     with open(journal, "w") as file:
         for number, name in enumerate(list(plan.state.trials)[::2]):

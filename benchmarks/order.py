@@ -12,11 +12,13 @@ import heapq
 import math
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
@@ -25,8 +27,12 @@ from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.session_watch import SessionWatch
+from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
+from trainyard.planning.attempts import Fold
 from trainyard.planning.duration_forecast import DurationForecast
+from trainyard.planning.journal import Journal
 from trainyard.planning.order import lower_bound
 from trainyard.planning.sweep_state import SweepState, Task, TrialSpace
 
@@ -67,12 +73,26 @@ def simulate(kind: str, slots: int, noise: float, seed: int, *, longest_first: b
     return end / lower_bound(list(seconds.values()), slots)
 
 
+@contextmanager
+def _order(state: SweepState) -> Iterator[SharedOrder]:
+    """The order of a sweep with one job, in a temporary folder."""
+    with TemporaryDirectory() as name, Journal.of_new_session(Path(name)) as journal:
+        watch = SessionWatch(Path(name), journal.session)
+        yield SharedOrder(state, journal, watch, Fold(Path(name)))
+
+
 def _run(state: SweepState, seconds: dict[str, float], *, longest_first: bool) -> float:
     """The makespan of all trials in the order of the queue."""
+    with _order(state) as order:
+        return _run_queue(state, order, seconds, longest_first=longest_first)
+
+
+def _run_queue(state: SweepState, order: SharedOrder, seconds: dict[str, float], *, longest_first: bool) -> float:
     forecast, slots, trials = DurationForecast(state), state.sweep.slots.count, state.trials
     queue = TrialQueue(
         limits=TimeLimits(None, can_resume=True),
         failures=FailurePolicy(retries=0),
+        order=order,
         source=None,
         predict=forecast.predict,
         may_end_early=longest_first,

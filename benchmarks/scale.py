@@ -104,7 +104,7 @@ def stages(folder: Path, trials: int, epochs: int, kind: str, programs: list[str
         measure([SNAKEMAKE, "-n", "--snakefile", "Empty", "--cores", "1"], folder),
     )
     yield "`-n`, nothing has run", measure(dry_run, folder)
-    whole = journal.rename(journal.with_name("whole.jsonl"))
+    whole = journal.rename(journal.with_suffix(".whole"))
     _run_in_process(copy_lines, whole, journal, 0.5)
     yield "`-n`, half has run", measure(dry_run, folder)
     yield "`status.py`, half has run", measure(program_of("status"), folder)
@@ -136,7 +136,7 @@ def make_sweep(folder: Path, trials: int, epochs: int, kind: str) -> Path:
     if kind == "train":
         run_program(folder, "stage", "--dataset", "tiny")
     plan = plan_sweep(read_config(folder / "config.yaml"), "s", folder / "results")
-    journal = folder / "results/sweeps/s/journal.jsonl"
+    journal = folder / "results/sweeps/s/sessions/0-local.0-0.jsonl"
     journal.parent.mkdir(parents=True, exist_ok=True)
     values = {name: trial.values for name, trial in plan.state.trials.items()}
     with open(journal, "w") as file:
@@ -203,14 +203,14 @@ def copy_lines(source: Path, target: Path, share: float) -> None:
 def fold_seconds(journal: Path) -> Measured:
     """CPU seconds of reading a journal."""
     began = time.process_time()
-    Fold(journal).update()
+    Fold(journal.parent.parent).update()
     return Measured(time.process_time() - began)
 
 
 def print_journal_rates(folder: Path, *, epochs: int = 50_000, ends: int = 1_000) -> None:
     """Print how many events per second the driver records: rows of metrics, and ends of trials, which it syncs."""
     row = {"epoch": 1, "lr": 0.1, "train_loss": 0.123456789, "val_loss": 0.123456789, "val_accuracy": 0.987654321}
-    with Journal.opened(folder / "journal.jsonl") as journal:
+    with Journal.of_new_session(folder) as journal:
         for what, count, event in (
             ("epochs", epochs, Epoch(trial="t", attempt=1, metrics=row)),
             ("ends of trials, durable", ends, Ended(trial="t", attempt=1, status=TrialStatus.FINISHED, metrics=row)),

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from common import folder_with, print_table, run_program, sweep_config
-from trainyard.planning.attempts import Attempt, fold_attempts
-from trainyard.planning.journal import read_journal
+from trainyard.planning.attempts import Attempt, Fold
 
 KINDS = {"a training of one step": {}, "a command, `true`": {"command": "true {seed}"},
          "a function that returns": {"function": "trivial:run"}}  # fmt: skip
@@ -82,7 +81,7 @@ def run_sweep(kind: dict[str, Any], trials: int, *, slots: int) -> list[Attempt]
     with folder_with(config) as folder:
         (folder / "trivial.py").write_text(FUNCTIONS)
         run_program(folder, "sweep", "--sweep", "s")
-        return fold_attempts(read_journal(folder / "results/sweeps/s/journal.jsonl"))
+        return list(Fold(folder / "results/sweeps/s").update().attempts.values())
 
 
 def lanes(tries: list[Attempt]) -> list[list[Attempt]]:

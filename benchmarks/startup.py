@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from common import folder_with, print_table, run_program, sweep_config
+from trainyard.planning.journal import journal_files
 from trainyard.utils.event_log import read_events
 
 # The same with an unchanged Ray: start it, then one actor per slot that imports torch.
@@ -61,7 +62,7 @@ def parts_of_a_start() -> list[float]:
     """Seconds of each of PARTS, on the slot that was ready first."""
     with folder_with(sweep_config(2)) as folder:
         started = run_program(folder, "sweep", "--sweep", "s")
-        events = read_events(folder / "results/sweeps/s/journal.jsonl")
+        events = read_events(*journal_files(folder / "results/sweeps/s"))
     first = {event["event"]: event for event in reversed(events)}
     ray, slot = first["ray_up"], first["slot_up"]
     return [
@@ -78,7 +79,7 @@ def seconds_to_a_command() -> float:
     """Seconds until the first trial of a sweep of commands starts."""
     with folder_with({**sweep_config(2), "sweeps": {"s": COMMAND}}) as folder:
         started = run_program(folder, "sweep", "--sweep", "s")
-        events = read_events(folder / "results/sweeps/s/journal.jsonl")
+        events = read_events(*journal_files(folder / "results/sweeps/s"))
     return next(float(event["time"]) for event in events if event["event"] == "started") - started
 
 

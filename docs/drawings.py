@@ -133,8 +133,8 @@ def draw_sweeps(axes: Axes, y: float) -> None:
     box(axes, PLAN, y, 1.3, SWEEPS, plan + "\nwalltime")
     box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), in the best order found")
     slots(axes, JOB[0] + 0.15, y - 0.7)
-    journal = "journal.jsonl\nan event per line: started,\nepoch, finished, failed, ...;\ncheckpoints of long trials,"
-    box(axes, STATE, y, 1.3, SWEEPS, journal + "\noutput of programs")
+    journal = "sessions/*.jsonl\nan event per line: started,\nepoch, finished, failed, ...;"
+    box(axes, STATE, y, 1.3, SWEEPS, journal + "\ncheckpoints of long trials,\noutput of programs")
     tables = "trials.csv\ntimeline.csv, epochs.csv;\nfrom these and from sacct:\nstrategies.csv, jobs.csv"
     box(axes, OUTPUT, y, 1.3, SWEEPS, tables)
     across(axes, y, CONFIG, PLAN, JOB)
