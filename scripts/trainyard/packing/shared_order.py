@@ -17,6 +17,7 @@ from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent
 from trainyard.planning.sweep_state import SweepState, Task
 from trainyard.utils.errors import UserError
+from trainyard.utils.event_log import read_clock
 from trainyard.utils.guarded_process import wait_for_folder
 
 BATCH_SECONDS: Final = 2.0  # of work for all slots that a claim takes at most, if other jobs may want it
@@ -37,7 +38,7 @@ class SharedOrder:
 
     def __init__(self, state: SweepState, journal: Journal, watch: SessionWatch, fold: Fold) -> None:
         self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
-        self._session = journal.session
+        self._session, self._run, self._began = journal.session, run_of_snakemake(state), read_clock()
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
         self._taken = set[str]()  # those that others have claimed since
         self._polled_at = time.monotonic()
@@ -102,11 +103,9 @@ class SharedOrder:
     def _has_ended_now(self, trial: str) -> bool:
         if (trial, self._session) in self._fold.closed:
             return True
-        mine = self._fold.run_of(self._session)
-        began, run = (mine.start, mine.info.run) if mine else (math.inf, None)
         failed_in = {name: time for (each, name), time in self._fold.failed.items() if each == trial}
-        of_run = self._fold.sessions_of(run) if run else []
-        return any(time >= began or name in of_run for name, time in failed_in.items())
+        of_run = self._fold.sessions_of(self._run) if failed_in and self._run else []
+        return any(time >= self._began or name in of_run for name, time in failed_in.items())
 
     @property
     def is_shared(self) -> bool:

@@ -11,6 +11,7 @@ from trainyard.packing.session_watch import Life
 from trainyard.packing.shared_order import GivenUpError, SharedOrder
 from trainyard.planning.attempts import Fold, group_by_trial
 from trainyard.planning.claims import ClaimLog, Fence
+from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import (
     SESSIONS,
     Ended,
@@ -474,3 +475,19 @@ def test_the_end_of_a_journal_that_a_server_has_lost_is_awaited_once(tmp_path, w
     monkeypatch.setattr(shared_order.time, "sleep", slept.append)
     mine.refresh()
     assert not slept
+
+
+def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_later_jobs(tmp_path, trials, monkeypatch):
+    """Also before they have recorded their start, when they decide whether there is work."""
+    with Journal.of_new_session(tmp_path) as journal:
+        journal.record(SessionStarted(run="this"))
+        journal.record(Started(trial=trials[0], attempt=1))
+        journal.record(Ended(trial=trials[0], attempt=1, status=TrialStatus.FAILED, error="x", retried=False))
+        journal.leave()
+    sweep = SWEEP.model_copy(update={"slots": SWEEP.slots.model_copy(update={"jobs": 3})})
+    fold = Fold(tmp_path).update()
+    state = SweepState("s", sweep, TrialSpace(sweep, "no dataset"), tmp_path)
+    for run, may_run in (("this", False), ("another", True)):
+        monkeypatch.setenv(RUN, run)
+        with Journal.of_new_session(tmp_path) as later:
+            assert SharedOrder(state, later, Watch(), fold).may_run(trials[0]) == may_run
