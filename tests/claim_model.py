@@ -462,7 +462,7 @@ class Schedule:
     def _check_owners(self, fold: Fold, ended: Mapping[str, int]) -> None:
         """An unfinished trial is open, or a job has it, or its job has died and will be given up."""
         of_session = {job.session: job for job in self.jobs}
-        for trial, entry in fold.claims.owners.items():
+        for trial, entry in ((trial, entries[-1]) for trial, entries in fold.claims.takes.items()):
             is_over = entry.session in fold.claims.fences or entry.session in fold.left
             if ended[trial] or is_over or (trial, entry.number) in fold.released or entry.session not in self.live:
                 continue

@@ -10,9 +10,9 @@ from typing import Any
 from trainyard.config.load import check_config
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
-from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.attempts import Attempt, Attempts, Fold, update_attempts
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.journal import SESSIONS, Event, Journal, decode, journal_files
+from trainyard.planning.journal import SESSIONS, Event, Journal, TrialEvent, decode, journal_files
 from trainyard.planning.sweep_state import SweepState, TrialSpace
 from trainyard.utils.event_log import read_decoded, read_events
 from trainyard.utils.locks import Holder
@@ -67,6 +67,15 @@ def read_journal(folder: Path) -> list[Event]:
 def attempts_in(folder: Path) -> list[Attempt]:
     """The attempts at all trials of the sweep in `folder`, by their start."""
     return sorted(Fold(folder).update().attempts.values(), key=lambda attempt: attempt.start)
+
+
+def fold_attempts(events: Iterable[Event]) -> list[Attempt]:
+    """The attempts of events, in the order in which they started."""
+    found: Attempts = {}
+    for event in events:
+        if isinstance(event, TrialEvent):
+            update_attempts(found, event)
+    return list(found.values())
 
 
 def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:

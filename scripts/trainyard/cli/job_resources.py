@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,11 @@ Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 JOB_RULES: Final = ("stage", "sweep", "train", "fit_trees")
 SWEEP_RULES: Final = ("sweep", "sweep_job")  # for users, the first stands for both
 USEFUL_JOBS: Final = "useful_jobs"  # resource of `sweep_job`: how many of a sweep's jobs find something to do
+
+
+def match_any(names: Iterable[str]) -> str:
+    """A regular expression, for the constraint of a wildcard, that matches these names and nothing else."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ class SweepJobs(Jobs):
     def names(self, *, several_jobs: bool) -> str:
         """A regular expression that matches the names of the sweeps with one job, or of those with several."""
         sweeps = self._config.sweeps.items()
-        return "|".join(re.escape(name) for name, each in sweeps if (each.slots.jobs > 1) == several_jobs) or "(?!)"
+        return match_any(name for name, each in sweeps if (each.slots.jobs > 1) == several_jobs)
 
     def job_count(self, name: str) -> int:
         """Jobs of a sweep as Snakemake knows them: those that all its trials can use.

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import re
 import shlex
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import Any, Final, NoReturn
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
-from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards
+from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunSummary, read_jobs
@@ -313,7 +312,7 @@ class Workflow:
         return [
             PlotRule(
                 "_without_".join([f"plot_{kind}", *(plot for plot in every if plot not in plots)]),
-                "|".join(map(re.escape, names)) or "(?!)",
+                match_any(names),
                 {plot: PLOT_LABELS[kind][plot] for plot in plots},
             )
             for plots, names in groups.items()

@@ -1,7 +1,7 @@
 """Signs of life of the sessions of a sweep: each sets the time of a file every few seconds, and looks at the others.
 
-Only changes of the times count: nobody compares clocks. What is found here decides when a session is given up. That
-this is safe at any time is the matter of the claims.
+Only changes of the times count, so clocks need not agree. This module decides when a session is given up; the claims
+make this safe at any time.
 """
 
 import math
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from trainyard.cluster import slurm_queries
+from trainyard.planning.journal import order_job_of
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.locks import Holder
 
 BEAT_SECONDS: Final = 5.0  # between two signs of life, and between two looks at those of others
-ENDED_LOOKS: Final = 2  # without a sign of life, after which Slurm's word that a job has ended counts
-SILENT_LOOKS: Final = 12  # after which a session counts as dead, whatever Slurm says
+ENDED_LOOKS: Final = 2  # without a sign of life, after which a job has ended if Slurm reports so
+SILENT_LOOKS: Final = 12  # after which a session counts as dead, whatever Slurm reports
 QUERY_SECONDS: Final = 15.0  # between two queries of Slurm about a job
 
 
@@ -31,7 +32,7 @@ class Life(Enum):
     RUNS = "runs"
     UNKNOWN = "unknown"  # it has given no sign of life yet, since this process looks
     SILENT = "silent"  # for a minute: its node or its file system hangs, or it is suspended
-    ENDED = "ended"  # by Slurm's word, and it gives no sign of life
+    ENDED = "ended"  # according to Slurm, and it gives no sign of life
     GONE = "gone"  # its process, on this node, has ended
 
 
@@ -46,8 +47,8 @@ class _Sign:
     queried_at: float = -math.inf  # Slurm, on the monotonic clock
     has_ended: bool = False  # by Slurm
 
-    def ask_slurm(self) -> None:
-        """Ask Slurm whether its job runs."""
+    def query_slurm(self) -> None:
+        """Query Slurm whether its job runs."""
         if self.holder:
             self.has_ended = slurm_queries.is_given_up(self.holder)
 
@@ -99,7 +100,7 @@ class SessionWatch:
                 if now - sign.queried_at >= QUERY_SECONDS:
                     sign.queried_at = now
                     # Slurm may not respond for a minute, in which this session would give no sign of life.
-                    threading.Thread(target=sign.ask_slurm, name="ask-slurm", daemon=True).start()
+                    threading.Thread(target=sign.query_slurm, name="query-slurm", daemon=True).start()
 
     def only(self, sessions: Iterable[str]) -> None:
         """Watch these sessions from now on."""
@@ -113,7 +114,7 @@ class SessionWatch:
 
     def _look_at(self, session: str) -> None:
         content, modified = b"", 0
-        # Opening the file makes a network file system ask its server, which `stat` does not.
+        # Opening the file makes a network file system query its server, which `stat` does not.
         with suppress(OSError), open(self._beat(session), "rb") as file:
             content, modified = file.read(), os.fstat(file.fileno()).st_mtime_ns
         sign = self._signs.get(session)
@@ -135,8 +136,8 @@ class SessionWatch:
             holder = sign.holder
             if holder and holder.has_ended():
                 return Life.GONE
-            has_ended = sign.has_ended or _order_job(session) == _order_job(self._session)  # this one is its successor
-            if sign.silent_looks >= ENDED_LOOKS and has_ended:
+            is_predecessor = order_job_of(session) == order_job_of(self._session)
+            if sign.silent_looks >= ENDED_LOOKS and (sign.has_ended or is_predecessor):
                 return Life.ENDED
             if sign.silent_looks >= SILENT_LOOKS:
                 return Life.SILENT
@@ -146,8 +147,3 @@ class SessionWatch:
         """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
         sign = self._signs.get(session)
         return str(sign.holder) if sign and sign.holder else f"session {session}"
-
-
-def _order_job(session: str) -> str:
-    """The number of its job in the sweep."""
-    return session.partition("-")[0]

@@ -70,7 +70,7 @@ class SharedOrder:
 
     def is_mine(self, trial: str) -> bool:
         """Whether this session has claimed a trial that has not ended."""
-        entry = self._fold.claims.owners.get(trial)
+        entry = self._fold.claims.owner(trial)
         return entry is not None and entry.session == self._session and not self._is_closed(trial, entry)
 
     def may_run(self, trial: str) -> bool:
@@ -173,7 +173,7 @@ class SharedOrder:
 
     def release(self, trial: str) -> None:
         """Give a claimed trial back, for another session to run it."""
-        self._journal.record(Released(trial=trial, claim=self._fold.claims.owners[trial].number))
+        self._journal.record(Released(trial=trial, claim=self._fold.claims.takes[trial][-1].number))
 
     def task(self, trial: str) -> Task:
         """An unfinished trial as a task, with the attempts that are known now."""

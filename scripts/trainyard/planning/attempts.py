@@ -28,6 +28,7 @@ from trainyard.planning.journal import (
     TrialEvent,
     decode,
     journal_files,
+    order_job_of,
 )
 from trainyard.programs.metrics import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
@@ -66,15 +67,6 @@ class Attempt:
 
 
 Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
-
-
-def fold_attempts(events: Iterable[Event]) -> list[Attempt]:
-    """The attempts of events, in the order in which they started."""
-    found: Attempts = {}
-    for event in events:
-        if isinstance(event, TrialEvent):
-            update_attempts(found, event)
-    return list(found.values())
 
 
 def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
@@ -218,9 +210,8 @@ class Fold:
 
     def _find_journals(self) -> bool:
         """Find new journals; returns whether what was read of the others is still there, and counts."""
-        files = {path.name.removesuffix(".jsonl"): path for path in journal_files(self._folder)}
-        if OLD_JOURNAL.removesuffix(".jsonl") in files:
-            files[""] = files.pop(OLD_JOURNAL.removesuffix(".jsonl"))
+        paths = journal_files(self._folder)
+        files = {"" if path.name == OLD_JOURNAL else path.name.removesuffix(".jsonl"): path for path in paths}
         named = self.claims.sessions - files.keys()  # a network file system may list them late
         files |= {name: self._folder / SESSIONS / f"{name}.jsonl" for name in named}
         for name in files.keys() - self._readers.keys():
@@ -426,7 +417,7 @@ class Session:
     @property
     def order_job(self) -> int:
         """The number of this job in a sweep with several."""
-        return int(self.name.partition("-")[0] or 0)
+        return order_job_of(self.name)
 
     @property
     def start(self) -> float:

@@ -84,8 +84,7 @@ class ClaimLog:
         """`folder`: of the sweep."""
         self._folder = folder / "claims"
         self.entries: list[Entry] = []
-        self.owners: dict[str, Entry] = {}  # by trial: the last entry that took it
-        self.takes: dict[str, list[Entry]] = {}  # by trial: all entries that took it
+        self.takes: dict[str, list[Entry]] = {}  # by trial: the entries that took it, in order
         self.fences: dict[str, Fence] = {}  # by session
         self.takeovers: dict[str, int] = {}  # by trial: the last entry that took it from a session that may still write
 
@@ -98,6 +97,10 @@ class ClaimLog:
     def sessions(self) -> set[str]:
         """The sessions that have written an entry."""
         return {entry.session for entry in self.entries}
+
+    def owner(self, trial: str) -> Entry | None:
+        """The last entry that took a trial; None if none has."""
+        return next(reversed(self.takes.get(trial, [])), None)
 
     def read(self) -> list[Entry]:
         """Read the new entries, and return them.
@@ -124,10 +127,9 @@ class ClaimLog:
         for session, fence in entry.fences.items():
             self.fences.setdefault(session, fence)
         for trial in entry.take:
-            before = self.owners.get(trial)
+            before = self.owner(trial)
             if before and before.session in self.fences and not self.fences[before.session].is_gone:
                 self.takeovers[trial] = entry.number
-            self.owners[trial] = entry
             self.takes.setdefault(trial, []).append(entry)
 
     def append(

@@ -347,6 +347,11 @@ def journal_files(folder: Path) -> list[Path]:
     return [*([old] if old.exists() else ()), *sorted((folder / SESSIONS).glob("*.jsonl"))]
 
 
+def order_job_of(session: str) -> int:
+    """The number of its job in the sweep, with which the name of a session begins; 0 for runs of old versions."""
+    return int(session.partition("-")[0] or 0)
+
+
 def session_name(order_job: int) -> str:
     """A new name for a run of the driver: number of the sweep's job, ID and restarts of the Slurm job, a token."""
     holder = Holder.this_process()
@@ -387,7 +392,7 @@ class Journal(EventLog):
     @property
     def order_job(self) -> int:
         """The number of this job in a sweep with several."""
-        return int(self.session.partition("-")[0])
+        return order_job_of(self.session)
 
     def leave(self, *, has_claims: bool = False) -> None:
         """Record the end of the session, unless it has recorded and claimed nothing: it gives back its claims."""

@@ -16,6 +16,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
+from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import installed_program
 
 CONFIG = check_config(
@@ -112,18 +113,23 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
     assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
 
 
-def test_a_sweep_with_several_jobs_is_finished_once_its_tables_are_made(tmp_path):
-    finish(tmp_path, "own", {"rmse": 3.0})
-    jobs = [job("sweep_job", "own"), job("sweep_job", "own", state="failed"), job("sweep_tables", "own", state="left")]
+@pytest.mark.parametrize(("numbers", "finished"), [(("", ""), 1), (("job 1", "job 2"), 0)])
+def test_a_sweep_with_several_jobs_is_finished_once_its_tables_are_made(tmp_path, numbers, finished):
+    """Each job that failed has a log of its own."""
+    if finished:
+        finish(tmp_path, "own", {"rmse": 3.0})
+    first, second = numbers
+    tables = job("sweep_tables", "own", state="left")
+    jobs = [job("sweep_job", "own", first), job("sweep_job", "own", second, state="failed"), tables]
     lines = lines_of(tmp_path, jobs, succeeded=False)
     assert lines[1:5] == [
         "  finished  nothing new",
-        "  failed    sweep own: see results/logs/sweep_job/own.log",
+        f"  failed    {f'sweep own {second}'.rstrip()}: see results/logs/sweep_job/own.log",
         "  not done  sweep own",
-        "  answers   sweep own: 1 trial finished, 0 failed, 2 to run",
+        f"  answers   sweep own: {count_of(finished, 'trial')} finished, 0 failed, {3 - finished} to run",
     ]
-    jobs = [job("sweep_job", "own"), job("sweep_job", "own"), job("sweep_tables", "own")]
-    assert lines_of(tmp_path, jobs)[1] == "  finished  sweep own"
+    for jobs in ([job("sweep_job", "own", first), job("sweep_job", "own", second)], [job("sweep_job", "own", first)]):
+        assert lines_of(tmp_path, [*jobs, job("sweep_tables", "own")])[1] == "  finished  sweep own"
 
 
 def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_command_goes_on(tmp_path):
@@ -272,28 +278,3 @@ def test_the_program_is_written_as_one_would_type_it(tmp_path, monkeypatch):
     assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == f"{installed_program('python')} -m snakemake -n"
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
     assert call_again([str(program), "-n"]) == "snakemake -n"
-
-
-def test_the_jobs_of_a_sweep_with_several_are_one_sweep(tmp_path):
-    """It has finished with its tables; each job that failed has a log of its own."""
-    jobs = [job("sweep_job", "own", "job 1"), job("sweep_job", "own", "job 2", state="failed"),
-            job("sweep_tables", "own", state="left")]  # fmt: skip
-    lines = lines_of(tmp_path, jobs, succeeded=False)
-    assert lines[1:5] == [
-        "  finished  nothing new",
-        "  failed    sweep own job 2: see results/logs/sweep_job/own.log",
-        "  not done  sweep own",
-        "  answers   sweep own: 0 trials finished, 0 failed, 3 to run",
-    ]
-    lines = lines_of(tmp_path, [job("sweep_job", "own", "job 1"), job("sweep_tables", "own")])
-    assert lines[1] == "  finished  sweep own"
-
-
-def test_a_job_of_several_is_named_by_its_number():
-    dag = SimpleNamespace(finished=lambda job: True)
-    one = SimpleNamespace(rule=SimpleNamespace(name="sweep_job"), wildcards={"name": "s", "job": "0"}, log=["a.log"])
-    dag.needrun_jobs = lambda exclude_finished: [one]
-    scheduler = SimpleNamespace(failed=[], running=[])
-    assert read_jobs(SimpleNamespace(dag=dag, scheduler=scheduler)) == [
-        RunJob("sweep_job", "s", "job 1", "a.log", "finished")
-    ]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from slurm_cluster.waiting import wait_until
-from sweep_journals import order_beside, read_journal, session_of
+from sweep_journals import fold_attempts, order_beside, read_journal, session_of
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
@@ -17,7 +17,7 @@ from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot_pool import Slot
 from trainyard.packing.trial_queue import TimeLimits, TrialQueue
-from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.function import Context, run_function

@@ -96,7 +96,7 @@ def test_who_has_not_read_an_entry_cannot_append_the_next_one(tmp_path):
     assert other.entries == [], "what was lost was not read either"
     assert claims_of(tmp_path) == ["00000001.json"]
     other.read()
-    assert other.owners["t"].session == A
+    assert other.owner("t").session == A
     assert other.append(B, take=["u"])
 
 
@@ -162,7 +162,7 @@ def test_a_process_killed_after_its_link_has_claimed(tmp_path, monkeypatch):
     assert len(claims_of(tmp_path)) == 2, "an entry and its draft"
     again = ClaimLog(tmp_path)
     again.read()
-    assert again.owners["t"].session == A
+    assert again.owner("t").session == A
     assert again.append(B, take=["u"])
     assert [entry.take for entry in ClaimLog(tmp_path).read()] == [("t",), ("u",)]
 

@@ -5,9 +5,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sweep_journals import read_journal, write_session
+from sweep_journals import fold_attempts, read_journal, write_session
 from trainyard.config.trial_status import ENDED
-from trainyard.planning.attempts import Fold, Session, fold_attempts, update_sessions
+from trainyard.planning.attempts import Fold, Session, update_sessions
 from trainyard.planning.journal import FlopsCounted, GpuFraction, Suggested
 from trainyard.utils import event_log
 from trainyard.utils.event_log import EventLog

@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from sweep_journals import decode_all, read_journal, session_of, write_session
-from trainyard.planning.attempts import Fold, find_result, fold_attempts, whole_epochs, whole_seconds
+from sweep_journals import decode_all, fold_attempts, read_journal, session_of, write_session
+from trainyard.planning.attempts import Fold, find_result, whole_epochs, whole_seconds
 from trainyard.planning.journal import Journal, decode, encode
 from trainyard.utils.event_log import read_events
 
