@@ -17,7 +17,6 @@ from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent
 from trainyard.planning.sweep_state import SweepState, Task
 from trainyard.utils.errors import UserError
-from trainyard.utils.event_log import read_clock
 from trainyard.utils.guarded_process import wait_for_folder
 
 BATCH_SECONDS: Final = 2.0  # of work for all slots that a claim takes at most, if other jobs may want it
@@ -38,7 +37,8 @@ class SharedOrder:
 
     def __init__(self, state: SweepState, journal: Journal, watch: SessionWatch, fold: Fold) -> None:
         self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
-        self._session, self._run, self._began = journal.session, run_of_snakemake(state), read_clock()
+        self._session, self._run = journal.session, run_of_snakemake(state)
+        self._failed_before = frozenset(fold.failed)  # clocks of nodes may differ
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
         self._taken = set[str]()  # those that others have claimed since
         self._polled_at = time.monotonic()
@@ -103,9 +103,9 @@ class SharedOrder:
     def _has_ended_now(self, trial: str) -> bool:
         if (trial, self._session) in self._fold.closed:
             return True
-        failed_in = {name: time for (each, name), time in self._fold.failed.items() if each == trial}
-        of_run = self._fold.sessions_of(self._run) if failed_in and self._run else []
-        return any(time >= self._began or name in of_run for name, time in failed_in.items())
+        failed = {(each, name) for each, name in self._fold.failed if each == trial}
+        of_run = self._fold.sessions_of(self._run) if failed and self._run else []
+        return bool(failed - self._failed_before) or any(name in of_run for _, name in failed)
 
     @property
     def is_shared(self) -> bool:

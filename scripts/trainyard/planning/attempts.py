@@ -151,7 +151,7 @@ class Fold:
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = {""}  # sessions that have ended as they should, and the runs of old versions
         self.closed: set[tuple[str, str]] = set()  # trials that have ended for good, with the session that ran them
-        self.failed: dict[tuple[str, str], float] = {}  # when a trial failed for good in a session
+        self.failed: set[tuple[str, str]] = set()  # trials that have failed for good, with the session that ran them
         self._readers: dict[str, Reader[Event]] = {}  # by session
         self._closed: set[str] = set()  # sessions of which nothing more is to be read
         self._runs: dict[str, list[Session]] = {}  # of the driver, by session: one each, but for old versions
@@ -249,7 +249,7 @@ class Fold:
                 if not retried and event.status is not TrialStatus.INTERRUPTED:
                     self.closed.add((trial, session or ""))
                     if event.status is TrialStatus.FAILED:
-                        self.failed[trial, session or ""] = event.time
+                        self.failed.add((trial, session or ""))
             case TrialEvent():
                 update_attempts(self.attempts, event)
             case Released():

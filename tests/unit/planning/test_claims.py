@@ -268,7 +268,7 @@ def test_the_claim_that_was_released_is_known(tmp_path, write):
     fold = Fold(tmp_path).update()
     assert fold.released == {("t1", 4)}
     assert fold.closed == set()
-    assert not fold.failed
+    assert fold.failed == set()
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
@@ -325,7 +325,7 @@ def test_journals_that_appear_later_are_read(tmp_path, write):
 def test_who_has_failed_for_good_does_not_depend_on_the_order_of_the_journals(tmp_path, write, order):
     for session in order:
         write(session).start("t1").finish("t1", status=TrialStatus.FAILED, error="x", retried=False)
-    assert Fold(tmp_path).update().failed.keys() == {("t1", A), ("t1", B)}
+    assert Fold(tmp_path).update().failed == {("t1", A), ("t1", B)}
 
 
 # ---- what a job may claim by them
@@ -491,3 +491,12 @@ def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_la
         monkeypatch.setenv(RUN, run)
         with Journal.of_new_session(tmp_path) as later:
             assert SharedOrder(state, later, Watch(), fold).may_run(trials[0]) == may_run
+
+
+def test_what_fails_for_good_beside_a_session_is_left_to_the_next_one_whatever_the_clocks(write, order_of, trials):
+    mine, other = order_of(write(A)), write(B)
+    assert order_of(other).claim(trials[:1])
+    other.start(trials[0]).finish(trials[0], status=TrialStatus.FAILED, error="x", retried=False)
+    mine.refresh()
+    assert not mine.may_run(trials[0])
+    assert order_of(write(C)).may_run(trials[0])
