@@ -130,9 +130,9 @@ class RunSummary:
     def _sweep_answer(self, state: SweepState) -> list[str]:
         ranking = rank_sweep(state)
         failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
-        best, *runner_up = describe_ranking(ranking)
+        best, *more = describe_ranking(ranking)
         best = f"so far: {best}" if self.interrupted else best
-        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *runner_up]
+        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)

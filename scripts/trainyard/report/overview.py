@@ -40,7 +40,7 @@ class Summary:
     facts: Mapping[str, str]  # by label
     failures: Sequence[str] = ()
     next_steps: Sequence[str] = ()
-    runner_up: str = ""
+    more: Sequence[str] = ()  # how sure the answer is, and the runner-up
     rows: Sequence[Sequence[str]] = ()  # of a small table, whose first row is its header
     picture: str = ""  # a PNG as a data URI
     about_picture: str = ""
@@ -66,7 +66,7 @@ def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
-    answer, runner_up = [*describe_ranking(ranking), ""][:2]
+    answer, *more = describe_ranking(ranking)
     try:
         facts = sweep_facts(load_sweep(results / "sweeps" / name), config.pricing)
     except MissingResultError:
@@ -77,7 +77,7 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
         facts,
         list_failures(state),
         list_next_steps(state, ranking),
-        runner_up=runner_up,
+        more=more,
         picture=_embed_picture(results / "plots/sweeps" / name / "packing.png"),
         about_picture="the trials as a job array would have run them, and packed, as they ran",
     )

@@ -1,5 +1,6 @@
 """What the first page says of a sweep, in short sentences: what ran, its cost and waste, predictions, failures."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -7,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from trainyard.config.config import Pricing
-from trainyard.config.sweep import Unit
+from trainyard.config.sweep import Sweep, Uniform, Unit
 from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.accounting import covered_seconds
@@ -16,10 +17,14 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
 from trainyard.results.best_config import FILE
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import FALLBACK, Ranking
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
+LEADERS: Final = 5  # of single runs, those worth more seeds
+MAX_LEADERS: Final = 10  # of which more seeds are advised
+NEW_SEEDS: Final = 3  # with five leaders, the wrong winner in 45 instead of 59 % of simulated sweeps
+NEAR: Final = 0.05  # of a range: close to its end
 MIN_VALUES: Final = 3  # different values of a key: of two, the best one is always at an end of the range
 ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED, TrialStatus.UNREADABLE,
                 TrialStatus.FAILED, TrialStatus.INTERRUPTED, TrialStatus.RUNNING, TrialStatus.PENDING)  # fmt: skip
@@ -153,18 +158,46 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     if left := len(state.unfinished) - failed:
         steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
     if ranking.best_trial:
-        steps += [*_list_edges(ranking), f"Train the best configuration again: {state.folder / FILE} says how."]
+        steps += [*_list_deciding(state, ranking), *_list_edges(state, ranking)]
+        steps.append(f"Train the best configuration again: {state.folder / FILE} says how.")
     return steps
 
 
-def _list_edges(ranking: Ranking) -> Iterator[str]:
-    """Advice to extend the range of each key whose best value is at its end, also of those that were tried in vain."""
+def _list_deciding(state: SweepState, ranking: Ranking) -> Iterator[str]:
+    """What decides which of the configurations that may be the best is the best one, and what it takes."""
+    chosen = ranking.leaders if ranking.evidence else ranking.counting[:LEADERS]
+    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == FALLBACK:
+        return
+    which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
+    results = [state.result(trial.trial) for each in chosen for trial in each.trials]
+    seconds = [spent for each in results if each and (spent := state.seconds_of(each))]
+    each_takes = f" of about {format_duration(sum(seconds) / len(seconds))}" if seconds else ""
+    trials = f"{count_of(NEW_SEEDS * len(chosen), 'trial')}{each_takes}"
+    yield f"To decide between {which}: run {NEW_SEEDS} new seeds of each, the same for all, which is {trials}."
+
+
+def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
+    """Advice to extend the range of each key in which all that may be the best lie at the same end.
+
+    The ends are those of the range that the config gives, or the least and the greatest value that ended, in vain too.
+    """
     ended = [each for each in ranking.configurations if any(trial.status in ENDED for trial in each.trials)]
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
         values = tried[key].dropna()
         if values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:  # lists cannot be counted
             continue
-        for end, word, further in ((values.min(), "smallest", "smaller"), (values.max(), "largest", "larger")):
-            if best == end:
-                yield f"The best {key}, {end:g}, is the {word} that was tried: try {further} ones."
+        drawn, found = _range_of(state.sweep, key), [each.values[key] for each in ranking.leaders]
+        low, high = (drawn.low, drawn.high) if drawn else (values.min(), values.max())
+        scale = math.log if drawn and drawn.log else float
+        near = NEAR * (scale(high) - scale(low)) if drawn else 0.0  # a draw hardly ever is an end itself
+        for end, word, further in ((low, "smallest", "smaller"), (high, "largest", "larger")):
+            if all(abs(scale(value) - scale(end)) <= near for value in found):
+                where = f"is close to {end:g}, the {word} of its range" if drawn else f"is the {word} that was tried"
+                yield f"The best {key}, {best:g}, {where}: try {further} ones."
+
+
+def _range_of(sweep: Sweep, key: str) -> Uniform | None:
+    """The range from which the values of a key are drawn, if they are."""
+    sources = (source.values.get(key) for source in (sweep.sample, sweep.search) if source)
+    return next((each for each in sources if isinstance(each, Uniform)), None)

@@ -204,14 +204,16 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
     """One row per configuration, best first: place, every varied key but the seed, and the metric over its trials.
 
     `n` of its `trials` count for `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it
-    `is_incomplete`, others diverged or were stopped early. A key with the name of such a column is `varied_<name>`.
+    `is_incomplete`, others diverged or were stopped early. It `may_be_best` if it cannot be told apart from the first,
+    or with one run each, if it has the same value. A key with the name of such a column is `varied_<name>`.
     """
     metric, rows = ranking.metric, []
     for place, each in enumerate(ranking.configurations, start=1):
         best = each.best_trial(ranking.mode)
         row = {"place": place if best else None, "trial": best.trial if best else None, "n": each.n,
                "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
-               f"{metric}_best": best.score if best else None, "is_incomplete": each.is_incomplete}  # fmt: skip
+               f"{metric}_best": best.score if best else None, "is_incomplete": each.is_incomplete,
+               "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows).astype({"place": "Int64"})

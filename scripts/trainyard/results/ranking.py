@@ -12,8 +12,10 @@ from trainyard.config.sweep import TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.results.evidence import SURE, Evidence, weigh
 
 FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
+NAMED: Final = 5  # configurations that may be the best, in words
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Configuration:
             for each in trials
         )
 
+    @property
+    def by_seed(self) -> dict[str, float]:
+        """The values that count, by the values of the seed, as text."""
+        seeds = (json.dumps([value for key, value in each.values.items() if is_seed(key)]) for _, each in self._scored)
+        return dict(zip(seeds, (score for score, _ in self._scored), strict=True))
+
     def best_trial(self, mode: Mode) -> RankedTrial | None:
         """The trial with the best value, the first one of several; None if no trial counts."""
         return min(self._scored, key=lambda scored: _cost(scored[0], mode), default=(0.0, None))[1]
@@ -54,7 +62,10 @@ class Configuration:
 
 @dataclass
 class Ranking:
-    """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order."""
+    """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order.
+
+    If there are several seeds, what is expected of the true means decides: those of few runs are uncertain.
+    """
 
     metric: str
     mode: Mode
@@ -65,6 +76,15 @@ class Ranking:
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
 
     def __post_init__(self) -> None:
+        compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
+        self.evidence = weigh([each.by_seed for each in compared], is_better_higher=self.mode == "max")
+        # Those that may be the best, as far as the data tell; of one run each, those with the best value.
+        self.leaders = [each for each in compared if each.mean == compared[0].mean]
+        if self.evidence:
+            expected = self.evidence.expected
+            ranked = sorted(range(len(compared)), key=lambda number: _cost(expected[number], self.mode))
+            self.configurations[: len(ranked)] = [compared[number] for number in ranked]
+            self.leaders = [compared[number] for number in self.evidence.best]
         self.counting = [each for each in self.configurations if each.n]  # those with a trial that counts
         self.best_trial = self.counting[0].best_trial(self.mode) if self.counting else None
         self.scores = {trial.trial: trial.score for each in self.configurations for trial in each.trials}
@@ -157,7 +177,7 @@ def describe_best(ranking: Ranking, *, metric: str = "") -> str:
 
 
 def describe_ranking(ranking: Ranking) -> list[str]:
-    """The best configuration and the runner-up, a line each."""
+    """The best configuration, how sure it is, and the runner-up: a line each."""
     if ranking.candidates:
         return [_describe_undecided(ranking)]
     if not ranking.counting:
@@ -165,7 +185,32 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     first, *others = ranking.counting
     instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
     lines = [f"{describe_best(ranking)}: {_describe(first, ranking)}{instead}"]
-    return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
+    if ranking.evidence:
+        lines.append(_describe_evidence(ranking.evidence, ranking))
+    elif len(ranking.leaders) > 1:
+        return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
+    if others:
+        doubt = "" if ranking.evidence or ranking.metric == FALLBACK else "; with one run each, chance may have decided"
+        lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
+    return lines
+
+
+def _describe_evidence(found: Evidence, ranking: Ranking) -> str:
+    """Which configurations may be the best, and by how much."""
+    low, high = found.value
+    lead = f"the first leads the next by {found.lead:.2g} ({found.lead_range[0]:.2g} to {found.lead_range[1]:.2g})"
+    numbers = f"{lead}; its mean over all seeds is {low:.4g} to {high:.4g}"
+    count, total = len(ranking.leaders), len(found.expected)
+    if count == 1:
+        return f"the best of {total} configurations with {SURE:.0%} certainty: {numbers}"
+    alike = _names(ranking.leaders, ranking)
+    return f"{count} of {total} configurations may be the best, with {SURE:.0%} certainty: {alike}; {numbers}"
+
+
+def _names(configurations: Sequence[Configuration], ranking: Ranking) -> str:
+    """The first of these configurations by their values, and how many more there are."""
+    names = [_assignments(_shown(each, ranking)) for each in configurations]
+    return " | ".join(names[:NAMED]) + (f" | {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _describe_undecided(ranking: Ranking) -> str:
@@ -181,8 +226,7 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     """The value of a configuration that counts, its trial, and the values of its varied keys."""
     trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
     assert trial is not None
-    varied = (configuration if ranking.has_seeds else trial).values.items()
-    values = _assignments({key: value for key, value in varied if key not in ranking.constant_keys})
+    values = _assignments(_shown(configuration if ranking.has_seeds else trial, ranking))
     if not ranking.has_seeds:
         return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
     total = len(configuration.trials)
@@ -191,6 +235,11 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
     mean = f"{configuration.mean:.6g}{spread} ({count}){f' with {values}' if values else ''}"
     return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}"
+
+
+def _shown(item: Configuration | RankedTrial, ranking: Ranking) -> dict[str, Any]:
+    """The values of the keys that differ between trials."""
+    return {key: value for key, value in item.values.items() if key not in ranking.constant_keys}
 
 
 def _assignments(values: dict[str, Any]) -> str:

@@ -113,13 +113,36 @@ def test_errors_that_differ_only_in_the_values_of_their_trials_are_one_reason(tm
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.next_steps[:-1] == ["The best lr, 4, is the largest that was tried: try larger ones."]
+    assert summary.next_steps[1:-1] == ["The best lr, 4, is the largest that was tried: try larger ones."]
 
 
-def test_a_best_value_within_its_range_asks_for_nothing(tmp_path):
+def test_a_best_value_within_its_range_asks_for_more_seeds_only(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.next_steps == [f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how."]
+    assert summary.more[0].endswith("; with one run each, chance may have decided")
+    assert summary.next_steps == [
+        "To decide between the first 4: run 3 new seeds of each, the same for all, which is 12 trials of about 10 s.",
+        f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how.",
+    ]
+
+
+def test_equal_values_at_both_ends_of_a_range_are_no_reason_to_extend_it(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(value) for value in (1.0, 2.0, 1.0, 1.0)])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert list(summary.more) == ["equal to it: lr = 3 | lr = 4"]
+    assert not any("try " in step for step in summary.next_steps)
+
+
+@pytest.mark.parametrize(("count", "is_close"), [(4, False), (60, True)])
+def test_the_end_of_what_was_drawn_is_not_the_end_of_the_range(tmp_path, count, is_close):
+    sweep = {**GRID, "grid": {}, "sample": {"count": count, "values": {"lr": {"low": 0, "high": 1}}}}
+    drawn = read_state(write_results(tmp_path / "a", sweep, []).sweeps["s"], "s", tmp_path).trials.values()
+    values = [trial.values["lr"] for trial in drawn]
+    assert (max(values) >= 0.95) == is_close
+    config = write_results(tmp_path / "b", sweep, [finished(-value) for value in values])
+    (summary,) = summarize_studies(config, tmp_path / "b")
+    line = f"The best lr, {max(values):g}, is close to 1, the largest of its range: try larger ones."
+    assert [step for step in summary.next_steps if "try " in step] == [line] * is_close
 
 
 def test_values_that_are_no_numbers_have_no_range(tmp_path):
@@ -127,7 +150,7 @@ def test_values_that_are_no_numbers_have_no_range(tmp_path):
     config = write_results(tmp_path, {**GRID, "grid": {}, "trials": trials}, [finished(1.0)] * 3)
     (summary,) = summarize_studies(config, tmp_path)
     assert "layers = [64, 64]" in summary.answer
-    assert len(summary.next_steps) == 1
+    assert not any("try " in step for step in summary.next_steps)
 
 
 @pytest.mark.parametrize("end", [FAILED, DIVERGED])

@@ -154,3 +154,35 @@ def test_a_result_that_retrain_has_overruled_does_not_count(tmp_path):
     first = swept(tmp_path, *ends, grid={"lr": [0.1, 0.2]})
     assert rank_sweep(first).counting
     assert rank_sweep(swept(tmp_path, grid={"lr": [0.1, 0.2]}, retrain=1)).counting == []
+
+
+def test_the_answer_says_which_configurations_may_be_the_best(tmp_path):
+    grid = {"lr": [0.1, 0.2, 0.3], "seed": [0, 1, 2]}
+    losses = [3.0, 3.1, 2.9, 1.0, 1.2, 1.1, 1.1, 1.05, 1.2]
+    ranking = rank_sweep(swept(tmp_path, *({"loss": each} for each in losses), grid=grid, metric="loss"))
+    assert [each.values["lr"] for each in ranking.configurations] == [0.2, 0.3, 0.1]
+    assert [each.values["lr"] for each in ranking.leaders] == [0.2, 0.3]
+    best, certainty, runner_up = describe_ranking(ranking)
+    assert best.startswith("best mean loss (lowest, guessed from its name): 1.1 ± 0.1 (n = 3) with lr = 0.2; ")
+    alike = (
+        "2 of 3 configurations may be the best, with 90% certainty: lr = 0.2 | lr = 0.3; the first leads the next by "
+    )
+    assert certainty.startswith(alike)
+    assert runner_up.startswith("runner-up: 1.11667 ± 0.076 (n = 3) with lr = 0.3; ")
+    assert "chance" not in runner_up
+
+
+def test_a_clear_winner_is_said_to_be_one(tmp_path):
+    losses = [3.0, 3.1, 1.0, 1.01, 2.0, 2.05]
+    grid = {"lr": [0.1, 0.2, 0.3], "seed": [0, 1]}
+    ranking = rank_sweep(swept(tmp_path, *({"loss": each} for each in losses), grid=grid, metric="loss"))
+    assert describe_ranking(ranking)[1].startswith(
+        "the best of 3 configurations with 90% certainty: the first leads the next by 0.98 (0.81 to "
+    )
+
+
+def test_what_was_stopped_early_is_not_compared(tmp_path):
+    ends = [{"loss": 3.0}, {"loss": 3.2}, (STOPPED, {"loss": 0.1}), {"loss": 0.2}]
+    ranking = rank_sweep(swept(tmp_path, *ends, metric="loss"))
+    assert ranking.evidence is None
+    assert [each.values["lr"] for each in ranking.leaders] == [0.1]

