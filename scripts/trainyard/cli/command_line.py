@@ -1,7 +1,6 @@
 """The command line of all programs: options, logging, exit codes, and a stack trace for bugs only."""
 
 import argparse
-import atexit
 import logging
 import os
 import shlex
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainyard.cluster import job_step, slurm_allocation, slurm_queries
-from trainyard.cluster.job_step import is_rank
+from trainyard.cluster.job_step import end_rank, is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
@@ -55,7 +54,7 @@ def run_program(
     code = _exit_code(main, arguments)
     _flush_output()
     if is_rank():
-        _end_rank(code)
+        end_rank(code)
     sys.exit(code)
 
 
@@ -98,25 +97,6 @@ def _flush_output() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _end_rank(code: int) -> NoReturn:
-    """Exit a rank after its threads and exit handlers, without finalizing the interpreter, which could abort it.
-
-    After a collective has completed, a thread of gloo's ProcessGroup holds its tensors for a moment, and needs the GIL
-    to release them. If the interpreter is finalized while the thread waits for the GIL, Python terminates the thread
-    inside that C++ destructor, and with it the process: SIGABRT, "terminate called without an active exception". torch
-    joins the thread when the last reference to the group is released, but DDP models, also in users' code, hold
-    references. multiprocessing exits its child processes in the same way.
-    """
-    try:
-        with suppress(Exception):
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-    finally:
-        os._exit(code)
 
 
 def _log_allocation() -> None:

@@ -5,13 +5,16 @@ batch script, at whose death Slurm kills everything that it started, or Snakemak
 rule. A program that must receive the signals of its job gets a step of its own.
 """
 
+import atexit
 import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from trainyard.cluster import host, job_script, slurm_allocation, slurm_queries
 from trainyard.utils.errors import UserError
@@ -82,3 +85,22 @@ def srun_options(nodes: Sequence[str], *, tasks_per_node: int = 1, cpus_per_task
 def is_rank() -> bool:
     """Whether torchrun started this process. A job may inherit RANK alone from another launcher, as from Kubeflow."""
     return {"RANK", "TORCHELASTIC_RUN_ID"} <= os.environ.keys()
+
+
+def end_rank(code: int) -> NoReturn:
+    """Exit a rank after its threads and exit handlers, without finalizing the interpreter, which could abort it.
+
+    After a collective has completed, a thread of gloo's ProcessGroup holds its tensors for a moment, and needs the GIL
+    to release them. If the interpreter is finalized while the thread waits for the GIL, Python terminates the thread
+    inside that C++ destructor, and with it the process: SIGABRT, "terminate called without an active exception". torch
+    joins the thread when the last reference to the group is released, but DDP models, also in users' code, hold
+    references. multiprocessing exits its child processes in the same way.
+    """
+    try:
+        with suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -187,6 +187,24 @@ def split_launcher(launcher: Command) -> list[str]:
     return (shlex.split(launcher) if isinstance(launcher, str) else launcher) or [""]
 
 
+def study_of_trial(train: Train, dataset: str, *, gpus: int, cpus: int) -> dict[str, Any]:
+    """The scaling study whose only scale is the training of a trial, on one GPU or on several.
+
+    The global batch of a trial, `batch_size` x `accumulation`, does not depend on its number of GPUs.
+    """
+    given = train.model_dump(mode="json", exclude_unset=True)
+    study: dict[str, Any] = {
+        "dataset": dataset,
+        "train": given,
+        "scales": [f"1x{gpus}"],
+        "cpus_per_gpu": max(1, cpus // gpus),
+    }
+    if gpus > 1:
+        given["batch_size"] = train.batch_size * train.accumulation
+        study["mode"] = "strong"
+    return study
+
+
 def _kind_of_study(given: Any) -> str:
     is_script = isinstance(given, ScriptScaling) or (isinstance(given, dict) and "script" in given)
     return "script" if is_script else "train"

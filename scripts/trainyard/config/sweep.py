@@ -201,9 +201,10 @@ class Slots(Section):
     )
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
-        description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number (above one only for "
-        "a `command` or `function`). `auto`: the first trials run one, then two, then four to a GPU, and the others as "
-        "many to a GPU as end most trials per hour and fit its memory.",
+        description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number, at most "
+        "`gpus_per_node`: the GPUs of a training by `train` share its batch, with DDP. `auto`: the first trials run "
+        "one, then two, then four to a GPU, and the others as many to a GPU as end most trials per hour and fit its "
+        "memory.",
     )
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
     mps: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = Field(
@@ -259,6 +260,11 @@ class Slots(Section):
         if not self.has_gpus:
             return 0.0
         return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of a training by `train`: one per GPU of a trial."""
+        return max(1, int(self.share))
 
     @property
     def uses_mps(self) -> bool:
@@ -518,12 +524,6 @@ class TrainSweep(Sweep):
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainSweep":
-        if self.slots.share > 1:
-            message = (
-                "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
-                "`command` that uses several"
-            )
-            raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
         if self.search and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
         train, own, metric = self.train, self.train.further_metrics, self.target[0]
@@ -539,8 +539,12 @@ class TrainSweep(Sweep):
         return self.train.model_dump(exclude_unset=True)
 
     def spec_of(self, settings: dict[str, Any]) -> Train:
-        """The training with these settings."""
-        return Train.model_validate(settings)
+        """The training with these settings, whose batches its GPUs share evenly."""
+        spec, gpus = Train.model_validate(settings), self.slots.ranks
+        if spec.batch_size % gpus:
+            message = f"batch_size {spec.batch_size} cannot be shared evenly by the {gpus} GPUs of a trial"
+            raise ValueError(f"{message} (gpus_per_trial)")
+        return spec
 
     @property
     def spec_content(self) -> dict[str, Any]:

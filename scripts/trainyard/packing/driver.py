@@ -139,7 +139,8 @@ def _run(
     sweep = plan.state.sweep
     starting: AbstractContextManager[WorkerParent | None] = nullcontext()
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
-        modules = [*WORKER_MODULES, *(TRAINING_MODULES if isinstance(sweep, TrainSweep) else ())]
+        trains = isinstance(sweep, TrainSweep) and sweep.slots.ranks == 1  # in the workers themselves
+        modules = [*WORKER_MODULES, *(TRAINING_MODULES if trains else ())]
         starting = worker_parent(modules, threads=sweep.slots.cpus_per_trial)
     with starting as parent:
         plan = _fix_slots(plan)

@@ -18,6 +18,10 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 WORKER_MODULES: Final = ("trainyard.packing.worker",)
 # Also, if trials run Trainyard's loop. An optimizer's first step imports the compiler, whether it compiles or not.
 TRAINING_MODULES: Final = ("torch", "trainyard.training.trainer", "torch._dynamo")
+# Files in the folder of a launch, between a worker and the ranks of a training on several GPUs.
+TRIAL: Final = "trial.json"  # what to train
+EPOCHS: Final = "epochs.jsonl"  # a row of metrics each
+END: Final = "end.json"  # how it ended
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,16 @@ class WorkerSetup:
     cwd: str = ""  # where users' programs run
     trial_workdirs: bool = False  # whether each trial runs in its own folder instead
     python: Path | None = None  # the interpreter of the environment in which commands run, if it is not the user's
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that a trial sees; 0 for none."""
+        return math.ceil(self.gpu_share)
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether a worker runs Trainyard's own training loop; with several GPUs, it starts a rank for each."""
+        return self.is_training and self.gpus <= 1
 
     def trial_folder(self, task: Task) -> Path:
         """The folder for the files that a user's program leaves."""

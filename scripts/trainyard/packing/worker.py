@@ -1,11 +1,14 @@
 """The process of a slot: runs one trial after another, and keeps imports and data loaded between them."""
 
+import json
+import math
 import os
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,14 +19,18 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import first_gpu_name, hide_gpus
 from trainyard.cluster.ray.worker_parent import preload_seconds
 from trainyard.cluster.stop_request import await_stop_request, stop_request_of_signals
+from trainyard.config.scaling import study_of_trial
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial
-from trainyard.config.user_programs import UserProgram
+from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.config.weights import WeightsError
 from trainyard.packing import worker_gpu
 from trainyard.packing.messages import (
+    END,
+    EPOCHS,
     TRAINING_MODULES,
+    TRIAL,
     TrainingEnded,
     TrialMessage,
     TrialRequest,
@@ -37,10 +44,12 @@ from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_program, trial_command, trial_environment
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
+from trainyard.scaling.launchers import failure_reason, training_command
 from trainyard.utils.errors import Diverged, UserError
-from trainyard.utils.files import copy_matching
+from trainyard.utils.files import copy_matching, write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
-from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, import_object
+from trainyard.utils.import_path import USER_CODE_ERRORS, error_line, helper_command, import_object
+from trainyard.utils.locks import Hold
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
@@ -68,7 +77,7 @@ class Worker:
         self._stop_request = stop_request_of_signals()
         threading.Thread(target=self._await_stop_request, daemon=True).start()
         os.chdir(setup.cwd or ".")  # users' modules and files are relative to it
-        device, startup = self._prepare_training() if setup.is_training else self._prepare_user_programs()
+        device, startup = self._prepare_training() if setup.trains_here else self._prepare_user_programs()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         return WorkerStarted(slurm_allocation.job_id(), host.node_name(), gpus, device, startup)
 
@@ -150,8 +159,10 @@ class Worker:
             if request.taken_over:
                 self._copy_checkpoints(*request.taken_over, request)
             match request.spec:
-                case Train() as spec:
+                case Train() as spec if self._setup.trains_here:
                     return (yield from self._train(spec, request))
+                case Train() as spec:
+                    return (yield from self._train_on_gpus(spec, request))
                 case UserProgram(function=None) as spec:
                     return (yield from self._run_command(spec, request))
                 case spec:
@@ -167,7 +178,7 @@ class Worker:
                 seconds=time.perf_counter() - self._began,
             )
         finally:
-            if isinstance(request.spec, Train) and request.spec.compile:
+            if self._setup.trains_here and isinstance(request.spec, Train) and request.spec.compile:
                 from trainyard.training.forward_pass import release_compiled_code
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
@@ -178,13 +189,18 @@ class Worker:
         if self._setup.checkpoint:
             copy_matching(folder, self._setup.checkpoint, request.folder)
 
+    @contextmanager
+    def _claimed(self, request: TrialRequest) -> Iterator[Hold]:
+        """The folder of a trial, held for its program."""
+        request.folder.mkdir(parents=True, exist_ok=True)
+        grace = self._setup.grace_seconds
+        with claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=grace) as claim:
+            yield claim
+
     def _run_command(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder
-        folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            claim = held.enter_context(
-                claim_folder(folder, purpose=f"trial {request.trial}", grace_seconds=setup.grace_seconds)
-            )
+            claim = held.enter_context(self._claimed(request))
             checkpoint = find_checkpoint(folder, setup.checkpoint, bad=request.bad_checkpoints)
             if request.attempt == 1:
                 checkpoint = None
@@ -243,14 +259,50 @@ class Worker:
                 os.chdir(request.folder)
             return (yield from run_function(function, spec.args, context))
 
+    def _train_on_gpus(self, spec: Train, request: TrialRequest) -> TrialRun:
+        """Train on all GPUs of the slot, whose ranks are started as those of a scale of a study."""
+        setup, dataset = self._setup, self._dataset
+        assert dataset is not None
+        _check_weights(spec, request.trial, dataset.digest)
+        study = study_of_trial(spec, "d", gpus=setup.gpus, cpus=setup.threads)
+        with (
+            self._claimed(request) as claim,
+            tempfile.TemporaryDirectory(prefix=".torchrun-", dir=request.folder) as folder,
+        ):
+            launch = Path(folder)
+            content = {
+                "trial": request.trial,
+                "study": study,
+                "dataset": str(dataset.folder),
+                "checkpoints": str(request.checkpoints),
+                "deadline": request.deadline,
+                "downloads": setup.data.downloads,
+            }
+            write_json(launch / TRIAL, content)
+            _, program, name = helper_command("packing.trial_rank")
+            options, scale = [name, folder], study["scales"][0]
+            run = ProgramRun(
+                command=training_command(scale, options, folder=folder, allocation=None, program=Path(program)),
+                cwd=setup.cwd or ".",
+                environment=trial_environment(
+                    self._environment, trial=request.trial, folder=request.folder, cpus=study["cpus_per_gpu"]
+                ),
+                output=request.folder / output_name(request.attempt),
+                metrics=MetricsCollector(Metrics(file=EPOCHS), launch, hold_first_row=False, burst=math.inf),
+                claim=claim,
+                grace_seconds=setup.end_seconds,
+                stop_request=self._stop_request,
+            )
+            end = yield from run_user_program(run, self._guard)
+            return _end_of_ranks(end, launch)
+
     def _train(self, spec: Train, request: TrialRequest) -> TrialRun:
         from trainyard.training.trainer import TrainingInterrupted
         from trainyard.training.untimed_steps import warm_up
 
         halvings = list[MicroBatchHalved]()
         trainer = self._create_trainer(spec, request, halvings)
-        self._began -= sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
-        self._began -= trainer.checkpoints.total_seconds
+        self._began -= trainer.seconds
         for row in trainer.history:
             yield EpochReported(row.as_row())
         status = TrialStatus.FINISHED
@@ -269,7 +321,7 @@ class Worker:
             return TrainingEnded(status=TrialStatus.INTERRUPTED, error=str(error))
         return TrainingEnded(
             status=status,
-            metrics=_training_metrics(trainer),
+            metrics=trainer.trial_metrics,
             precision=trainer.precision,
             seconds=time.perf_counter() - self._began,
             gpu_use=uses[0] if uses else None,
@@ -308,15 +360,27 @@ class Worker:
         )
 
 
+def _end_of_ranks(end: TrialEnded, launch: Path) -> TrainingEnded:
+    """How a training on several GPUs ended: as rank 0 reports, unless something else ended it or a rank failed."""
+    report = json.loads((launch / END).read_text()) if (launch / END).exists() else {}
+    status, error = end.status, end.error
+    if status is TrialStatus.FAILED:
+        error = failure_reason(launch) or error
+    elif status not in (TrialStatus.STOPPED, TrialStatus.INTERRUPTED):
+        status, error = TrialStatus(report["status"]), report["error"]
+    return TrainingEnded(
+        status=status,
+        metrics=report.get("metrics", {}),
+        error=error,
+        seconds=(end.seconds or 0.0) + report.get("earlier_seconds", 0.0),
+        traceback=end.traceback,
+        exit_code=end.exit_code,
+        output=end.output,
+        precision=report.get("precision"),
+    )
+
+
 def _check_weights(spec: Train, trial: str, dataset_digest: str) -> None:
     """Raise a WeightsError if the file of the pretrained weights is not the one that is part of the trial's name."""
     if spec.pretrained is not None and Trial(spec, {}).identity(dataset_digest) != trial:
         raise WeightsError(f"{spec.pretrained}: has changed since the sweep began: run the sweep again")
-
-
-def _training_metrics(trainer: "Trainer") -> dict[str, Any]:
-    metrics, best = trainer.history[-1].as_row(), trainer.history[(trainer.state.best_epoch or 1) - 1]
-    accuracies = [row.val_accuracy for row in trainer.history if row.val_accuracy is not None]
-    metrics["best_val_accuracy"] = max(accuracies, default=None)
-    metrics[trainer.spec.best_metric] = best.value(trainer.spec.monitor)
-    return metrics | {"micro_batch": trainer.batch.micro, "accumulation": trainer.batch.accumulation}

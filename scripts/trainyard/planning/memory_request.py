@@ -125,8 +125,8 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
         return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
-    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial)
-    each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else slots.per_node / count
+    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // slots.ranks)
+    each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else max(1.0, slots.per_node / count)
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
 
 
@@ -136,8 +136,9 @@ def tables_memory(node: NodeMemory) -> MemoryRequest:
 
 
 def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
-    """What the memory of a sweep's job is counted by, per node: slots, or GPUs if their slots are still measured."""
-    return (slots.gpus_per_node, "GPU") if sweep.slots.gpus_per_trial == "auto" else (slots.per_node, "slot")
+    """What the memory of a sweep's job is counted by, per node: slots, or GPUs if these are measured or are ranks."""
+    counts_gpus = sweep.slots.gpus_per_trial == "auto" or (isinstance(sweep, TrainSweep) and slots.ranks > 1)
+    return (slots.gpus_per_node, "GPU") if counts_gpus else (slots.per_node, "slot")
 
 
 def scale_memory(config: Config, name: str, run: str, results: Path, node: NodeMemory) -> MemoryRequest:

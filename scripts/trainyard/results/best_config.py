@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option
+from trainyard.config.scaling import study_of_trial
 from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
@@ -39,13 +40,12 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
     kept = {key: value for key, value in whole["sweeps"][name].items() if key not in _OF_SEVERAL}
     if sweep.search or sweep.stop:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
-    cpus, gpus = sweep.slots.cpus_per_trial, max(1, int(sweep.slots.share)) if sweep.slots.gpus_per_node else 0
+    cpus, gpus = sweep.slots.cpus_per_trial, sweep.slots.ranks if sweep.slots.gpus_per_node else 0
     slots = {"gpus_per_node": gpus, **({"gpus_per_trial": gpus} if gpus else {}), "cpus_per_trial": cpus}
     content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": slots}}
     if has_study(sweep) and isinstance(trial.spec, Train):
-        train = trial.spec.model_dump(mode="json", exclude_unset=True)
-        # The scale 1x1 is this training; it has as many CPUs, so that sums have the same order.
-        study = {"dataset": sweep.dataset, "train": train, "scales": ["1x1"], "cpus_per_gpu": cpus}
+        # Its scale is this training; it has as many CPUs, so that sums have the same order.
+        study = study_of_trial(trial.spec, str(sweep.dataset), gpus=sweep.slots.ranks, cpus=cpus)
         content["scaling"] = {study_name(name): study}
     return content
 

@@ -55,11 +55,16 @@ def launch(scale: str, options: Sequence[str]) -> int:
         forward_stop_request(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if given else wait_as_shell(process)
-        if problem := rendezvous.problem(Path(folder)):
-            log.error("%s", problem)
-        elif first := rank_failures.first_failure(Path(folder)):
-            log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
+        if reason := failure_reason(Path(folder)):
+            log.error("%s", reason)
     return code
+
+
+def failure_reason(folder: Path) -> str:
+    """Why the training whose agents met in this folder failed, in one line; "" if nothing there says so."""
+    first = rank_failures.first_failure(folder)
+    message = f"rank {first.rank} on {first.node} ended the training: {first.message}" if first else ""
+    return rendezvous.problem(folder) or message
 
 
 def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:

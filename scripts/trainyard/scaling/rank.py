@@ -1,4 +1,4 @@
-"""The training on one rank of a scaling study, started by torchrun."""
+"""A training on one of several ranks, started by torchrun: a scale of a study, or a trial on several GPUs."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
-from trainyard.cluster.stop_request import stop_request_of_rank
+from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
 from trainyard.config.scaling import TrainScaling, split_scale
 from trainyard.config.trials import training_spec
@@ -25,7 +25,7 @@ from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.epoch_metrics import epoch_line
+from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
 from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory
 from trainyard.training.process_group import Group, process_group
@@ -54,15 +54,50 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     Raises:
         UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
-    stop_request = stop_request_of_rank()
     study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
     assert isinstance(study, TrainScaling)
     study = study.model_copy(update={"train": study.train_at(scale)})
-    with (
-        rank_failures.record_exception(),
-        process_group(traces=folder.absolute()) as group,
-        ExitStack() as stack,
-    ):
+    with join_ranks(study, scale, traces=folder.absolute()) as (group, stop_request), ExitStack() as stack:
+        if group.is_main:
+            stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
+        staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
+        store = _store(study, staged, scale, folder)
+        copy = stack.enter_context(local_copy(staged, config.data.local))
+        if copy.message:
+            log.warning("%s", copy.message)
+        trainer = create_trainer(
+            study,
+            copy.staged,
+            group,
+            store,
+            deadline=_deadline(group),
+            stop_request=stop_request,
+            downloads=config.data.downloads,
+        )
+        _log_start(trainer, store)
+        with _telemetry(trainer, folder):
+            try:
+                for row in train_epochs(trainer, study, store):
+                    log.info(epoch_line(row, trainer.spec.epochs))
+            except TrainingInterrupted as error:
+                kind = UserError if stop_request.is_made else ContinuedError
+                raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+        group.all_gather_object(None)  # wait until all nodes have written their telemetry
+        if group.is_main:
+            measured = _read_note(store, WARM_UP)
+            warmed_up = WarmUpResult(**measured) if measured else None
+            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=store.folder.name)
+
+
+@contextmanager
+def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tuple[Group, StopRequest]]:
+    """Join the process group of a scale; the request to stop is that of this rank. `traces` is for NCCL's failures.
+
+    Raises:
+        UserError: the scale has a different number of ranks; and as `process_group` and `record_exception` do.
+    """
+    stop_request = stop_request_of_rank()
+    with rank_failures.record_exception(), process_group(traces=traces) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
         nodes, gpus = split_scale(scale)
@@ -72,54 +107,44 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
         torch.set_num_threads(study.cpus_per_gpu)
         group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
-        if group.is_main:
-            stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
-        staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
-        store = _store(study, staged, scale, folder)
-        batch = _batch(study, store, group)
-        copy = stack.enter_context(local_copy(staged, config.data.local))
-        if copy.message:
-            log.warning("%s", copy.message)
-        data = load_input_data(copy.staged, group.device)
-        trainer = Trainer(
-            study.train,
-            data,
-            group,
-            batch=batch,
-            store=store,
-            save_every_seconds=study.checkpoint_every_seconds,
-            deadline=_deadline(group),
-            stop_request=stop_request,
-            downloads=config.data.downloads,
-            on_halved=partial(_remember_micro_batch, store),
-            find_unused_parameters=study.find_unused_parameters,
-        )
-        _log_start(trainer, store)
-        with _telemetry(trainer, folder):
-            if not trainer.is_complete:
-                with _explaining_unused_parameters():
-                    _train_epochs(trainer, store, study)
-        group.all_gather_object(None)  # wait until all nodes have written their telemetry
-        if group.is_main:
-            measured = _read_note(store, WARM_UP)
-            warmed_up = WarmUpResult(**measured) if measured else None
-            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=store.folder.name)
+        yield group, stop_request
 
 
-def _train_epochs(trainer: Trainer, store: CheckpointStore, study: TrainScaling) -> None:
-    """Train the remaining epochs."""
+def create_trainer(
+    study: TrainScaling, staged: Staged, group: Group, store: CheckpointStore, **options: Any
+) -> Trainer:
+    """The trainer of a study's `train` on this rank, with the `options` of `Trainer` that the study does not set."""
+    return Trainer(
+        study.train,
+        load_input_data(staged, group.device),
+        group,
+        batch=_batch(study, store, group),
+        store=store,
+        save_every_seconds=study.checkpoint_every_seconds,
+        on_halved=partial(_remember_micro_batch, store),
+        find_unused_parameters=study.find_unused_parameters,
+        **options,
+    )
+
+
+def train_epochs(trainer: Trainer, study: TrainScaling, store: CheckpointStore) -> Iterator[EpochMetrics]:
+    """Train the remaining epochs, if any, after a warm-up; each is yielded.
+
+    Raises:
+        Diverged, TrainingInterrupted: as `Trainer.epochs`.
+        UserError: out of memory on a rank, for which the next attempt has smaller micro-batches; or DDP's error.
+    """
+    if trainer.is_complete:
+        return
     group = trainer.group
     try:
-        if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
-            measured = warm_up(trainer)
-            if group.is_main:
-                write_json(store.folder / WARM_UP, asdict(measured))
-        group.limit_collectives(study.collective_timeout_minutes)
-        for row in trainer.epochs():
-            log.info(epoch_line(row, trainer.spec.epochs))
-    except TrainingInterrupted as error:
-        kind = UserError if trainer.stop_request.is_made else ContinuedError
-        raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+        with _explaining_unused_parameters():
+            if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
+                measured = warm_up(trainer)
+                if group.is_main:
+                    write_json(store.folder / WARM_UP, asdict(measured))
+            group.limit_collectives(study.collective_timeout_minutes)
+            yield from trainer.epochs()
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())
         raise UserError(f"{error}: the next attempt uses micro-batches of half the size") from None

@@ -60,7 +60,8 @@ def run_ranks(
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(command)
     try:
-        with remove_copies_at_exit(read_config(training.config).data.local):
+        # The data of a trial were copied by its worker.
+        with remove_copies_at_exit(read_config(training.config).data.local if training.config else "off"):
             run(get_args_parser().parse_args([*options, *command]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         terminated = (-signal.SIGTERM, stop_request.TERMINATED)  # by torchrun, because another rank had failed

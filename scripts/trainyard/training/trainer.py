@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,22 @@ class Trainer:
     def wrap(self, *, for_warm_up: bool = False) -> None:
         """Set `model`, for the present micro-batches."""
         self.forward.wrap(accumulation=self.batch.accumulation, for_warm_up=for_warm_up)
+
+    @property
+    def seconds(self) -> float:
+        """Of training and checkpoints, also of previous runs."""
+        return sum(row.seconds for row in self.history) + self.state.progress.seconds + self.checkpoints.total_seconds
+
+    @property
+    def trial_metrics(self) -> dict[str, Any]:
+        """What a trial reports at its end: the metrics of the last epoch, the best ones, and the batch; {} at first."""
+        if not self.history:
+            return {}
+        metrics, best = self.history[-1].as_row(), self.history[(self.state.best_epoch or 1) - 1]
+        accuracies = [row.val_accuracy for row in self.history if row.val_accuracy is not None]
+        metrics["best_val_accuracy"] = max(accuracies, default=None)
+        metrics[self.spec.best_metric] = best.value(self.spec.monitor)
+        return metrics | {"micro_batch": self.batch.micro, "accumulation": self.batch.accumulation}
 
     @property
     def is_complete(self) -> bool:

@@ -152,8 +152,8 @@ MISTAKES = [
     ("sweeps.depth.slots", {"gpus_per_node": 0, "nodes": 999, "slots_per_node": 999}, "at most 100000 slots"),
     (
         "sweeps.depth.slots",
-        {"gpus_per_node": 4, "gpus_per_trial": 2},
-        "sweeps.depth: gpus_per_trial: 2, but a training by `train` uses one GPU; set gpus_per_trial: 1, or",
+        {"gpus_per_node": 3, "gpus_per_trial": 3},
+        "sweeps.depth.grid: batch_size 128 cannot be shared evenly by the 3 GPUs of a trial (gpus_per_trial)",
     ),
     (
         "sweeps.depth.cost",

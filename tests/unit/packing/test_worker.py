@@ -20,12 +20,18 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.utils.errors import Diverged
 
 
+def of_trainings():
+    worker = Worker()
+    worker._setup = WorkerSetup(Path(), Data(), 1)
+    return worker
+
+
 @pytest.mark.parametrize("error", [None, Diverged("NaN"), ValueError("in the model")])
 def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch, error):
     """Also before a trial that does not compile: the memory pools of CUDA graphs would remain."""
     released = []
     monkeypatch.setattr(forward_pass, "release_compiled_code", lambda: released.append(True))
-    worker = Worker()
+    worker = of_trainings()
 
     def train(spec, request):
         if error is not None:
@@ -45,7 +51,7 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer = start(SPEC, data, store=checkpoints)
     trainer.history[0] = replace(trainer.history[0], seconds=1000.0)
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
-    worker = Worker()
+    worker = of_trainings()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
     worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
     end = worker.resume(False)
@@ -56,7 +62,7 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
 def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(data, monkeypatch):
     trainer = start(SPEC, data)
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
-    worker = Worker()
+    worker = of_trainings()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
     end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
     assert end.status is TrialStatus.FAILED

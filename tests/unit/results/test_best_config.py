@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trainyard.planning.journal import Ended, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.results.best_config import find_files, paste_line, write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.training.sampler import batch_sizes
 
 TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
 COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}
@@ -29,6 +31,7 @@ SWEEPS = {
     "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
     "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
+    "several GPUs": {**TRAIN, "grid": {"accumulation": [1, 2]}, "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
     "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}]},
     "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": 2},
     "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
@@ -94,9 +97,7 @@ def test_the_best_trial_has_the_same_identity_in_its_config(tmp_path, sweep, num
     assert best.sweeps["s"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
 
 
-@pytest.mark.parametrize(
-    "sweep", [SWEEPS[name] for name in SWEEPS if "train" in SWEEPS[name] and name != "without GPUs"]
-)
+@pytest.mark.parametrize("sweep", [SWEEPS[name] for name in SWEEPS if "train" in SWEEPS[name] and "GPUs" not in name])
 def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep):
     _, path = write(config_of(sweep), tmp_path)
     best = read_config(path)
@@ -104,6 +105,18 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     assert study.train_at("1x1") == expand(best.sweeps["s"]).trials[0].spec
     assert study.scales == ["1x1"]
     assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
+
+
+def test_the_best_training_on_several_gpus_is_a_scale_with_the_same_global_batch(tmp_path):
+    _, path = write(config_of(SWEEPS["several GPUs"]), tmp_path, 1)
+    best = read_config(path)
+    (study,) = best.scaling.values()
+    on_one = batch_sizes(expand(best.sweeps["s"]).trials[0].spec)
+    assert best.sweeps["s"].slots.ranks == 2
+    assert study.scales == ["1x2"]
+    assert batch_sizes(study.train, world_size=2, mode=study.mode) == replace(
+        on_one, per_rank=on_one.per_rank // 2, micro=on_one.micro // 2, world_size=2
+    )
 
 
 def test_the_best_trial_of_a_sweep_without_gpus_requests_none(tmp_path):

@@ -1,0 +1,144 @@
+"""`gpus_per_trial: 2`: a training in a sweep is that of scale 1x2 of a study, and ends as other trials do."""
+
+import re
+import signal
+
+import pandas as pd
+import pytest
+from project import TINY, alive, with_words
+from slurm_cluster.waiting import wait_until
+from sweep_journals import attempts_in
+
+pytestmark = pytest.mark.slow
+TRAIN = {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 3}
+SLOTS = {"gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 2}
+MEASURED = ["images_per_second", "seconds", "step_ms_p50", "step_ms_p95", "data_wait_fraction"]
+
+# A model with trouble on rank 1, in the first attempt. In the validation of epoch 2, it waits for a request to stop
+# while there is a file `hold`.
+TROUBLE = """
+import os, signal, time
+from pathlib import Path
+import torch
+from trainyard.training.models import SmallConvNet
+
+HERE = Path(__file__).parent
+
+class Model(SmallConvNet):
+    trouble = ""
+    validations = 0
+    def forward(self, images):
+        self.validations += not self.training
+        if not self.training and self.validations == 2:
+            if self.trouble == "raise":
+                raise RuntimeError("planned trouble")
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while (HERE / "hold").exists() and not signal.getsignal(signal.SIGUSR1).__self__.is_made:
+                time.sleep(0.05)
+        if self.training and self.trouble == "memory" and len(images) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(images)
+
+def build(*, channels, classes, trouble=""):
+    model = Model(channels=channels, classes=classes, width=4)
+    if os.environ.get("RANK") == "1" and not (HERE / f"had-{trouble}").exists():
+        model.trouble = trouble
+        (HERE / f"had-{trouble}").touch()
+    return model
+"""
+
+
+def sweep(project, trials, *, slots=SLOTS, **options):
+    """The command of a sweep of these trials, whose model may have trouble."""
+    (project.folder / "trouble.py").write_text(TROUBLE)
+    options |= {"dataset": "tiny", "train": {**TRAIN, "model": "trouble:build", "model_args": {}}}
+    project.write({**TINY, "sweeps": {"s": {**options, "trials": trials, "slots": slots}}})
+    project.stage()
+    return project.script("sweep", "--sweep", "s")
+
+
+def attempts(project):
+    return attempts_in(project.results / "sweeps/s")
+
+
+def rows_of(project):
+    """The rows of each attempt by its number."""
+    return {each.number: each.epochs for each in attempts(project)}
+
+
+def ranks(project):
+    """The processes of ranks that run, and their agents."""
+    return with_words(f"packing.trial_rank {project.folder}")
+
+
+def table(project, name="trials"):
+    return pd.read_csv(project.results / f"sweeps/s/{name}.csv")
+
+
+def test_its_metrics_are_those_of_scale_1x2_bit_for_bit(project):
+    study = {"dataset": "tiny", "train": {**TRAIN, "lr": 0.02}, "scales": ["1x2"], "mode": "strong"}
+    sweep = {"dataset": "tiny", "train": TRAIN, "grid": {"lr": [0.01, 0.02]}, "slots": SLOTS}
+    project.write({**TINY, "sweeps": {"s": sweep}, "scaling": {"c": study}})
+    project.stage()
+    project.run(*project.script("sweep", "--sweep", "s"))
+    project.run(*project.script("train", "--study", "c", "--scale", "1x2"))
+    expected = pd.read_csv(project.results / "scaling/c/1x2/history.csv").drop(columns=MEASURED)
+    trial = table(project).query("lr == 0.02").iloc[0]
+    found = table(project, "epochs").query(f"trial == {trial['trial']!r}").reset_index(drop=True)[list(expected)]
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+    assert trial["best_val_accuracy"] == expected["val_accuracy"].max()
+    assert trial["micro_batch"] == 16
+    assert set(table(project, "timeline")["gpus_per_trial"]) == {2}
+
+
+# Trouble on rank 1: the trial's options, the outcomes of its attempts, and the error of the first one.
+FAILURES = [
+    ({"model_args.trouble": "raise"}, ["failed", "finished"], r"rank 1 on \S+ ended the training: .*planned trouble"),
+    ({"model_args.trouble": "kill"}, ["failed", "finished"], r"rank 1 on \S+ ended the training: .*SIGKILL"),
+    ({"model_args.trouble": "memory"}, ["finished"], ""),
+    ({"lr": 1e30}, ["diverged"], "the loss became NaN or infinite in epoch 1"),
+]
+
+
+def test_a_failure_of_one_rank_is_that_of_its_trial(project):
+    trials = [{"seed": seed, **options} for seed, (options, _, _) in enumerate(FAILURES)]
+    project.run(*sweep(project, trials))
+    found = table(project).set_index("seed")
+    for seed, (_, outcomes, error) in enumerate(FAILURES):
+        of_trial = [each for each in attempts(project) if each.trial == found.loc[seed, "trial"]]
+        assert [each.outcome for each in of_trial] == outcomes
+        assert re.search(error, of_trial[0].error)
+    assert found.loc[2, "micro_batch"] == 8
+    assert not ranks(project)
+
+
+def test_early_stopping_ends_its_ranks(project):
+    stop = {"stop": {"method": "asha"}, "metric": "train_loss"}
+    project.run(*sweep(project, [{"lr": 0.01}], **stop))
+    (project.folder / "hold").touch()
+    project.run(*sweep(project, [{"lr": 0.01}, {"lr": 1e-9}], **stop))
+    assert list(table(project)["status"]) == ["finished", "stopped"]
+    assert list(table(project)["micro_batch"]) == [16, 16]
+    assert [row["epoch"] for row in attempts(project)[-1].epochs] == [1]
+    assert not ranks(project)
+
+
+def test_it_continues_after_a_signal_and_a_killed_driver_on_another_number_of_gpus(project):
+    (project.folder / "hold").touch()
+    command = sweep(project, [{"seed": 1}])
+    for number, end in enumerate((signal.SIGTERM, signal.SIGKILL), 1):
+        started = project.start(*command)
+        wait_until(lambda attempt=number: rows_of(project).get(attempt), what="an epoch", while_running=started)
+        running = ranks(project)
+        started.send_signal(end)
+        output, _ = started.communicate()
+        assert started.returncode, output
+        wait_until(lambda of_before=running: not alive(of_before), what="the end of the ranks")
+    (project.folder / "hold").unlink()
+    project.run(*sweep(project, [{"seed": 1}], slots={"gpus_per_node": 1}))
+    assert [each.outcome for each in attempts(project)] == ["interrupted", "interrupted", "finished"]
+    first, second, third = rows_of(project).values()
+    assert first[0] == second[0] == third[0]  # also its seconds
+    assert [row["epoch"] for row in third] == [1, 2, 3]
+    assert list(table(project, "timeline")["gpus_per_trial"]) == [2, 2, 1]
