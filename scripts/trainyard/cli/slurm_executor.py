@@ -289,16 +289,19 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._plan_next_check(is_idle=not submitted and bool(active_jobs or jobs))
 
     def _cancel_idle(self, active_jobs: Collection[Any], listed: Collection[UserJob]) -> bool:
-        """Cancel pending jobs of sweeps without a trial to run, if there are any; one that starts meanwhile goes on."""
+        """Cancel jobs of sweeps without a trial to run that wait or are suspended; one that starts meanwhile goes on.
+
+        Returns whether there were any.
+        """
         complete = {info.external_jobid for info in active_jobs if _is_complete(info.job)}
-        idle = [each.job for each in listed if each.state == "PENDING" and each.job in complete]
-        if not idle:
-            return False
+        idle = [each for each in listed if each.state in ("PENDING", "SUSPENDED") and each.job in complete]
         try:
-            run_slurm_command("scancel", "--state=PENDING", *idle)
+            for state in sorted({each.state for each in idle}):
+                jobs = (each.job for each in idle if each.state == state)
+                run_slurm_command("scancel", f"--state={state}", *jobs)
         except UserError as error:  # it will try again
             self.logger.warning(str(error))
-        return True
+        return bool(idle)
 
     def _report_idle(self, info: Any) -> None:
         """Report a job that has ended or was not submitted as done, because no trial of its sweep is left for it."""

@@ -21,7 +21,7 @@ from trainyard.utils.errors import storage_errors
 from trainyard.utils.locks import Holder
 
 BEAT_SECONDS: Final = 5.0  # between two signs of life, and between two looks at those of others
-ENDED_LOOKS: Final = 2  # without a sign of life, after which a job has ended if Slurm reports so
+ENDED_LOOKS: Final = 2  # without a sign of life, after which a job has ended if Slurm reports so, or may have
 SILENT_LOOKS: Final = 12  # after which a session counts as dead, whatever Slurm reports
 QUERY_SECONDS: Final = 15.0  # between two queries of Slurm about a job
 
@@ -30,7 +30,7 @@ class Life(Enum):
     """What is known about a session."""
 
     RUNS = "runs"
-    UNKNOWN = "unknown"  # it has given no sign of life yet, since this process looks
+    UNKNOWN = "unknown"  # it has given no sign of life yet, since this process looks, or for some seconds
     SILENT = "silent"  # for a minute: its node or its file system hangs, or it is suspended
     ENDED = "ended"  # according to Slurm, and it gives no sign of life
     GONE = "gone"  # its process, on this node, has ended
@@ -137,11 +137,13 @@ class SessionWatch:
             if holder and holder.has_ended():
                 return Life.GONE
             is_predecessor = order_job_of(session) == order_job_of(self._session)
-            if sign.silent_looks >= ENDED_LOOKS and (sign.has_ended or is_predecessor):
+            is_silent = sign.silent_looks >= ENDED_LOOKS
+            if is_silent and (sign.has_ended or is_predecessor):
                 return Life.ENDED
             if sign.silent_looks >= SILENT_LOOKS:
                 return Life.SILENT
-            return Life.RUNS if sign.changes or (holder and holder.is_here()) else Life.UNKNOWN
+            is_seen = sign.changes or (holder and holder.is_here())
+            return Life.RUNS if is_seen and not is_silent else Life.UNKNOWN
 
     def describe(self, session: str) -> str:
         """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""

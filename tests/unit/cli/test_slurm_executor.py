@@ -429,13 +429,13 @@ def test_a_live_job_of_an_earlier_snakemake_is_followed_also_if_others_are_enoug
 
 
 def test_once_no_trial_is_left_jobs_in_the_queue_are_cancelled_and_count_as_done(executor, tmp_path, slurm, logged):
-    """One that has started meanwhile ends by itself, and one that has not been submitted never is."""
-    states = {"0": "RUNNING", "1": "PENDING", "2": "PENDING", "3": "PENDING"}
+    """As is one that is suspended. One that starts meanwhile ends by itself, one that was not submitted never is."""
+    states = {"0": "RUNNING", "1": "PENDING", "2": "PENDING", "3": "PENDING", "4": "SUSPENDED"}
     before = "".join(queued(*each) for each in states.items())
     slurm.prints("squeue", before)
-    active = [slurm_job(number) for number in range(4)]
-    for number, info in enumerate(active[:3]):
-        info.job = job_of_several(number, 4, tmp_path)
+    active = [slurm_job(number) for number in range(5)]
+    for number in (0, 1, 2, 4):
+        active[number].job = job_of_several(number, 4, tmp_path)
     assert check(executor, *active) == active, "trials are left"
     (tmp_path / "complete").write_text("of an earlier config")
     assert check(executor, *active) == active
@@ -443,11 +443,11 @@ def test_once_no_trial_is_left_jobs_in_the_queue_are_cancelled_and_count_as_done
     states = {"0": "RUNNING", "2": "RUNNING", "3": "PENDING"}
     cancelled = tmp_path / "cancelled"
     after = "".join(queued(*each) for each in states.items())
-    slurm.runs("scancel", f"echo $* > {cancelled}")
+    slurm.runs("scancel", f"echo $* >> {cancelled}")
     slurm.runs("squeue", f"if [ -e {cancelled} ]; then printf %s '{after}'; else printf %s '{before}'; fi")
     assert check(executor, *active) == [active[0], active[2], active[3]]
-    assert cancelled.read_text() == "--state=PENDING 1 2\n"
-    assert ("done", active[1].job) in logged
+    assert cancelled.read_text() == "--state=PENDING 1 2\n--state=SUSPENDED 4\n"
+    assert [("done", active[number].job) in logged for number in (1, 4)] == [True, True]
     late = job_of_several(5, 8, tmp_path)
     executor.run_job(late)
     check(executor)

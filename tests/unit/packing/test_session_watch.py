@@ -74,6 +74,18 @@ def test_without_slurm_a_silent_session_counts_as_dead_after_a_minute(watch, tmp
     assert watch.life_of(OTHER) is Life.SILENT
 
 
+def test_a_session_that_falls_silent_is_not_known_to_run(watch, tmp_path):
+    """A job without work waits for its trials instead of leaving them to a job that may be suspended for hours."""
+    suspended = replace(Holder.this_process(), process=os.getppid(), started=start_ticks(os.getppid()))
+    beat(tmp_path, OTHER, suspended)
+    for _ in range(1 + ENDED_LOOKS):
+        watch.look()
+    assert watch.life_of(OTHER) is Life.UNKNOWN
+    beat(tmp_path, OTHER, suspended, at=99.0)
+    watch.look()
+    assert watch.life_of(OTHER) is Life.RUNS
+
+
 def test_a_job_follows_its_silent_predecessor_soon(watch, tmp_path):
     beat(tmp_path, EARLIER, replace(ELSEWHERE, job=""))
     watch.look()
