@@ -142,3 +142,40 @@ def test_it_continues_after_a_signal_and_a_killed_driver_on_another_number_of_gp
     assert first[0] == second[0] == third[0]  # also its seconds
     assert [row["epoch"] for row in third] == [1, 2, 3]
     assert list(table(project, "timeline")["gpus_per_trial"]) == [2, 2, 1]
+
+
+# Each rank of a trial; all trials run at the same time, as long as they have not met.
+RANK = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+Path(f"met-{sys.argv[2]}").touch()
+while len(list(Path().glob("met-*"))) < 2:
+    time.sleep(0.05)
+dist.barrier()
+if os.environ["RANK"] == "0":
+    first, second = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    print(f"ranks={dist.get_world_size()} port={os.environ['MASTER_PORT']} first={first} second={second}")
+"""
+
+
+def test_a_command_has_its_gpus_and_a_port_of_its_own(project):
+    (project.folder / "rank.py").write_text(RANK)
+    names = ("ranks", "port", "first", "second")
+    command = {
+        "command": "torchrun --nproc-per-node {gpus} --master-port {port} rank.py --seed {seed}",
+        "metrics": {"pattern": " ".join(f"{name}=(?P<{name}>{{number}})" for name in names)},
+    }
+    function = {"function": "gpus:run"}
+    (project.folder / "gpus.py").write_text("def run(config, context):\n    context.report(gpus=context.gpus)\n")
+    trials = {"trials": [{"seed": 1}, {"seed": 2}], "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}}
+    project.write({"sweeps": {"s": {**command, **trials}, "f": {**function, **trials}}})
+    project.run(*project.script("sweep", "--sweep", "s"))
+    found = table(project)
+    assert list(found["ranks"]) == [2, 2]
+    assert found["port"].nunique() == 2
+    assert sorted([*found["first"], *found["second"]]) == [0, 1, 2, 3]
+    project.run(*project.script("sweep", "--sweep", "f"))
+    assert list(pd.read_csv(project.results / "sweeps/f/trials.csv")["gpus"]) == [2, 2]

@@ -20,7 +20,7 @@ PLACEHOLDER: Final = re.compile(
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
 # Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
-PORT: Final = "port"  # a free port, unless an argument has this name
+PORT, GPUS = "port", "gpus"  # a free port, and the number of GPUs, unless an argument has this name
 SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed")
 # What Hydra reads as text without quotes, unless it is one of the words after that.
 _HYDRA_TEXT: Final = re.compile(r"[A-Za-z_/][\w/.-]*", re.ASCII)

@@ -34,6 +34,7 @@ from trainyard.config.metric_names import (
     is_counter,
 )
 from trainyard.config.placeholders import (
+    GPUS,
     PORT,
     TRIAL_PLACEHOLDERS,
     Command,
@@ -591,8 +592,8 @@ class CommandSweep(CommandOptions, ProgramSweep):
     command: Command = Field(
         description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
         "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
-        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are "
-        "predefined. Trainyard quotes values, so write no quotes around a placeholder.",
+        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}`, `{gpus}` and "
+        "`{port}` are predefined. Trainyard quotes values, so write no quotes around a placeholder.",
     )
 
     @field_validator("command")
@@ -616,10 +617,10 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def spec_of(self, settings: dict[str, Any]) -> UserProgram:
         """The command with these arguments; it must use all of them, and nothing else."""
         self._check_columns(settings)
-        self.check_arguments(self.command, settings, (*TRIAL_PLACEHOLDERS, PORT), program="the command")
+        self.check_arguments(self.command, settings, (*TRIAL_PLACEHOLDERS, PORT, GPUS), program="the command")
         if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
             raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
-        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}
+        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1, GPUS: 1}
         values = make_values(self.command, settings, texts)
         check_arithmetic(self.command, values)
         check_list_values(self.command, values)

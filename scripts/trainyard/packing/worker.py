@@ -19,6 +19,7 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import first_gpu_name, hide_gpus
 from trainyard.cluster.ray.worker_parent import preload_seconds
 from trainyard.cluster.stop_request import await_stop_request, stop_request_of_signals
+from trainyard.config.placeholders import GPUS
 from trainyard.config.scaling import study_of_trial
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
@@ -211,6 +212,7 @@ class Worker:
                 "attempt": request.attempt,
                 "trial_dir": str(folder),
                 "cpus": setup.threads,
+                GPUS: setup.gpus,
                 "resume_from": str(folder / checkpoint.name) if checkpoint else "",
                 "dataset": str(self._dataset.folder) if self._dataset else "",
             }
@@ -251,6 +253,7 @@ class Worker:
             request.checkpoints,
             dataset,
             request.deadline,
+            self._setup.gpus,
             self._stop_request,
         )
         with claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=0.0):

@@ -1,12 +1,13 @@
 """The file best.yaml of a sweep, which trains its best trial again, and the command line of its program to paste."""
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
-from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option
+from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.scaling import study_of_trial
 from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import Train
@@ -72,7 +73,8 @@ def paste_line(state: SweepState, ranking: Ranking) -> str | None:
     folder = str((state.folder / "trials" / "by-hand").absolute())
     dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
-                    "resume_from": "", "dataset": dataset, PORT: _FREE_PORT}  # fmt: skip
+                    GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
+                    PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
     if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
         command = resolve_program_paths(command, Path.cwd())

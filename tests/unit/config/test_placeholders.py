@@ -72,10 +72,10 @@ def own(**fields):
     return check_config({"sweeps": {"own": fields}}).sweeps["own"]
 
 
-def test_an_argument_called_args_or_port_keeps_its_place():
-    made = own(command="x {args} {port}", args={"args": "a"}, grid={"port": [1]})
+def test_an_argument_called_args_port_or_gpus_keeps_its_place():
+    made = own(command="x {args} {port} {gpus}", args={"args": "a", "gpus": 3}, grid={"port": [1]})
     trial = expand(made).trials[0]
-    assert build_argv(made.command, trial.spec.args, {"port": 2})[-1] == "x a 1"
+    assert build_argv(made.command, trial.spec.args, {"port": 2, "gpus": 2})[-1] == "x a 1 3"
     with pytest.raises(ConfigError, match=r"b is not in the command: write \{b\} where it belongs, or \{args\}"):
         own(command="x {args}", args={"args": "a", "b": 1})
 

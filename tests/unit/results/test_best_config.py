@@ -158,7 +158,7 @@ print(json.dumps([sys.argv[1:], os.path.isdir(os.environ.get("DIR", "/")), os.ge
     [
         ("python3 show.py --lr {lr} {text}", {"text": "it's $HOME"}, ["--lr", "0.1", "it's $HOME"]),
         (["python3", "show.py", "{lr}", "{text}"], {"text": "a b"}, ["0.1", "a b"]),
-        ("python3 show.py {lr} {cpus} {attempt}\n", {}, ["0.1", "3", "1"]),
+        ("python3 show.py {lr} {cpus} {gpus} {attempt}\n", {}, ["0.1", "3", "1", "1"]),
         ("python3 show.py --port {port} {args}", {"text": "a b"}, ["--port", "29500", "--text", "a b", "--lr", "0.1"]),
         ("export DIR={trial_dir}\npython3 show.py {lr} \\\n  {trial}", {}, ["0.1", "by-hand"]),
     ],
