@@ -132,7 +132,7 @@ def test_a_driver_that_was_stopped_for_long_begins_again_and_nothing_counts_twic
         log.read()
         return session in log.fences
 
-    wait_until(is_given_up, what="that the stopped driver is given up", timeout_seconds=120)
+    wait_until(is_given_up, what="that the stopped driver is given up")
     first.send_signal(signal.SIGCONT)
     drivers.end(first, second)
     assert "beginning again" in drivers.output(first)
