@@ -52,7 +52,7 @@ from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource
-from trainyard.programs.user_environment import RECORD, find_interpreter, record_environment
+from trainyard.programs.user_environment import RECORD, code_version, find_interpreter, record_environment
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -226,6 +226,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             job=slurm_allocation.job_id(),
             node=host.node_name(),
             process=os.getpid(),
+            code=code_version(),
             slots=slots.count,
             nodes=slots.nodes,
             gpus=slots.gpus,

@@ -31,7 +31,7 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
                "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted", "session",
-               "order_job")  # fmt: skip
+               "order_job", "code")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
 KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
 log = logging.getLogger(__name__)
@@ -194,6 +194,7 @@ class _MeasuredJob:
             "counted": self.is_counted,
             "session": self.run.name,
             "order_job": self.run.order_job,
+            "code": info.code,
         }
 
     def attempts(self) -> list[Attempt]:

@@ -170,11 +170,12 @@ class SessionStarted(Event):
     """The driver starts. Times are in seconds."""
 
     is_durable = True
-    optional = frozenset({"cpus", "run"})
+    optional = frozenset({"cpus", "run", "code"})
     run: str | None = None  # names the run of Snakemake that has started it; failed trials are not retried in the same
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""
     process: int | None = None
+    code: str | None = None  # the commit of the folder in which it runs, as `git describe --dirty` names it
     slots: int | None = None
     nodes: int | None = None
     gpus: int | None = None

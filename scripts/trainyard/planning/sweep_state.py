@@ -220,6 +220,12 @@ class SweepState:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
         return find_result(self._counting(trial), self.sweep.retrain, early=True)
 
+    def code_of(self, trial: str) -> str:
+        """The version of the code with which a trial got its result, as `SessionStarted.code`; "" if unknown."""
+        result = self.result(trial)
+        runs = (run for run in reversed(self.sessions) if result and (trial, result.number) in run.attempts)
+        return next((run.info.code or "" for run in runs), "")
+
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""
         end = find_result(self._counting(trial), self.sweep.retrain, early=True, diverged=True)

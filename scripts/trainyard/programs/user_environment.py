@@ -4,6 +4,7 @@ Ray sets variables for its workers, `make` for Snakemake, and `--sdm conda` acti
 itself. The user's values of the variables that these change are therefore recorded in a variable before.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ RECORDED: Final = (
 _OF_MAKE: Final = re.compile(r"MAKE(FLAGS|LEVEL|OVERRIDES|_TERMOUT|_TERMERR)|MFLAGS")
 # Snakemake sets them to the CPUs of the job, which several trials share.
 _THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
+GIT_SECONDS: Final = 5.0  # at most, while the slots wait
 FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
 SCRIPT: Final = (".py", ".sh")
 _WORD: Final = re.compile(r"(?<![^\s;|&(])[\w./+@%-]+(?![^\s;|&)<>])")  # without quotes, variables and placeholders
@@ -41,6 +43,15 @@ TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the on
 def record_environment() -> str:
     """The user's values of the recorded variables, as the value of the variable RECORD."""
     return json.dumps({name: os.environ.get(name) for name in RECORDED})
+
+
+def code_version() -> str | None:
+    """The commit of the working folder, with `-dirty` if tracked files differ from it; None if git does not know."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
+        return done.stdout.strip() or None
+    return None
 
 
 def program_environment(python: Path | None = None) -> dict[str, str]:

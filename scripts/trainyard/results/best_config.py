@@ -109,6 +109,8 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
     if best:
         if files := find_files(state, ranking):
             lines.append(f"Its files: {files}")
+        if code := state.code_of(best.trial):
+            lines.append(f"Its code: {code}")
         generation = result.generation if (result := state.result(best.trial)) else 0
         again = f"add `retrain: {generation + 1}` to the sweep"
         lines += [

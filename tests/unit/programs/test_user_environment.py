@@ -13,6 +13,7 @@ from trainyard.planning.sweep_state import TrialSpace
 from trainyard.programs.user_environment import (
     RECORD,
     RECORDED,
+    code_version,
     find_interpreter,
     program_environment,
     record_environment,
@@ -147,3 +148,21 @@ def test_the_environment_is_not_part_of_a_trials_identity(venv):
     one, other = CommandSweep.model_validate(one), CommandSweep.model_validate(other)
     assert expand(one).by_name("d").keys() == expand(other).by_name("d").keys()
     assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest
+
+
+def test_the_version_of_the_code_is_its_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert code_version() is None
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    (tmp_path / "train.py").write_text("1")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout[:12]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/new.txt").write_text("not tracked")
+    assert code_version() == commit
+    (tmp_path / "train.py").write_text("2")
+    assert code_version() == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert code_version() is None

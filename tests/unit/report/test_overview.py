@@ -9,6 +9,8 @@ from trainyard.planning.plan import read_state
 from trainyard.report.overview import summarize_studies
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
+from trainyard.results.best_config import write_best
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import read_table, write_table
 from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
 
@@ -195,3 +197,34 @@ def test_a_job_on_gpus_that_started_no_trial_is_not_said_to_have_run_on_cpus(tmp
     write_table(read_table(later).head(0), later)
     (summary,) = summarize_studies(results, tmp_path)
     assert "GPU-hours" in summary.facts["cost"]
+
+
+def test_trials_of_different_versions_of_the_code_are_reported(tmp_path):
+    sweep = {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}, "metric": "rmse"}
+    config, folder = check_config({"sweeps": {"s": sweep}}), tmp_path / "sweeps/s"
+    folder.mkdir(parents=True)
+    names = list(read_state(config.sweeps["s"], "s", tmp_path).trials)
+    runs = [("1a2b3c", names[:1]), ("1a2b3c-dirty", names[1:2]), (None, names[2:])]
+    facts = []
+    for number, (code, trials) in enumerate(runs):
+        session = {"slots": 1, "gpus": 1, "nodes": 1, "job": "local", "pending": 1, **({"code": code} if code else {})}
+        lines = [{"event": "session", "time": 100.0 * number, **session}]
+        for trial in trials:
+            end = {"seconds": 1.0, "metrics": {"rmse": 3.0 - number}}
+            lines += [{"event": event, "time": 100.0 * number + 1, "trial": trial, "attempt": 1, **fields}
+                      for event, fields in (("started", {"slot": 0}), ("finished", end))]  # fmt: skip
+        write_session(folder, lines, number=number)
+        state = read_state(config.sweeps["s"], "s", tmp_path)
+        write_sweep_tables(state, folder)
+        write_tables(config, "sweeps", "s", tmp_path)
+        (summary,) = summarize_studies(config, tmp_path)
+        facts.append(summary.facts["code"])
+    both = "1a2b3c (1 trial), 1a2b3c with uncommitted changes (1 trial)"
+    assert facts == [
+        "1a2b3c",
+        f"trials ran with different versions: {both}",
+        f"trials ran with different versions: {both}, an unknown commit (1 trial)",
+    ]
+    assert [state.code_of(name) for name in names] == ["1a2b3c", "1a2b3c-dirty", ""]
+    best = write_best(config, state, rank_sweep(read_state(config.sweeps["s"], "s", tmp_path))).read_text()
+    assert "# Its code" not in best, "that of the best is unknown"
