@@ -15,7 +15,14 @@ from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import fit_digest, result_digest
-from trainyard.planning.job_costs import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.job_costs import (
+    compare_planned_strategies,
+    describe_scale,
+    plan_jobs,
+    plan_scale,
+    summarize_cost,
+    summarize_plan,
+)
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import NOT_STAGED
@@ -51,12 +58,12 @@ def launched(study):
     return {"launcher": "torchrun"} if "script" in study else {}
 
 
-def finished(results, hours_by_blocks):
+def finished(results, hours_by_blocks, *, gpus=1):
     trials = plan_sweep(check_config(CONFIG), "depth", results).state.trials
     with session_of(results / "sweeps/depth") as journal:
         for name, trial in trials.items():
             if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
-                journal.append("started", trial=name, attempt=1)
+                journal.append("started", trial=name, attempt=1, gpus_per_trial=gpus)
                 journal.append("finished", trial=name, attempt=1, seconds=3600.0 * hours, metrics={})
 
 
@@ -89,6 +96,32 @@ def test_a_tree_study_with_one_more_model_is_missing(tmp_path, models, is_planne
     config = check_config({**CONFIG, "trees": {"t": {"dataset": "digits", "models": models}}})
     fitted(tmp_path, ["xgboost"], study=config.trees["t"])
     assert ("trees t" in {row.job for row in plan_jobs(config, tmp_path)}) == is_planned
+
+
+def test_trials_on_two_gpus_are_planned_and_charged_as_slots_of_two(tmp_path):
+    """Four trials of one to four hours, two of which have ended, on two slots of four GPUs."""
+    finished(tmp_path, {1: 1.0, 2: 2.0}, gpus=2)
+    slots = {"gpus_per_node": 4, "gpus_per_trial": 2}
+    config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
+    plan = plan_sweep(config, "depth", tmp_path)
+    assert "2 of 4 trials pending; requests 2 slots of 2 GPUs and 1 CPU; predicted" in summarize_plan(plan)
+    separate, array, packed = compare_planned_strategies(plan)
+    for row in (separate, array, packed):
+        assert row.makespan_lower_bound_seconds == pytest.approx(4 * 3600, rel=0.05)
+        assert row.running_unit_seconds == pytest.approx(2 * 7 * 3600, rel=0.05)
+    assert (packed.slots, packed.units_per_job, packed.units_total) == (2, 4, 4)
+    assert (array.jobs, array.units_per_job, array.units_total) == (2, 2, 4)
+    assert array.requested_unit_seconds == pytest.approx(2 * 8 * 3600, rel=0.05)
+    assert separate.requested_unit_seconds == pytest.approx(2 * 7 * 3600, rel=0.05)
+
+
+def test_durations_on_another_number_of_gpus_predict_until_there_are_better_ones(tmp_path):
+    slots = {"gpus_per_node": 4, "gpus_per_trial": 2}
+    config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
+    finished(tmp_path, {1: 1.0, 2: 2.0}, gpus=1)
+    assert plan_sweep(config, "depth", tmp_path).request.predicted_seconds == pytest.approx(4 * 3600, rel=0.05)
+    finished(tmp_path, {3: 1.5}, gpus=2)
+    assert plan_sweep(config, "depth", tmp_path).request.predicted_seconds < 3 * 3600
 
 
 def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):

@@ -48,6 +48,14 @@ def test_what_may_take_longer_than_expected_needs_more_for_a_deadline():
     assert slower.slots.gpus == 5
 
 
+def test_a_goal_compares_whole_slots_of_two_gpus_each():
+    on_one = {option.slots.gpus: option for option in list_options(DEPTH, upto(4), startup=10)}
+    on_two = {option.slots.gpus: option for option in list_options(DEPTH, upto(9, share=2), startup=10)}
+    assert {gpus: option.slots.count for gpus, option in on_two.items()} == {2: 1, 4: 2, 6: 3, 8: 4}
+    assert all(on_two[2 * gpus].seconds == pytest.approx(on_one[gpus].seconds) for gpus in on_one)
+    assert all(on_two[2 * gpus].unit_seconds == pytest.approx(2 * on_one[gpus].unit_seconds) for gpus in on_one)
+
+
 def test_more_slots_than_trials_are_of_no_use():
     assert [option.slots.gpus for option in list_options([3, 2, 1], upto(8), startup=0)] == [1, 2, 3]
     assert [option.slots.count for option in list_options([1] * 5, upto(8, share=0.25), startup=0)] == [4, 8]
