@@ -527,6 +527,9 @@ class TrainSweep(Sweep):
     def _check_training(self) -> "TrainSweep":
         if self.search and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
+        if self.search and self.slots.ranks > 1 and isinstance(self.search.values.get("batch_size"), Uniform):
+            message = "search draws batch_size from a range, and {gpus} GPUs cannot share each size evenly: give a list"
+            raise PydanticCustomError("batch_size", message, {"gpus": self.slots.ranks})
         train, own, metric = self.train, self.train.further_metrics, self.target[0]
         self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
         if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:

@@ -373,7 +373,7 @@ def _end_of_ranks(end: TrialEnded, launch: Path) -> TrainingEnded:
         status, error = TrialStatus(report["status"]), report["error"]
     return TrainingEnded(
         status=status,
-        metrics=report.get("metrics", {}),
+        metrics=report.get("metrics", end.metrics if status is TrialStatus.STOPPED else {}),
         error=error,
         seconds=(end.seconds or 0.0) + report.get("earlier_seconds", 0.0),
         traceback=end.traceback,

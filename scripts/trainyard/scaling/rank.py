@@ -158,7 +158,7 @@ def _explaining_unused_parameters() -> Iterator[None]:
     except RuntimeError as error:
         if "Expected to have finished reduction" not in str(error):
             raise
-        remedy = "set `find_unused_parameters: true` in this study"
+        remedy = "set `find_unused_parameters: true` in this study, or `gpus_per_trial: 1` in this sweep"
         raise UserError(f"a step did not use all parameters of the model: {remedy}") from error
 
 

@@ -178,6 +178,15 @@ MISTAKES = [
         {"dataset": "digits", "search": {"trials": 2, "values": {"optimizer": ["sgd", "addam", "adam"], "lr": [1]}}},
         "sweeps.found.search.optimizer: 'addam' is not known; did you mean 'adam'?",
     ),
+    (
+        "sweeps.found",
+        {
+            "dataset": "digits",
+            "search": {"trials": 2, "values": {"batch_size": {"low": 8, "high": 64, "integer": True}}},
+            "slots": {"gpus_per_node": 2, "gpus_per_trial": 2},
+        },
+        "search draws batch_size from a range, and 2 GPUs cannot share each size evenly: give a list",
+    ),
     ("scaling.study.scales", ["1x1", "2by2"], "scaling.study.scales.1: '2by2' is not valid; a scale is"),
     ("scaling.study.scales", ["1x1", "1x1"], "a scale is listed twice"),
     ("scaling.study.mode", "strog", "scaling.study.mode: 'strog' is not known; did you mean 'strong'?"),

@@ -13,11 +13,13 @@ from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.messages import TrialRequest, WorkerSetup
-from trainyard.packing.worker import Worker
+from trainyard.packing.messages import END, TrialRequest, WorkerSetup
+from trainyard.packing.worker import Worker, _end_of_ranks
+from trainyard.programs.trial_messages import TrialEnded
 from trainyard.training import forward_pass
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.utils.errors import Diverged
+from trainyard.utils.files import write_json
 
 
 def of_trainings():
@@ -67,6 +69,17 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
+
+
+@pytest.mark.parametrize("metrics", [{"loss": 0.5, "best_loss": 0.25}, None], ids=["saved", "killed"])
+def test_ranks_that_early_stopping_ends_have_the_metrics_of_their_last_epoch(tmp_path, metrics):
+    """Also if they took longer than their grace period to save their state."""
+    if metrics:
+        write_json(tmp_path / END, {"status": "interrupted", "error": "", "metrics": metrics, "earlier_seconds": 10.0})
+    end = _end_of_ranks(TrialEnded(status=TrialStatus.STOPPED, metrics={"loss": 0.5}, seconds=2.0), tmp_path)
+    assert end.status is TrialStatus.STOPPED
+    assert end.metrics == (metrics or {"loss": 0.5})
+    assert end.seconds == (12.0 if metrics else 2.0)
 
 
 @pytest.mark.parametrize("own", [False, True])
