@@ -91,7 +91,7 @@ def test_the_report_answers_on_its_first_page(report):
     ):
         expect(overview).to_contain_text(text)
     pictures = overview.locator("img").all()
-    assert [is_drawn(picture) for picture in pictures] == [True] * 4, "the packing of each sweep, each speedup"
+    assert [is_drawn(picture) for picture in pictures] == [True] * 4, "the metric of each sweep, each speedup"
     box = overview.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= report.viewport_size["width"], "it is read without scrolling sideways"

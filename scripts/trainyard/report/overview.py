@@ -78,8 +78,8 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
         list_failures(state),
         list_next_steps(state, ranking),
         more=more,
-        picture=_embed_picture(results / "plots/sweeps" / name / "packing.png"),
-        about_picture="the trials as a job array would have run them, and packed, as they ran",
+        picture=_embed_picture(results / "plots/sweeps" / name / "metric.png"),
+        about_picture="the metric of each trial against the keys that vary",
     )
 
 
