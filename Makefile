@@ -108,7 +108,7 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
 
-bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (2 to 3 hours; ARGS=--quick: 20 minutes)
+bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (3 to 4 hours; ARGS=--quick: 20 minutes)
 	$(say) 'comparing with peers; results/bench-peers/runs.jsonl keeps what is done'
 	@PYTHONPATH=tools:scripts:benchmarks $(BIN)/python -m peers $(ARGS)
 
@@ -145,7 +145,7 @@ lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make lock' --group trackers -o envs/requirements-trackers.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --custom-compile-command 'make lock' -c envs/requirements.txt --group peers -o envs/requirements-peers.txt
+	  --custom-compile-command 'make lock' --group peers -o envs/requirements-peers.txt
 	{ printf '%s\n' '# The same environment for conda (`--sdm conda`), written by `make lock`.' 'channels: [conda-forge]' \
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml

@@ -28,7 +28,7 @@ from peers.tables import PAGE, participants_table, results, summary, write_page
 from peers.works import Work, works
 
 QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
-FULL = {"scale": 0.25, "short_trials": 1000, "repeats": 3}
+FULL = {"scale": 1.0, "short_trials": 1000, "repeats": 3}
 
 
 def main() -> int:
@@ -130,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=works(scale=1, short_trials=1), help="default: all")
     parser.add_argument("--peers", nargs="+", choices=participants(), help="default: all")
     parser.add_argument("--repeats", type=int, help=f"runs of each kind (default: {FULL['repeats']})")
-    parser.add_argument("--scale", type=float, help=f"factor of the sweep's durations (default: {FULL['scale']})")
+    parser.add_argument("--scale", type=float, help=f"factor of the sweep's durations (default: {FULL['scale']:g})")
     parser.add_argument("--short-trials", type=int, help=f"trials of `short` (default: {FULL['short_trials']})")
     parser.add_argument("--quick", action="store_true", help=f"other defaults: {QUICK}")
     parser.add_argument("--out", type=Path, default=ROOT / "results/bench-peers", help="default: results/bench-peers")

@@ -63,6 +63,6 @@ def works(*, scale: float, short_trials: int) -> dict[str, Work]:
         Work("tail", "Heavy tail", tail, nodes=4, limit_seconds=45),
         Work("real", "Real", tuple(map(float, range(1, 21))), nodes=2, limit_seconds=150, is_real=True),
         Work("trouble", "Trouble", half, nodes=2, limit_seconds=75 + 3 * bound, has_trouble=True),
-        Work("crowded", "A crowded queue", half, nodes=2, limit_seconds=45 + 3 * bound, is_crowded=True),
+        Work("crowded", "A crowded queue", depth, nodes=2, limit_seconds=45 + 3 * bound, is_crowded=True),
     ]
     return {work.name: work for work in every}

@@ -6,7 +6,7 @@ ROOT = HERE.parents[1]
 VERSION = f"git -C {ROOT} describe --tags --always --dirty"
 # The list of trials is data, as trials.txt is for the others.
 CONFIG = (
-    "(sed s/NODES/{nodes}/ sweep.yaml; "
+    "(sed 's/JOBS/{jobs}/; s/GPUS/{gpus_per_job}/' sweep.yaml; "
     """awk '{{print "    - {{length: " $1 ", index: " $2 "}}"}}' trials.txt) > config.yaml"""
 )
 RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
@@ -36,12 +36,13 @@ PEERS = [
             "overhead_p50_seconds": HANDS_OVER,
             "overhead_p95_seconds": HANDS_OVER,
             "repeated_seconds": "trials that run at the kill start again, as they write no checkpoint",
-            "first_seconds": f"{STARTS}; and it waits for two GPUs on each of two nodes",
+            "first_seconds": STARTS,
             "gpu_seconds": HOLDS,
             "extra_gpu_seconds": HOLDS,
             "idle_fraction": HOLDS,
             "lines": "its config has more keys than a job script has options",
         },
-        note="`profiles/slurm` as it is; one job; `cost:` says which trials are long.",
+        note="`profiles/slurm` as it is; one job per node, or per GPU in the crowded queue; `cost:` says which trials "
+        "are long.",
     )
 ]
