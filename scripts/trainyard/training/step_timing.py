@@ -88,7 +88,8 @@ def moment(device: torch.device) -> Moment:
     """This moment on a CPU; on a GPU, an event after all that has been launched on the current stream."""
     if device.type != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    # Who waits for a blocking event sleeps; otherwise it would spin, on a CPU that loaders may need.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 

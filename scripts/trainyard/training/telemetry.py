@@ -192,7 +192,11 @@ class Gpu:
     """One GPU by its UUID, which torch and NVML share: their numbering differs when a job sees some GPUs only."""
 
     def __init__(self, uuid: str) -> None:
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]  # torch has no prefix
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(names[0])
+        except pynvml.NVMLError_NotFound:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(names[-1])
 
     def sample(self) -> list[Any]:
         """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU, or the site, does not give."""

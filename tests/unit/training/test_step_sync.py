@@ -14,7 +14,11 @@ class SimulatedGpu:
 
     def __init__(self, monkeypatch):
         self.now = self.busy_until = 0.0
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+
+    def event(self, *, enable_timing, blocking):
+        assert blocking, "the host does not spin while it waits"
+        return Event(self)
 
     def launch(self, seconds):
         self.busy_until = max(self.busy_until, self.now) + seconds

@@ -95,6 +95,9 @@ class MakeBelieveNvml:
     class NVMLError_LibraryNotFound(Exception):
         pass
 
+    class NVMLError_NotFound(Exception):
+        pass
+
     used = [1000, 3000, 3000]
 
     def __init__(self):
@@ -109,7 +112,8 @@ class MakeBelieveNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
         assert self.up
-        assert uuid in self.looks
+        if uuid not in self.looks:
+            raise self.NVMLError_NotFound
         return uuid
 
     def nvmlDeviceGetMemoryInfo(self, handle):
@@ -152,6 +156,13 @@ def test_every_gpu_of_the_job_has_a_row_per_sample(two_gpus, tmp_path):
     )
     assert samples[1]["power_watts"] == "", "unknown is not zero"
     assert not two_gpus.up
+
+
+def test_a_part_of_a_gpu_has_telemetry_too(two_gpus, tmp_path):
+    """torch names an instance of MIG by its UUID without a prefix, as it does a whole GPU."""
+    two_gpus.looks = {"GPU-a": 0, "MIG-b": 0}
+    watch(tmp_path, 3600)
+    assert [row["gpu"] for row in rows(tmp_path / "gpu-n1.csv")] == ["0", "1", "0", "1"]
 
 
 def test_peak_mean_and_mode_of_the_memory_of_each_gpu(two_gpus, tmp_path):
