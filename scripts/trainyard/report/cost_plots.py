@@ -12,7 +12,7 @@ from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
 from trainyard.report.sweep_tables import predicted_attempts
 from trainyard.report.timeline_plots import assign_jobs, pauses_before
-from trainyard.utils.text import count_of
+from trainyard.utils.text import count_of, format_precise_duration
 
 IDLE_TIME: Final = "#AAAAAA"  # of a bar that has to be seen, unlike the gray behind the bars of trials
 UNUSED: Final = "#DDDDDD"
@@ -58,7 +58,7 @@ def plot_packing(
     axes.set_xlabel(
         f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{omitted}; orange: start-up"
     )
-    requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in counts]
+    requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.0f}" for name in counts]
     style.set_title(axes, f"requested {unit}-seconds: {requested[0]} as job array, {requested[1]} packed")
 
 
@@ -150,7 +150,7 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
         text = f"{row.wasted_fraction:.0%} wasted"
         axes.annotate(text, (end, row.Index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
-    axes.set_yticks(rows, names + strategies["requested_seconds_per_job"].map("{:.3g} s".format))
+    axes.set_yticks(rows, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(axis="y", visible=False)

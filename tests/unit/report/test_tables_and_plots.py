@@ -141,6 +141,7 @@ TREES = pd.DataFrame(
 )
 HISTORY = pd.DataFrame({"epoch": [1, 2], "val_loss": [1, 0.5], "train_loss": [1, 0.4], "seconds": [9, 9]})
 HISTORIES = [("1x2", HISTORY)]
+OF_HOURS = STRATEGIES.assign(**{name: 1000 * STRATEGIES[name] for name in STRATEGIES if "_seconds" in name})
 EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
 # A trial of 20 s that was trained anew: interrupted after 15 s, of which it kept 12 s, and 9 s from its checkpoint on.
 RESUMED = TIMELINE.assign(
@@ -231,6 +232,11 @@ PLOTS = {
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS),
         ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up", "failed or interrupted", "idle slots"],
     ),
+    "packing of hours": (
+        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, OF_HOURS),
+        ["requested GPU-seconds: 36,000 as job array"],
+    ),
+    "waste of hours": (lambda axes: cost_plots.plot_waste(axes, OF_HOURS, JOBS), ["3 x 3 h 20 min"]),
     "packing on CPUs": (
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
         ["requested CPU-seconds: 36 as job array", "2 x 1 slot<"],
