@@ -26,7 +26,7 @@ def run(config, context):
 """
 
 
-def write_sweep(folder: Path, *, trials: int, lasts: float, **slots: int) -> dict:
+def write_sweep(folder: Path, *, trials: int, lasts: float, **slots: int | str) -> dict:
     (folder / "mine.py").write_text(TRIALS)
     grid = {"n": list(range(trials)), "lasts": [lasts]}
     return {"sweeps": {"s": {"function": "mine:run", "grid": grid, "slots": {"gpus_per_node": 1, **slots}}}}
@@ -68,6 +68,23 @@ def test_three_jobs_share_a_sweep(cluster, shared_dir):
 
 
 @pytest.mark.slow
+def test_the_number_of_jobs_is_chosen_from_what_is_known_and_is_no_reason_to_run_anything_again(cluster, shared_dir):
+    config = write_sweep(shared_dir, trials=6, lasts=1.0, jobs="auto")
+    plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    assert "requests 6 jobs (auto: as many as find a trial) with 1 slot of 1 GPU" in plan
+    snakemake(cluster, shared_dir, config, "--", "sweeps")
+    check_results(shared_dir, trials=6)
+    assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    config = write_sweep(shared_dir, trials=9, lasts=1.0, jobs="auto")
+    output = snakemake(cluster, shared_dir, config, "--", "sweeps")
+    assert "requests 1 job (auto: each has 10 times its start-up of work)" in output
+    assert output.count("counts as done: the sweep needs nothing more of it") >= 8
+    assert len(check_results(shared_dir, trials=9)) == 9, "none ran twice"
+    assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    nothing_is_left(cluster)
+
+
+@pytest.mark.slow
 def test_jobs_that_still_wait_when_all_is_done_are_cancelled(cluster, shared_dir):
     """All GPUs but one are taken for as long as the sweep runs."""
     config = write_sweep(shared_dir, trials=8, lasts=0.5, jobs=4)
@@ -76,7 +93,7 @@ def test_jobs_that_still_wait_when_all_is_done_are_cancelled(cluster, shared_dir
     wait_until(lambda: cluster.gpus_allocated() == 7, what="seven GPUs to be taken")
     output = snakemake(cluster, shared_dir, config, "--", "sweeps")
     assert len(check_results(shared_dir, trials=8)["job"].unique()) == 1
-    assert output.count("counts as done: no trial is left for it") >= 3
+    assert output.count("counts as done: the sweep needs nothing more of it") >= 3
     cluster.run(["scancel", *map(str, [blocker, *others])])
     nothing_is_left(cluster)
 

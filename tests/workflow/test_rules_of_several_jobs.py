@@ -83,7 +83,7 @@ def test_trials_that_failed_run_again_if_the_tables_are_forced(project):
     target = "results/sweeps/several/trials.csv"
     again = messages(project.snakemake(*ON_SLURM, "--forcerun", target, "--", target))
     assert len(again) == 4, "the jobs, too: the trial that failed runs again"
-    assert sum("only if a trial is left" in each for each in again) == 2, "one is enough"
+    assert sum("only if it is needed" in each for each in again) == 2, "one is enough"
 
 
 def test_tables_with_trials_left_to_run_let_all_jobs_run_again(project):
@@ -109,7 +109,7 @@ def test_a_sweep_without_a_trial_to_run_submits_no_job(project):
     project.environment["PATH"] = f"{project.folder}/bin:{project.environment['PATH']}"
     record(project, "finished", 0, 1, 2, 3, seconds=1.0, metrics={"loss": 1.0})
     output = project.snakemake(*ON_SLURM[1:], "--", "results/sweeps/several/trials.csv")
-    assert output.count("counts as done: no trial is left for it") == 3
+    assert output.count("counts as done: the sweep needs nothing more of it") == 3
     assert (project.results / "sweeps/several/trials.csv").exists()
     assert not (project.folder / "submitted").exists()
     assert "Nothing to be done" in project.snakemake(*ON_SLURM, "--", "results/sweeps/several/trials.csv")

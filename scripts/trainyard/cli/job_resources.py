@@ -213,6 +213,7 @@ class SweepJobs(Jobs):
                 self._results,
                 limit_minutes=self.limit_minutes(name),
                 limit_gpus=self._profile.limits(self.rule).gpus,
+                limit_jobs=self.limit_jobs(name),
                 fixed_minutes=self._profile.fixed_minutes(self.rule),
             )
         return self._plans[key]
@@ -220,7 +221,7 @@ class SweepJobs(Jobs):
     def names(self, *, several_jobs: bool) -> str:
         """A regular expression that matches the names of the sweeps with one job, or of those with several."""
         sweeps = self._config.sweeps.items()
-        return match_any(name for name, each in sweeps if (each.slots.jobs > 1) == several_jobs)
+        return match_any(name for name, each in sweeps if (each.slots.most_jobs > 1) == several_jobs)
 
     def job_count(self, name: str) -> int:
         """Jobs of a sweep as Snakemake knows them: those that all its trials can use.
@@ -229,6 +230,8 @@ class SweepJobs(Jobs):
         tables again, because their inputs would be others.
         """
         state, sweep = self._plan(name, 1).state, self._config.sweeps[name]
+        if sweep.slots.jobs == "auto" and not self._profile.has_scheduler:
+            return 1
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
         return useful_jobs(least, sweep.search.trials if sweep.search else len(state.trials))
 
@@ -240,7 +243,7 @@ class SweepJobs(Jobs):
     def forget_complete(self) -> None:
         """Remove the marks that nothing is left to do from the sweeps in which something is."""
         for name, sweep in self._config.sweeps.items():
-            if sweep.slots.jobs > 1 and self._useful_jobs(name, 1):
+            if sweep.slots.most_jobs > 1 and self._useful_jobs(name, 1):
                 remove_complete_mark(self._results / "sweeps" / name)
 
     def forget_ended_jobs(self) -> None:
@@ -251,6 +254,13 @@ class SweepJobs(Jobs):
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""
         return self._profile.limit_minutes(self.rule, self._config.sweeps[name].slots.gpus_per_node)
+
+    def limit_jobs(self, name: str) -> float:
+        """The most jobs of a sweep with `jobs: auto`: one without a scheduler, where others would share its GPUs."""
+        if not self._profile.has_scheduler:
+            return 1
+        slots = self._config.sweeps[name].slots
+        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.nodes * slots.cpus_per_node)
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
@@ -281,11 +291,11 @@ class SweepJobs(Jobs):
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
     def _describe_number(self, wildcards: Wildcards, attempt: int) -> str:
-        """Which of several jobs it is, and whether it is submitted only if trials are left; "" for the only one."""
+        """Which of several jobs it is, and whether it may not be submitted; "" for the only one."""
         if (number := getattr(wildcards, "job", None)) is None:
             return ""
         is_useful = attempt > 1 or int(number) < self._useful_jobs(wildcards.name, attempt)
-        condition = "" if is_useful or not self._submits else ", only if a trial is left for it"
+        condition = "" if is_useful or not self._submits else ", only if it is needed"
         return f": job {int(number) + 1} of {self.job_count(wildcards.name)}{condition}"
 
     @override

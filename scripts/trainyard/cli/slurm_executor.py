@@ -117,7 +117,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
         self._used: dict[Path, set[int]] = {}  # by sweep with several jobs: its jobs that were submitted or are live
-        self._idle: list[Any] = []  # its jobs that are not submitted, because no trial is left for them
+        self._idle: list[Any] = []  # its jobs that are not submitted, because the others run all trials
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
         self._looks = 0  # at output files
@@ -304,8 +304,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         return bool(idle)
 
     def _report_idle(self, info: Any) -> None:
-        """Report a job that has ended or was not submitted as done, because no trial of its sweep is left for it."""
-        self.logger.info(f"Job {info.job.jobid} ({_name(info.job)}) counts as done: no trial is left for it.")
+        """Report a job that has ended or was not submitted as done, because the others run all trials."""
+        what = f"Job {info.job.jobid} ({_name(info.job)})"
+        self.logger.info(f"{what} counts as done: the sweep needs nothing more of it.")
         self.report_job_success(info)
 
     def _plan_next_check(self, *, is_idle: bool) -> None:

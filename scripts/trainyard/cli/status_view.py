@@ -51,7 +51,7 @@ def status_view(
     lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
-        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
+        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.most_jobs > 1
         title = f"sweep {plan.state.name}: " + f"{count_of(jobs, 'job')} " * is_shared
         title += "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")

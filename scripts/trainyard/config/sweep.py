@@ -179,15 +179,24 @@ class Stop(Section):
         return self.model_dump(exclude={"epochs", other}) | {"metric": metric, "mode": mode}
 
 
+def _number_or_text(value: Any) -> str:
+    return "text" if isinstance(value, str) else "number"
+
+
+JobCount = Annotated[
+    Annotated[int, Field(ge=1, le=100), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
+    Discriminator(_number_or_text),
+]
+
+
 class Slots(Section):
     """The resources of a sweep's job, and how trials share them."""
 
-    jobs: int = Field(
+    jobs: JobCount = Field(
         1,
-        ge=1,
-        le=100,
         description="Jobs of the sweep, at most: each takes the next trial. The sweep begins with the first that "
-        "starts, and a job that finds nothing to take ends at once.",
+        "starts, and a job that finds nothing to take ends at once. `auto`: up to 16, each with the GPUs of one trial "
+        "if `gpus_per_node` is not given.",
     )
     nodes: PositiveInt = Field(1, description="Nodes of a job.")
     gpus_per_node: NonNegativeInt = Field(
@@ -225,6 +234,12 @@ class Slots(Section):
             raise PydanticCustomError("slots", "above one GPU, gpus_per_trial must be a whole number of GPUs")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_job_to_trial(cls, given: Any) -> Any:
+        share = given.get("gpus_per_trial") if isinstance(given, dict) and given.get("jobs") == "auto" else None
+        return {"gpus_per_node": int(share), **given} if isinstance(share, (int, float)) and share > 1 else given
+
     @model_validator(mode="after")
     def _check_keys(self) -> "Slots":
         """Check that no key divides GPUs that are not requested, or gives the number of slots a second time."""
@@ -236,7 +251,7 @@ class Slots(Section):
         if self.has_gpus and "slots_per_node" in self.model_fields_set:
             message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
             raise PydanticCustomError("slots", message)
-        if self.jobs > 1 and self.gpus_per_trial == "auto":
+        if self.most_jobs > 1 and self.gpus_per_trial == "auto":
             message = "gpus_per_trial: auto is measured in one job; with jobs: {jobs}, give a number, such as 0.5"
             raise PydanticCustomError("slots", message, {"jobs": self.jobs})
         if not self.has_gpus and self.nodes * self.slots_per_node > MAX_GPUS:
@@ -249,6 +264,11 @@ class Slots(Section):
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
         return self
+
+    @property
+    def most_jobs(self) -> int:
+        """The most jobs that share the sweep."""
+        return AUTO_JOBS if self.jobs == "auto" else self.jobs
 
     @property
     def has_gpus(self) -> bool:
@@ -318,6 +338,7 @@ def _auto_slots(value: Any) -> Any:
 
 
 MIN_SHARE: Final = 0.01
+AUTO_JOBS: Final = 16  # limit of `jobs: auto`
 MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests CPUs for as many
 MAX_GPUS: Final = 100_000
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
@@ -402,6 +423,13 @@ class Sweep(Section):
     def _set_goal_of_auto(cls, given: Any) -> Any:
         is_auto = isinstance(given, dict) and given.get("slots") == "auto"
         return {"goal": "fastest", **given} if is_auto else given
+
+    @model_validator(mode="after")
+    def _check_goal(self) -> "Sweep":
+        if self.goal and self.slots.jobs == "auto":
+            message = "a goal chooses the GPUs of a job, and `jobs: auto` the number of jobs: give one of the two"
+            raise PydanticCustomError("slots", message)
+        return self
 
     @model_validator(mode="after")
     def _check_search(self) -> "Sweep":

@@ -179,6 +179,8 @@ def _fix_slots(plan: Plan) -> Plan:
             fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
             given = {"slots_per_node": min(fitting, plan.state.max_slots.slots_per_node)}
         slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
+    if slots.jobs == "auto" and not allocation:
+        slots = slots.model_copy(update={"jobs": 1})
     sweep = plan.state.sweep.model_copy(update={"slots": slots, "goal": None})
     return replace(plan, state=replace(plan.state, sweep=sweep))
 
@@ -286,7 +288,7 @@ def _run_trials(
             failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
 
     order.listener = note_elsewhere
-    if plan.state.sweep.slots.jobs > 1:  # a trial has its retries once, in whichever jobs
+    if plan.state.sweep.slots.most_jobs > 1:  # a trial has its retries once, in whichever jobs
         for name in plan.state.unfinished:
             for attempt in takewhile(lambda each: each.is_retried, reversed(plan.state.attempts_at(name))):
                 failures.note_elsewhere(attempt, plan.state.trials[name].values)

@@ -138,7 +138,7 @@ class SharedOrder:
         """
         count = self.sharing
         size = math.ceil(waiting / (2 * count))
-        if count > 1 or self._state.sweep.slots.jobs > 1:
+        if count > 1 or self._state.sweep.slots.most_jobs > 1:
             size = min(size, int(slots * BATCH_SECONDS / seconds) if seconds else slots)
         return max(1, size)
 
@@ -321,4 +321,4 @@ class SharedOrder:
 
 def run_of_snakemake(state: SweepState) -> str | None:
     """What `SessionStarted.run` records."""
-    return os.environ.get(RUN) if state.sweep.slots.jobs > 1 else None
+    return os.environ.get(RUN) if state.sweep.slots.most_jobs > 1 else None

@@ -266,8 +266,9 @@ def summarize_plan(plan: Plan) -> str:
     if not state.unfinished:
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
-    if slots.jobs > 1:
-        requested = f"{count_of(plan.request.parallel_jobs, 'job')} with {requested}"
+    if slots.most_jobs > 1:
+        basis = f" (auto: {plan.request.jobs_basis})" if plan.request.jobs_basis else ""
+        requested = f"{count_of(plan.request.parallel_jobs, 'job')}{basis} with {requested}"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
     most = f"of at most {limit.count}"
@@ -316,7 +317,7 @@ def summarize_cost(plan: Plan) -> str:
     used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
     cost = "" if plan.price is None else f" (costs {(request.used_hours or hours) * plan.price:.2f})"
     parts = [f"{hours:.3g} {unit} requested{used}{cost}"]
-    if request.slots.jobs > 1:
+    if request.slots.most_jobs > 1:
         units = count_of(request.slots.units, request.slots.unit)
         size = f"{units} x {request.walltime_minutes} min"
         parts[0] = f"asks for {count_of(request.parallel_jobs, 'job')} of {size}: {parts[0]}"

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
-from trainyard.config.sweep import CommandSweep, Slots
+from trainyard.config.sweep import AUTO_JOBS, CommandSweep, Slots
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.order import jobs_needed, makespan
 from trainyard.planning.sweep_state import SweepState
@@ -23,6 +23,7 @@ END_SECONDS: Final = 15.0  # to shut down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of the predicted range of the makespan
 WALLTIME_QUANTILE: Final = 0.99  # of the makespan, covered by the walltime
 SHARE_FACTOR: Final = 1.5  # of its share of the work, covered by the walltime of one of several jobs
+STARTUP_FACTOR: Final = 10  # of its start-up: the work for which `jobs: auto` requests a job
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class GpuOption:
 
 def useful_jobs(slots: Slots, trials: int) -> int:
     """How many jobs with these slots find a trial to take: at least one, at most those of the config."""
-    return max(1, min(slots.jobs, math.ceil(trials / slots.count)))
+    return max(1, min(slots.most_jobs, math.ceil(trials / slots.count)))
 
 
 def list_options(durations: Sequence[float], limit: Slots, *, startup: float) -> list[GpuOption]:
@@ -108,8 +109,8 @@ def choose_option(
 class JobRequest:
     """What is requested from Slurm to run the pending trials.
 
-    No job may exceed `limit_minutes`; with a goal, none requests more than `limit_gpus`. With `fixed_minutes`,
-    each requests this walltime.
+    No job may exceed `limit_minutes`; with a goal, none requests more than `limit_gpus`; `jobs: auto` is at most
+    `limit_jobs`. With `fixed_minutes`, each requests this walltime.
     """
 
     def __init__(
@@ -119,10 +120,11 @@ class JobRequest:
         *,
         limit_minutes: float = math.inf,
         limit_gpus: float = math.inf,
+        limit_jobs: float = math.inf,
         fixed_minutes: float | None = None,
     ) -> None:
         self._state, self._forecast, self._limit_minutes, self._limit_gpus = state, forecast, limit_minutes, limit_gpus
-        self._fixed_minutes = fixed_minutes
+        self._limit_jobs, self._fixed_minutes = limit_jobs, fixed_minutes
 
     @cached_property
     def slots(self) -> Slots:
@@ -141,7 +143,29 @@ class JobRequest:
     @property
     def parallel_jobs(self) -> int:
         """Jobs that share the pending trials, as many as can start at the same time."""
-        return useful_jobs(self.slots, len(self._forecast.pending))
+        return self._parallel_jobs[0]
+
+    @property
+    def jobs_basis(self) -> str:
+        """What decides the number of jobs of `jobs: auto`, for messages; "" if the config does."""
+        return self._parallel_jobs[1]
+
+    @cached_property
+    def _parallel_jobs(self) -> tuple[int, str]:
+        """The number of parallel jobs, and its basis: for `jobs: auto`, the least of three."""
+        useful = useful_jobs(self.slots, len(self._forecast.pending))
+        if self.slots.jobs != "auto":
+            return useful, ""
+        limits = [
+            (useful, "as many as find a trial" if useful < AUTO_JOBS else "its limit"),
+            (self._limit_jobs, "limited by Slurm's accounting"),
+        ]
+        if seconds := self._forecast.seconds:
+            work = sum(seconds.values()) / self.slots.count
+            startup = self._lead_seconds + self._state.startup_seconds
+            limits.append((work / (STARTUP_FACTOR * startup), f"each has {STARTUP_FACTOR} times its start-up of work"))
+        most, basis = min(limits)
+        return max(1, math.floor(most)), basis
 
     @property
     def slot_count(self) -> int:
@@ -208,11 +232,15 @@ class JobRequest:
     @property
     def margin_seconds(self) -> float:
         """Seconds reserved for everything before the driver starts and after the last trial."""
-        leads = [run.info.lead_seconds for run in self._state.sessions if run.info.lead_seconds is not None]
         grace = self._state.sweep.trial_grace_seconds
-        if not leads:
+        if not self._lead_seconds:
             return UNPROVEN_MARGIN_SECONDS + grace
-        return max(leads) + DEADLINE_MARGIN_SECONDS + grace + END_SECONDS
+        return self._lead_seconds + DEADLINE_MARGIN_SECONDS + grace + END_SECONDS
+
+    @property
+    def _lead_seconds(self) -> float:
+        """From the start of a job to that of its driver, the longest measured; 0 if none is."""
+        return max((run.info.lead_seconds or 0.0 for run in self._state.sessions), default=0.0)
 
     @property
     def needed_minutes(self) -> int:

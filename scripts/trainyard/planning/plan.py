@@ -23,6 +23,7 @@ class Plan:
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
     limit_gpus: float = math.inf  # the most GPUs, over all nodes
+    limit_jobs: float = math.inf  # the most jobs of `jobs: auto`
     fixed_minutes: float | None = None  # the walltime that is requested in any case
     price: float | None = None  # of a GPU-hour; without GPUs, of a CPU-hour
 
@@ -39,6 +40,7 @@ class Plan:
             self.forecast,
             limit_minutes=self.limit_minutes,
             limit_gpus=self.limit_gpus,
+            limit_jobs=self.limit_jobs,
             fixed_minutes=self.fixed_minutes,
         )
 
@@ -50,19 +52,21 @@ def plan_sweep(
     *,
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
+    limit_jobs: float = math.inf,
     fixed_minutes: float | None = None,
     fold: Fold | None = None,
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
-    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. With
-    `fixed_minutes`, each requests this walltime. A caller that plans repeatedly passes the `fold` of the journal, which
-    then reads new lines only.
+    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`; `jobs: auto`
+    is at most `limit_jobs`. With `fixed_minutes`, each requests this walltime. A caller that plans repeatedly passes
+    the `fold` of the journal, which then reads new lines only.
     """
     sweep = config.sweeps[name]
     state, price = read_state(sweep, name, results, fold=fold), config.pricing.per_hour(sweep.slots.unit)
     most = limit_minutes if fixed_minutes is None else fixed_minutes
-    return Plan(state, limit_minutes=most, limit_gpus=limit_gpus, fixed_minutes=fixed_minutes, price=price)
+    limits = {"limit_minutes": most, "limit_gpus": limit_gpus, "limit_jobs": limit_jobs}
+    return Plan(state, **limits, fixed_minutes=fixed_minutes, price=price)
 
 
 def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:

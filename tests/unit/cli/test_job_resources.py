@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from snakemake.settings.types import ResourceSettings
 from trainyard.cli.job_resources import USEFUL_JOBS
+from trainyard.cli.profile import Profile
 from trainyard.cli.snakefile import _share_settings
 from trainyard.cli.workflow import RUN, Workflow
+from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.planning.job_marks import COMPLETE
 from trainyard.planning.journal import Journal
 
@@ -51,6 +53,7 @@ def test_each_sweep_has_one_rule_that_makes_its_tables(tmp_path, sweeps, one, se
     [
         ({}, 4),
         ({"slots": {"jobs": 8, "gpus_per_node": 2}}, 2),
+        ({"slots": {"jobs": "auto"}}, 4),
         ({"slots": {"jobs": 8, "gpus_per_node": 2}, "goal": "fastest"}, 4),
         ({"grid": {}, "search": {"method": "random", "trials": 6, "values": {"x": {"low": 0, "high": 1}}}}, 6),
     ],
@@ -73,7 +76,7 @@ def test_no_more_jobs_are_submitted_than_find_a_trial(tmp_path, finished, useful
     assert jobs.resources()[USEFUL_JOBS](wildcards_of("s", 2), attempt=1) == useful
     words = [jobs.summary(wildcards_of("s", job), 1) for job in range(3)]
     assert words[0].startswith(f"sweep s: {4 - finished} of 4 trials pending")
-    idle = ", only if a trial is left for it"
+    idle = ", only if it is needed"
     assert words[1:] == [f"sweep s: job {job + 1} of 3{idle if job >= useful else ''}" for job in (1, 2)]
 
 
@@ -81,6 +84,17 @@ def test_the_dry_run_says_how_many_jobs_of_what_size_are_requested(tmp_path):
     assert "; asks for 3 jobs of 1 GPU x 60 min: 3 GPU-hours requested" in yard_of(tmp_path, s=sweep(3)).sweep.summary(
         wildcards_of("s", 0), 1
     )
+
+
+def test_auto_is_one_job_without_a_scheduler_and_limited_by_the_accounting_with_one(tmp_path, monkeypatch):
+    sweeps = {"s": {**sweep("auto"), "slots": {"jobs": "auto"}}}
+    here = Workflow({"sweeps": sweeps}, results=tmp_path).sweep
+    assert (here.job_count("s"), here._plan("s", 1).request.parallel_jobs) == (1, 1)
+    limits = JobLimits((Limits("QOS a", {"gres/gpu in all jobs": 2}),))
+    monkeypatch.setattr(Profile, "limits", lambda *_: limits)
+    jobs = yard_of(tmp_path, **sweeps).sweep
+    assert (jobs.job_count("s"), jobs._useful_jobs("s", 1)) == (4, 2)
+    assert "requests 2 jobs (auto: limited by Slurm's accounting) with 1 slot" in jobs.summary(wildcards_of("s", 0), 1)
 
 
 def test_a_sweep_with_one_job_has_no_resource_of_several(tmp_path):

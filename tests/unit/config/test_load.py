@@ -129,6 +129,13 @@ MISTAKES = [
         "sweeps.depth.slots: gpus_per_trial: auto is measured in one job; with jobs: 3, give a number, such as 0.5",
     ),
     ("sweeps.depth.slots", {"jobs": 0}, "sweeps.depth.slots.jobs: "),
+    ("sweeps.depth.slots", {"jobs": "many"}, "sweeps.depth.slots.jobs: "),
+    ("sweeps.depth.slots", {"jobs": "auto", "gpus_per_trial": "auto"}, "with jobs: auto, give a number, such as 0.5"),
+    (
+        "sweeps.own",
+        {"command": "x", "slots": {"jobs": "auto"}, "goal": "fastest"},
+        "sweeps.own: a goal chooses the GPUs of a job, and `jobs: auto` the number of jobs: give one of the two",
+    ),
     ("sweeps.depth.slots", {"jobs": 101}, "sweeps.depth.slots.jobs: "),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
     ("sweeps.depth.slots", {"gpus_per_node": 0, "gpus_per_trial": 0}, "gpus_per_trial: must be above 0: for trials"),

@@ -65,9 +65,9 @@ CONFIG = {
 }
 
 
-def plan(results, limit_gpus=math.inf, **changes):
+def plan(results, limit_gpus=math.inf, limit_jobs=math.inf, **changes):
     config = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}}
-    return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus)
+    return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus, limit_jobs=limit_jobs)
 
 
 def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, start=(), **changes):
@@ -441,6 +441,48 @@ def test_a_job_of_several_has_the_walltime_of_the_longest_trial(tmp_path):
     last = plan(tmp_path, grid=DEEP, slots={"jobs": 8, "gpus_per_node": 1})
     assert last.request.parallel_jobs == 4, "one for each trial that is left"
     assert last.request.sure_seconds > max(last.forecast.seconds.values()) > 70 * 60
+
+
+AUTO = {"jobs": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("trials", "slots", "limit", "jobs", "basis"),
+    [
+        (40, AUTO, math.inf, 16, "its limit"),
+        (5, AUTO, math.inf, 5, "as many as find a trial"),
+        (5, {**AUTO, "gpus_per_trial": 0.5}, math.inf, 3, "as many as find a trial"),
+        (40, AUTO, 3.5, 3, "limited by Slurm's accounting"),
+        (40, AUTO, 0.5, 1, "limited by Slurm's accounting"),
+    ],
+)
+def test_the_number_of_jobs_is_the_least_of_the_limits(tmp_path, trials, slots, limit, jobs, basis):
+    grid = {"model_args.blocks": list(range(1, trials + 1))}
+    request = plan(tmp_path, limit_jobs=limit, grid=grid, slots=slots).request
+    assert (request.parallel_jobs, request.jobs_basis, request.slots.gpus) == (jobs, basis, 1)
+    assert request.walltime_minutes == 60
+
+
+def test_each_job_of_auto_has_ten_times_its_startup_of_work(tmp_path):
+    """A start-up of 64 s: 4 s until the driver starts, and 60 s, which are assumed, until the first trial does."""
+    names = list(plan(tmp_path, grid=DEEP, slots=AUTO).state.trials)
+    with session_of(tmp_path / "sweeps/depth") as journal:
+        journal.append("session", lead_seconds=4.0)
+    finish(tmp_path, *names[:10], grid=DEEP, slots=AUTO, seconds_per_block=6)  # left are 62 min
+    found = plan(tmp_path, grid=DEEP, slots=AUTO)
+    assert found.request.parallel_jobs == 3720 // 640
+    assert "jobs (auto: each has 10 times its start-up of work) with 1 slot of 1 GPU" in summarize_plan(found)
+    share, samples = sum(found.forecast.seconds.values()) / 5, found.forecast.longest_samples
+    assert found.request.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
+    pair = plan(tmp_path, grid=DEEP, slots={**AUTO, "gpus_per_node": 2})
+    assert pair.request.parallel_jobs == 3720 // 1280
+
+
+def test_a_job_of_auto_has_the_gpus_of_a_trial_unless_they_are_given(tmp_path):
+    own = {"dataset": None, "command": "true {model_args.blocks}"}
+    slots = {**AUTO, "gpus_per_trial": 2}
+    assert plan(tmp_path, **own, slots=slots).request.slots.gpus_per_node == 2
+    assert plan(tmp_path, **own, slots={**slots, "gpus_per_node": 4}).request.slots.gpus_per_node == 4
 
 
 def test_each_of_several_jobs_that_a_partition_cuts_short_is_followed_by_others(tmp_path):
