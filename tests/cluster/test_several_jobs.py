@@ -85,6 +85,24 @@ def test_the_number_of_jobs_is_chosen_from_what_is_known_and_is_no_reason_to_run
 
 
 @pytest.mark.slow
+def test_the_plan_recommends_small_jobs_where_no_large_one_can_start(cluster, shared_dir):
+    """Five of eight GPUs are taken, by their walltimes for one to five hours."""
+    config = write_sweep(shared_dir, trials=16, lasts=1.0, jobs=4)
+    config["sweeps"]["s"]["slots"]["gpus_per_node"] = 2
+    others = [cluster.submit("sleep 3600", "--gres=gpu:1", f"--time={60 * n}", cwd=shared_dir) for n in range(1, 6)]
+    wait_until(lambda: cluster.gpus_allocated() == 5, what="five GPUs to be taken")
+    output = snakemake(cluster, shared_dir, config, "--", "plan")
+    assert "idle GPUs now: 3" in output
+    found = pd.read_csv(shared_dir / "results/plan/queue.csv").set_index(["jobs", "nodes", "gpus"])
+    assert list(found.index) == [(4, 1, 2), (1, 4, 8), (2, 2, 4), (8, 1, 1)]
+    assert list((found["first_start_seconds"] / 3600).round()) == [0, 5, 2, 0]
+    assert list((found["last_start_seconds"] / 3600).round()) == [5, 5, 5, 5], "each has eight GPUs in the end"
+    assert list(found["is_recommended"]) == [False, False, False, True]
+    cluster.run(["scancel", *map(str, others)])
+    nothing_is_left(cluster)
+
+
+@pytest.mark.slow
 def test_jobs_that_still_wait_when_all_is_done_are_cancelled(cluster, shared_dir):
     """All GPUs but one are taken for as long as the sweep runs."""
     config = write_sweep(shared_dir, trials=8, lasts=0.5, jobs=4)

@@ -20,7 +20,8 @@ from trainyard.cluster.slurm_queries import (
     max_walltime_minutes,
     named_partitions,
 )
-from trainyard.planning.memory_request import MemoryRequest, NodeMemory
+from trainyard.planning.memory_request import MemoryRequest, NodeMemory, node_memory
+from trainyard.planning.queue_forecast import Queue
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -144,15 +145,20 @@ class Profile:
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
+        named = named_partitions(self._partitions, self._partition_names(rule, gpus))
+        return node_memory(named, gpus, self.gpu_type)
+
+    def _partition_names(self, rule: str, gpus: int) -> str:
+        """The partitions in which the jobs of a rule may start; "" for the default one."""
         fitting = (each.name for each in self._fitting_partitions(rule, gpus))
-        names = self.setting(rule, "slurm_partition") or ",".join(fitting)
-        named = named_partitions(self._partitions, names)
-        nodes = [each for each in named if each.gpu_count(self.gpu_type) >= gpus]
-        if not nodes:
-            return NodeMemory()
-        largest = max(each.node_memory_mb for each in nodes)
-        shares = [each.memory_share_mb(gpus, self.gpu_type) for each in nodes]
-        return NodeMemory(largest, min(shares) if gpus else largest)
+        return self.setting(rule, "slurm_partition") or ",".join(fitting)
+
+    def queue(self, rule: str, gpus: int) -> Queue:
+        """The queue to which the jobs of a rule are submitted, with this number of GPUs per node."""
+        names = {"slurm_account": "account", "qos": "qos", "constraint": "constraint"}
+        given = [f"--{option}={text}" for name, option in names.items() if (text := self.setting(rule, name))]
+        extra = self.setting(rule, "slurm_extra").split()
+        return Queue(self._partition_names(rule, gpus), self.gpu_type, (*given, *extra))
 
     def _fitting_partitions(self, rule: str, gpus: int) -> list[Any]:
         """The partitions of the partition file that the plugin would consider for a short job with these GPUs per node.

@@ -225,10 +225,15 @@ class Workflow:
             "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
             "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),
             "--limit-gpus": self._profile.limits("sweep").gpus if self.config.sweeps else math.inf,
+            "--limit-jobs": min(map(self.sweep.limit_jobs, self.config.sweeps), default=math.inf),
         }
         options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]
         fixed = ((rule, self._profile.fixed_minutes(rule)) for rule in JOB_RULES)
-        return " ".join([*options, *(f"--set-minutes {rule}={each:g}" for rule, each in fixed if each is not None)])
+        options += [f"--set-minutes {rule}={each:g}" for rule, each in fixed if each is not None]
+        gpus = max((each.slots.gpus_per_node for each in self.config.sweeps.values()), default=0)
+        queue = self._profile.queue("sweep", gpus)
+        words = {"--partition": queue.partition, "--gpu-type": queue.gpu_type, "--sbatch": shlex.join(queue.options)}
+        return " ".join([*options, *(f"{name}={shlex.quote(text)}" for name, text in words.items() if text)])
 
     # ---- datasets
 

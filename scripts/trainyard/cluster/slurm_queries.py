@@ -26,8 +26,8 @@ TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm co
 _OUTPUT_VARIABLES: Final = re.compile(r"SLURM_TIME_FORMAT|(SQUEUE|SINFO|SACCT|SCONTROL)_\w+")
 
 
-def run_slurm_command(*command: str) -> str:
-    """The standard output of a Slurm command, in the format that Slurm has by default.
+def run_slurm_command(*command: str, with_errors: bool = False) -> str:
+    """The standard output of a Slurm command, in the format that Slurm has by default; `with_errors`, and its messages.
 
     Raises:
         UserError: the command is missing, fails, or takes longer than a minute.
@@ -38,7 +38,20 @@ def run_slurm_command(*command: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise UserError(f"`{' '.join(command)}` failed: {str(reason).strip()}") from None
-    return done.stdout
+    return done.stdout + done.stderr * with_errors
+
+
+def predict_start(options: Sequence[str]) -> float:
+    """When Slurm would start a job with these options of sbatch, in Unix seconds; infinite if it does not say.
+
+    `sbatch --test-only` submits nothing. Slurm assumes that all jobs before it take their whole walltimes.
+    """
+    try:
+        text = run_slurm_command("sbatch", "--test-only", *options, "--wrap=true", with_errors=True)
+    except UserError:  # no node can run it
+        return math.inf
+    found = re.search(r"to start at (\S+)", text)
+    return parse_timestamp(found[1]) if found else math.inf
 
 
 def find_submit_line(job: str) -> str:
@@ -230,6 +243,19 @@ def parse_gpus(gres: str) -> list[tuple[str, int]]:
 def named_partitions(partitions: Sequence[Partition], names: str) -> list[Partition]:
     """The partitions with these names, as in `gpu,long`; the default one without a name."""
     return [each for each in partitions if (each.name in names.split(",") if names else each.default)]
+
+
+def count_idle_gpus(partitions: Sequence[Partition], model: str = "") -> int:
+    """GPUs of this model, or of any, that no job has, on the nodes of partitions that take jobs."""
+    names = ",".join(sorted({each.name for each in partitions}))
+    options = ["--Node", "--states=idle,mixed", f"--partition={names}", "--Format=NodeList:.99,Gres:.99,GresUsed:.99"]
+    output = run_slurm_command("sinfo", "--noheader", *options)
+    nodes = {line.split()[0]: line.split()[1:3] for line in drop_cluster_lines(output)}  # a line for each partition
+
+    def count(gres: str) -> int:
+        return sum(number for name, number in parse_gpus(gres) if model in ("", name))
+
+    return sum(count(gres) - count(used) for gres, used in nodes.values())
 
 
 def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:

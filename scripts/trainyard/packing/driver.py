@@ -181,8 +181,7 @@ def _fix_slots(plan: Plan) -> Plan:
         slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
     if slots.jobs == "auto" and not allocation:
         slots = slots.model_copy(update={"jobs": 1})
-    sweep = plan.state.sweep.model_copy(update={"slots": slots, "goal": None})
-    return replace(plan, state=replace(plan.state, sweep=sweep))
+    return plan.with_slots(slots)
 
 
 def _check_can_run(found: Plan) -> None:

@@ -56,6 +56,7 @@ def plan_jobs(
     set_minutes: Mapping[str, float] | None = None,
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
+    limit_jobs: float = math.inf,
 ) -> Iterator[PlannedJob]:
     """The jobs whose results are missing in `results` or of another config, and for each sweep two other strategies.
 
@@ -72,6 +73,7 @@ def plan_jobs(
             results,
             limit_minutes=limit_minutes,
             limit_gpus=limit_gpus,
+            limit_jobs=limit_jobs,
             fixed_minutes=fixed.get("sweep"),
         )
         if plan.state.unfinished:

@@ -252,6 +252,14 @@ class JobRequest:
         return max(UNPROVEN_MINUTES, minutes) if self.sure_seconds is None else minutes
 
     @property
+    def least_minutes(self) -> int:
+        """The shortest useful walltime: that of the longest trial, so that what is left continues in further jobs."""
+        longest = self._forecast.longest_samples
+        seconds = _quantile(longest, WALLTIME_QUANTILE) if longest else math.inf
+        seconds += self._state.startup_seconds + self.margin_seconds
+        return int(min(self.walltime_minutes, math.ceil(seconds / 60) if longest else math.inf))
+
+    @property
     def walltime_minutes(self) -> int:
         """The walltime to request."""
         if self._fixed_minutes is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster.job_memory import MemoryRecord, read_records
-from trainyard.cluster.slurm_queries import ran_out_of_memory
+from trainyard.cluster.slurm_queries import Partition, ran_out_of_memory
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import TrainScaling, split_scale
@@ -109,6 +109,16 @@ def _exhausted_mib(records: Sequence[MemoryRecord]) -> int:
     killed = any(each.oom_kills for each in last)
     was_killed = killed or (not all(each.ended for each in last) and ran_out_of_memory(records[0].job))
     return records[0].requested_mib if was_killed else 0
+
+
+def node_memory(partitions: Sequence[Partition], gpus: int, gpu_type: str = "") -> NodeMemory:
+    """The memory of the nodes with so many GPUs of a type in these partitions."""
+    nodes = [each for each in partitions if each.gpu_count(gpu_type) >= gpus]
+    if not nodes:
+        return NodeMemory()
+    largest = max(each.node_memory_mb for each in nodes)
+    shares = [each.memory_share_mb(gpus, gpu_type) for each in nodes]
+    return NodeMemory(largest, min(shares) if gpus else largest)
 
 
 # ---- the jobs of each kind

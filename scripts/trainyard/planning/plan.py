@@ -1,13 +1,13 @@
 """The plan of a sweep: its state, a forecast of its pending trials, and the job that it requests."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from trainyard.config.config import Config, Trees
 from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import Slots, Sweep
 from trainyard.data.staged import read_meta
 from trainyard.planning.attempts import Fold, group_by_trial
 from trainyard.planning.duration_forecast import DurationForecast
@@ -43,6 +43,11 @@ class Plan:
             limit_jobs=self.limit_jobs,
             fixed_minutes=self.fixed_minutes,
         )
+
+    def with_slots(self, slots: Slots) -> "Plan":
+        """The plan of jobs with exactly these slots."""
+        sweep = self.state.sweep.model_copy(update={"slots": slots, "goal": None})
+        return replace(self, state=replace(self.state, sweep=sweep))
 
 
 def plan_sweep(

@@ -1,10 +1,12 @@
 """The table of a plan, for the terminal."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from trainyard.planning.job_costs import PlannedJob
+from trainyard.planning.queue_forecast import RULE, QueuedJobs
 from trainyard.utils.text import format_duration
 
 UNITS = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}
@@ -32,6 +34,27 @@ def plan_table(rows: Sequence[PlannedJob]) -> Table:
     jobs = sum(row.jobs for row in submitted)
     table.add_row("total of known values", "", str(jobs), "", *[""] * len(kinds), "", "", *map(_number, totals))
     return table
+
+
+def queue_table(rows: Sequence[QueuedJobs], *, idle_gpus: int) -> Table:
+    """A row for each shape of the jobs of sweeps; the recommended ones are bold."""
+    title = f"in Slurm's queue; idle GPUs now: {idle_gpus}; times from now, at the latest (sbatch --test-only)"
+    times = ("walltime", "first start", "last start", "end", "hours idle")
+    table = Table("sweep", "jobs", "nodes", "GPUs", "CPUs", *times, "", title=title, caption=f"recommended: {RULE}")
+    for row in rows:
+        sizes = map(str, (row.jobs, row.nodes, row.gpus, row.cpus))
+        seconds = (60 * row.walltime_minutes, row.first_start_seconds, row.last_start_seconds, row.end_seconds)
+        marks = {"requested": row.is_requested, "recommended": row.is_recommended}
+        notes = ", ".join(mark for mark, is_set in marks.items() if is_set)
+        style = "bold" if row.is_recommended else None
+        table.add_row(row.sweep, *sizes, *map(_time, seconds), _number(row.idle_hours), notes, style=style)
+    return table
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown yet"
+    return "never" if math.isinf(seconds) else format_duration(seconds)
 
 
 def _cells(row: PlannedJob, kinds: Sequence[str]) -> Iterator[str]:

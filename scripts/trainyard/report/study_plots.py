@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
 from trainyard.data.staged import Staged, StagedImageMeta
-from trainyard.planning.plan import plan_sweep, read_state
+from trainyard.planning.plan import Plan, read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.report import (
     cost_plots,
@@ -41,12 +41,11 @@ def draw_plots(config: Config, kind: str, name: str, results: Path) -> Path:
     return target
 
 
-def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float, limit_gpus: float) -> None:
+def draw_plan(plan: Plan, results: Path) -> None:
     """Draw the planned schedule of a sweep, if trials are pending."""
-    plan = plan_sweep(config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus)
     if plan.forecast.pending:
         size = (WIDTH, style.lanes_height(plan.request.slot_count))
-        style.save(partial(timeline_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)
+        style.save(partial(timeline_plots.plot_schedule, plan=plan), results / "plan" / plan.state.name, size=size)
 
 
 def _draw_data(config: Config, name: str, source: Path, target: Path) -> None:

@@ -236,7 +236,7 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).request.jobs
     assert jobs >= 3
     assert yard.sweep.retries() == jobs - 1 + 2
-    assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120"
+    assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120 --partition=gpu"
     default = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)})
     assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
@@ -244,7 +244,9 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None
-    assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440", "the partition of the rule"
+    assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440 --partition=cpu", (
+        "the partition of the rule"
+    )
 
 
 def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
 from trainyard.config.load import check_config
+from trainyard.planning.plan import plan_sweep
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
 from trainyard.report.study_plots import draw_plan
 
@@ -113,7 +114,7 @@ def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
     """As of the example in config/README.md."""
     values = {"grid": {"lr": [0.01, 0.03]}, "trials": [{"lr": 0.05, "optimizer": "adam"}, {"augment": None}]}
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", **values}}})
-    draw_plan(config, "s", tmp_path, limit_minutes=math.inf, limit_gpus=math.inf)
+    draw_plan(plan_sweep(config, "s", tmp_path), tmp_path)
     words = (tmp_path / "plan/s.svg").read_text()
     assert "0.05, adam, (none)" in words
     assert "0.01, (none), (none)" in words
@@ -157,7 +158,7 @@ def test_a_loss_that_diverges_is_drawn_up_to_where_axes_end(last):
 
 def test_a_value_with_control_characters_is_drawn_in_a_valid_svg(tmp_path):
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"prompt": ["a\x1b[0m", "two\nlines"]}}}})
-    draw_plan(config, "s", tmp_path, limit_minutes=math.inf, limit_gpus=math.inf)
+    draw_plan(plan_sweep(config, "s", tmp_path), tmp_path)
     words = "".join(ElementTree.parse(tmp_path / "plan/s.svg").getroot().itertext())
     assert r"a\x1b[0m" in words
     assert r"two\nlines" in words

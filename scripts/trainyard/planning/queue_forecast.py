@@ -1,0 +1,194 @@
+"""How Slurm's queue would treat the pending trials of a sweep as jobs of several shapes: starts, end, and idle GPUs.
+
+Slurm says when a job would start by `sbatch --test-only`. For the jobs of a shape, it is asked when as many as 1, 2, 3,
+... could run at the same time: one job more starts at that time at the latest, and sooner if another job ends before
+its walltime. What follows from it is pessimistic in the same way.
+"""
+
+import heapq
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from trainyard.cluster.slurm_queries import Partition, list_partitions, named_partitions, predict_start
+from trainyard.config.config import Config
+from trainyard.config.sweep import Slots
+from trainyard.planning.job_request import FAST_TOLERANCE
+from trainyard.planning.memory_request import node_memory, sweep_memory
+from trainyard.planning.plan import Plan
+
+RULE: Final = (
+    f"ends first; of those at most {FAST_TOLERANCE:.0%} later, fewest hours idle; then smallest, shortest jobs"
+)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Slurm's queue, and what the jobs of a sweep are submitted to it with."""
+
+    partition: str = ""  # its name, or several as in `gpu,long`; "" for the default one
+    gpu_type: str = ""
+    options: tuple[str, ...] = ()  # further ones of sbatch
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The partitions in which jobs may start; a UserError if Slurm does not respond."""
+        return named_partitions(list_partitions(), self.partition)
+
+    def starts(self, slots: Slots, jobs: int, minutes: int, memory_mb: int) -> list[float]:
+        """The seconds from now until each of some jobs starts at the latest; infinite for one that finds no place.
+
+        The jobs have these slots, this walltime and this memory per node.
+        """
+        model, cpus = f"{self.gpu_type}:" if self.gpu_type else "", slots.cpus_per_node
+        found, now = list[float](), time.time()
+        for count in range(1, jobs + 1):
+            request = {"ntasks": count * slots.nodes, "cpus-per-task": cpus, "time": minutes}
+            request |= {"mem-per-cpu": math.ceil(memory_mb / cpus)}
+            request |= {"nodes": slots.nodes, "ntasks-per-node": 1} if jobs == 1 else {}
+            gpus = [f"--gpus-per-task={model}{slots.gpus_per_node}"] if slots.has_gpus else []
+            partition = [f"--partition={self.partition}"] if self.partition else []
+            options = [f"--{name}={value}" for name, value in request.items()]
+            found.append(max(0.0, predict_start([*options, *gpus, *partition, *self.options]) - now))
+            if math.isinf(found[-1]):
+                return [*found, *[math.inf] * (jobs - count)]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJobs:
+    """Jobs of one shape that share the pending trials of a sweep. Seconds count from now; None without evidence."""
+
+    sweep: str
+    jobs: int
+    nodes: int  # of a job
+    gpus: int  # of a job, on all nodes
+    cpus: int
+    walltime_minutes: int
+    first_start_seconds: float  # at the latest, as the other times; infinite if Slurm would never start it
+    last_start_seconds: float  # of those that start
+    end_seconds: float | None  # of the last trial
+    idle_hours: float | None  # GPU-hours, or in a sweep without GPUs, CPU-hours; with the start-ups
+    is_requested: bool = False
+    is_recommended: bool = False
+
+
+def forecast_shapes(plan: Plan, queue: Queue, config: Config, results: Path) -> list[QueuedJobs]:
+    """What becomes of the pending trials in jobs of several shapes, the requested one first.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    found = list[QueuedJobs]()
+    for shape in _shapes(plan, queue):
+        request = shape.request
+        minutes = {request.walltime_minutes, request.walltime_minutes if plan.fixed_minutes else request.least_minutes}
+        for each in sorted(minutes, reverse=True):
+            found.append(replace(forecast_jobs(shape, queue, config, results, each), is_requested=not found))
+    best = recommend(found)
+    return [replace(each, is_recommended=each is best) for each in found]
+
+
+def recommend(found: Sequence[QueuedJobs]) -> QueuedJobs | None:
+    """The shape to recommend by `RULE`; before durations are known, by their first start. None if none ever ends."""
+
+    def seconds(each: QueuedJobs) -> float:
+        return each.first_start_seconds if each.end_seconds is None else each.end_seconds
+
+    def cost(each: QueuedJobs) -> tuple[float, int, int]:
+        return each.idle_hours or 0.0, each.gpus or each.cpus, each.walltime_minutes
+
+    quick = min(map(seconds, found), default=math.inf) * (1 + FAST_TOLERANCE)
+    return min((each for each in found if seconds(each) <= quick < math.inf), key=cost, default=None)
+
+
+def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minutes: int) -> QueuedJobs:
+    """What becomes of the pending trials in the jobs that a plan requests, with this walltime."""
+    request, state = plan.request, plan.state
+    slots, jobs = request.slots, request.parallel_jobs
+    node = node_memory(queue.partitions, slots.gpus_per_node, queue.gpu_type)
+    starts = queue.starts(slots, jobs, minutes, sweep_memory(config, plan, results, node).mb)
+    starting = [each for each in starts if each < math.inf]
+    end = idle = None
+    if plan.forecast.seconds:
+        end, idle = run_queued(
+            plan.forecast.durations(plan.forecast.order(request.slot_count)),
+            starting,
+            slots=slots.count,
+            startup=state.startup_seconds,
+            window=60 * minutes - state.startup_seconds - request.margin_seconds,
+            can_resume=state.sweep.can_resume,
+        )
+    return QueuedJobs(
+        sweep=state.name,
+        jobs=jobs,
+        nodes=slots.nodes,
+        gpus=slots.gpus,
+        cpus=slots.nodes * slots.cpus_per_node,
+        walltime_minutes=minutes,
+        first_start_seconds=starts[0],
+        last_start_seconds=max(starting, default=math.inf),
+        end_seconds=end,
+        idle_hours=None if idle is None else idle * slots.units / slots.count / 3600,
+    )
+
+
+def _shapes(plan: Plan, queue: Queue) -> Iterator[Plan]:
+    """The plan with the jobs that it requests, then one job, two, and one per trial at a time, on as many GPUs."""
+    own, jobs = plan.request.slots, plan.request.parallel_jobs
+    yield (first := plan.with_slots(own.model_copy(update={"jobs": jobs})))
+    key = "gpus_per_node" if own.has_gpus else "slots_per_node"
+    step = max(1, int(own.share))  # of a trial
+    total = jobs * own.nodes * getattr(own, key)
+    if own.has_gpus:
+        most = max((each.gpu_count(queue.gpu_type) for each in queue.partitions), default=0)
+    else:
+        most = max((int(each.cpus.rstrip("+")) for each in queue.partitions), default=0) // own.cpus_per_trial
+    seen = {(jobs, own.nodes, getattr(own, key))}
+    for count in (1, 2, total // step):
+        if plan.state.sweep.slots.gpus_per_trial == "auto" and count > 1:
+            return  # it is measured in a single job
+        steps = total // count // step  # of a job
+        nodes = next((each for each in range(1, steps + 1) if not steps % each and steps // each * step <= most), 0)
+        shape = (count, nodes, steps * step // nodes) if nodes else None
+        if shape and shape not in seen:
+            seen.add(shape)
+            yield first.with_slots(own.model_copy(update=dict(zip(("jobs", "nodes", key), shape, strict=True))))
+
+
+def run_queued(
+    durations: Sequence[float],
+    starts: Sequence[float],
+    *,
+    slots: int,
+    startup: float,
+    window: float,
+    can_resume: bool,
+) -> tuple[float, float]:
+    """The seconds until the last trial ends, and the slot-seconds in which the slots of the jobs are idle.
+
+    The trials start in this order, each on the slot that is free first. Each job has `slots` slots, which can run
+    trials for `window` seconds after its `startup`; then the rest runs in a job like it, which waits as long again.
+    Jobs for which no trial is left cost nothing. Both are infinite if a trial never ends in this way.
+    """
+    if not starts or window <= 0 or (not can_resume and max(durations) > window):
+        return math.inf, math.inf
+    free = [(start + startup, job, start + startup + window) for job, start in enumerate(starts) for _ in range(slots)]
+    heapq.heapify(free)
+    used, idle = set[int](), 0.0
+    for seconds in durations:
+        now, job, until = free[0]
+        used.add(job)
+        while seconds > until - now:
+            seconds, lost = (seconds - (until - now), 0.0) if can_resume else (seconds, until - now)
+            now = until + starts[job] + startup
+            until = now + window
+            idle += lost + startup
+        heapq.heapreplace(free, (now + seconds, job, until))
+    ends = {job: max(end for end, other, _ in free if other == job) for job in used}
+    idle += sum(startup + ends[job] - end for end, job, _ in free if job in used)
+    return max(ends.values()), idle

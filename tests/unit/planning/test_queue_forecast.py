@@ -1,0 +1,158 @@
+"""What Slurm's queue makes of a sweep in jobs of several shapes, for given answers of Slurm, by hand."""
+
+import math
+import shlex
+
+import pytest
+from slurm_commands import SlurmCommands
+from sweep_journals import session_of
+from trainyard.cluster.slurm_queries import count_idle_gpus
+from trainyard.config.load import check_config
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.queue_forecast import Queue, QueuedJobs, forecast_shapes, recommend, run_queued
+
+PARTITIONS = "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|(null)\nother|up|1:00|1|8|16000|gpu:a100:8|(null)\n"
+SWEEP = {"function": "mine:run", "grid": {"x": list(range(8))}, "metric": "loss"}
+
+
+def run(durations, starts, **changes):
+    settings = {"slots": 1, "startup": 10.0, "window": 1000.0, "can_resume": True} | changes
+    return run_queued(durations, starts, **settings)
+
+
+@pytest.mark.parametrize(
+    ("durations", "starts", "changes", "end", "idle"),
+    [
+        ([50, 40, 30], [0], {}, 130, 10),  # a start-up
+        ([50, 40, 30], [0, 0], {}, 80, 20),  # 50, and 40 + 30; both start
+        ([50, 40, 30], [0], {"slots": 2}, 80, 20 + 20),  # the same, but the first slot waits for the other
+        ([50, 40, 30], [0, 100], {}, 130, 10),  # the second finds nothing left, and costs nothing
+        ([50, 40, 30], [0, 60], {}, 100, 20),  # the first is free at 60 and takes 40, the second takes 30 at 70
+        ([50, 40], [5], {"window": 60}, 15 + 60 + 5 + 10 + 30, 20),  # 60 s in a job, 30 s in the next one
+        ([50, 40], [5], {"window": 60, "can_resume": False}, 15 + 60 + 5 + 10 + 40, 30),  # 10 s are lost
+        ([70], [5], {"window": 60, "can_resume": False}, math.inf, math.inf),
+        ([70], [5], {"window": 0}, math.inf, math.inf),
+        ([70], [], {}, math.inf, math.inf),
+    ],
+)
+def test_the_trials_of_queued_jobs_end_as_worked_out_by_hand(durations, starts, changes, end, idle):
+    assert run(durations, starts, **changes) == (pytest.approx(end), pytest.approx(idle))
+
+
+def jobs(end, idle, *, gpus=1, minutes=10, first=0.0):
+    return QueuedJobs(
+        sweep="s", jobs=1, nodes=1, gpus=gpus, cpus=1, walltime_minutes=minutes, first_start_seconds=first,
+        last_start_seconds=first, end_seconds=end, idle_hours=idle,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "best"),
+    [
+        ([jobs(100, 5), jobs(104, 1), jobs(106, 0)], 1),
+        ([jobs(100, 1, gpus=4), jobs(100, 1, gpus=2), jobs(100, 1, gpus=2, minutes=5)], 2),
+        ([jobs(None, None, gpus=2), jobs(None, None), jobs(None, None, first=60.0)], 1),
+        ([jobs(math.inf, math.inf), jobs(500, 9)], 1),
+        ([jobs(math.inf, math.inf)], None),
+        ([jobs(None, None, first=math.inf)], None),
+        ([], None),
+    ],
+)
+def test_the_recommended_shape_is_that_of_the_rule(shapes, best):
+    assert recommend(shapes) is (None if best is None else shapes[best])
+
+
+@pytest.fixture
+def busy(slurm: SlurmCommands) -> SlurmCommands:
+    """A Slurm in which three tasks can start now, four in 100 s, eight in 500 s and no more; sbatch writes `asked`."""
+    slurm.prints("sinfo", PARTITIONS)
+    lines = [
+        'count=$(echo "$*" | sed "s/.*--ntasks=\\([0-9]*\\).*/\\1/")',
+        'echo "$*" >> asked',
+        "wait=500; [ $count -le 4 ] && wait=100; [ $count -le 3 ] && wait=0",
+        '[ $count -le 8 ] || { echo "allocation failure" >&2; exit 1; }',
+        "start=$(date --date=@$(($(date +%s) + wait)) +%Y-%m-%dT%H:%M:%S)",
+        'echo "sbatch: Job 7 to start at $start using 1 processors" >&2',
+    ]
+    slurm.runs("sbatch", "; ".join(lines))
+    return slurm
+
+
+def forecast(folder, queue, slots, seconds=None, **changes):
+    config = check_config({"sweeps": {"s": {**SWEEP, "slots": slots, **changes}}})
+    if seconds:
+        with session_of(folder / "sweeps/s") as journal:
+            trials = list(plan_sweep(config, "s", folder).state.trials)
+            for trial in trials[: len(trials) // 2]:
+                journal.append("started", trial=trial, attempt=1)
+                journal.append("finished", trial=trial, attempt=1, seconds=seconds, metrics={"loss": 0.0})
+    return forecast_shapes(plan_sweep(config, "s", folder), queue, config, folder)
+
+
+def test_one_job_two_and_one_per_trial_are_compared(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    queue = Queue("gpu", "a100", ("--qos=long",))
+    found = forecast(tmp_path, queue, {"jobs": 4, "gpus_per_node": 2})
+    sizes = [(each.jobs, each.nodes, each.gpus) for each in found]
+    assert sizes == [(4, 1, 2), (1, 4, 8), (2, 2, 4), (8, 1, 1)], "no node has more than two GPUs"
+    assert [each.is_requested for each in found] == [True, False, False, False]
+    waits = [(each.first_start_seconds, each.last_start_seconds) for each in found]
+    assert waits == [pytest.approx(each, abs=5) for each in [(0, 100), (100, 100), (0, 100), (0, 500)]]
+    assert [each.end_seconds for each in found] == [None] * 4
+    assert found[3].is_recommended, "the smallest that start now"
+    asked = [dict(word.partition("=")[::2] for word in shlex.split(line)) for line in (tmp_path / "asked").open()]
+    assert [line["--ntasks"] for line in asked] == ["1", "2", "3", "4", "4", "2", "4", *"12345678"]
+    alone = [line for line in asked if "--nodes" in line]
+    assert [(line["--nodes"], line["--ntasks-per-node"]) for line in alone] == [("4", "1")]
+    assert {line["--gpus-per-task"] for line in asked} == {"a100:1", "a100:2"}
+    assert {(line["--partition"], line["--qos"], line["--time"]) for line in asked} == {("gpu", "long", "60")}
+
+
+def test_measured_durations_give_ends_and_shorter_walltimes(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = forecast(tmp_path, Queue("gpu"), {"gpus_per_node": 2}, seconds=600.0, grid={"x": list(range(30))})
+    one, short = found[:2]
+    assert (one.jobs, one.gpus, one.is_requested, short.is_requested) == (1, 2, True, False)
+    assert short.walltime_minutes < one.walltime_minutes, "that of one trial, after which another job follows"
+    assert one.end_seconds == pytest.approx(60 + 8 * 600, rel=0.1), "15 trials on two GPUs after the start-up"
+    assert one.idle_hours == pytest.approx((2 * 60 + 600) / 3600, rel=0.1)
+    assert {(each.jobs, each.gpus) for each in found} == {(1, 2), (2, 1)}
+    assert sum(each.is_recommended for each in found) == 1
+    smaller = next(each for each in found if each.is_recommended)
+    assert (smaller.jobs, smaller.gpus) == (2, 1), "a job gives its GPU back when no trial is left"
+
+
+def test_a_walltime_that_is_set_is_compared_with_no_other(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = check_config({"sweeps": {"s": {**SWEEP, "slots": {"gpus_per_node": 1}}}})
+    forecast(tmp_path, Queue("gpu"), {"gpus_per_node": 1}, seconds=600.0)
+    found = forecast_shapes(plan_sweep(config, "s", tmp_path, fixed_minutes=500), Queue("gpu"), config, tmp_path)
+    assert [(each.walltime_minutes, each.is_requested) for each in found] == [(500, True)]
+
+
+def test_jobs_without_gpus_ask_for_cpus(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slots = {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 4}
+    found = forecast(tmp_path, Queue(), slots)
+    assert [(each.jobs, each.nodes, each.cpus) for each in found] == [(1, 1, 16), (1, 2, 16), (2, 1, 8), (4, 1, 4)]
+    assert not any("gpu" in line for line in (tmp_path / "asked").open())
+
+
+def test_a_shape_that_slurm_never_starts_is_not_recommended(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = forecast(tmp_path, Queue("gpu"), {"jobs": 9, "gpus_per_node": 2}, grid={"x": list(range(99))})
+    whole = next(each for each in found if each.nodes == 9)
+    assert (whole.first_start_seconds, whole.last_start_seconds) == (math.inf, math.inf)
+    assert not whole.is_recommended
+
+
+def test_idle_gpus_are_those_of_nodes_that_take_jobs_and_counted_once(slurm):
+    slurm.prints("sinfo", PARTITIONS)
+    twice = "n2  gpu:a100:2(S:0-1)  gpu:a100:0(IDX:N/A)"
+    both = "n3  gpu:h100:4,gpu:a100:1  gpu:h100:4(IDX:0-3),gpu:a100:0"
+    lines = ["n1  gpu:a100:2  gpu:a100:1(IDX:0)", twice, twice, both]
+    slurm.prints("sinfo", "".join(f"{line}\n" for line in lines), of="--Node")
+    partitions = Queue("gpu,other").partitions
+    assert (count_idle_gpus(partitions), count_idle_gpus(partitions, "h100")) == (4, 0)
+    slurm.fails("sinfo", of="--partition=gpu,other")
+    assert count_idle_gpus(Queue("gpu").partitions) == 4
