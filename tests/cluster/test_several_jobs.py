@@ -60,6 +60,9 @@ def test_three_jobs_share_a_sweep(cluster, shared_dir):
     jobs = pd.read_csv(shared_dir / "results/sweeps/s/jobs.csv")
     assert 2 <= len(jobs) <= 3
     assert jobs["finished"].sum() == 12
+    assert (jobs["wait_seconds"] > -1).all(), "Slurm's times are whole seconds"
+    assert (jobs["submitted"] < jobs["start"]).all()
+    assert list(jobs["predicted_wait_seconds"].dropna().unique()) == [0.0], "the cluster was free"
     spans = timeline.groupby("job")[["start", "end"]].agg({"start": "min", "end": "max"}).sort_values("start")
     assert (spans["start"].iloc[1:].to_numpy() < spans["end"].cummax().iloc[:-1].to_numpy()).all(), "at the same time"
     nothing_is_left(cluster)

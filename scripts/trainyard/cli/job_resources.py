@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from trainyard.config.weights import identifying
 from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.job_marks import remove_complete_mark, remove_done_marks
 from trainyard.planning.job_request import useful_jobs
+from trainyard.planning.journal import JobsSubmitted, Journal
 from trainyard.planning.memory_request import (
     MemoryRequest,
     scale_memory,
@@ -32,7 +34,9 @@ from trainyard.planning.memory_request import (
     trees_memory,
 )
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
+from trainyard.planning.queue_forecast import forecast_jobs
 from trainyard.scaling.user_script import UserScript
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration
 
@@ -195,6 +199,7 @@ class SweepJobs(Jobs):
         super().__init__(config, results, profile, is_main=is_main)
         self._is_main, self._is_dry_run = is_main, is_dry_run
         self._plans: dict[tuple[str, int, str], Plan] = {}
+        self._predicting, self._predicted = threading.Lock(), set[str]()
 
     def _shows_plans(self) -> bool:
         """Otherwise the job's program alone shows its plan, on the same terminal or log."""
@@ -250,6 +255,28 @@ class SweepJobs(Jobs):
         """After a run that failed: the next one starts all jobs again, and not only the one that has failed."""
         for name in self._config.sweeps:
             remove_done_marks(self._results / "sweeps" / name)
+
+    def record_prediction(self, name: str, attempt: int) -> None:
+        """Record in a sweep's journal what Slurm's queue is predicted to make of its jobs, once for each run.
+
+        Raises:
+            UserError: the journal cannot be written.
+        """
+        with self._predicting:  # jobs are submitted in several threads
+            if name in self._predicted:
+                return
+            self._predicted.add(name)
+            plan = self._plan(name, attempt)
+            queue = self._profile.queue(self.rule, plan.request.slots.gpus_per_node)
+            try:
+                found = forecast_jobs(plan, queue, self._config, self._results, plan.request.walltime_minutes)
+                seconds = [each if each is not None and math.isfinite(each) else None
+                           for each in (found.first_start_seconds, found.end_seconds)]  # fmt: skip
+            except UserError:  # Slurm does not respond
+                seconds = [None, None]
+            with Journal.of_new_session(self._results / "sweeps" / name) as journal:
+                journal.record(JobsSubmitted(first_start_seconds=seconds[0], end_seconds=seconds[1]))
+                journal.leave()
 
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""

@@ -88,12 +88,15 @@ END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm repor
 
 
 def register(
-    config_file: Path | None = None, *, own_rules: Any = None, before_submission: Callable[[], None] = lambda: None
+    config_file: Path | None = None,
+    *,
+    own_rules: Any = None,
+    before_submission: Callable[[Any], None] = lambda job: None,
 ) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
     Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
-    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what jobs need.
+    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what a job needs.
     """
     SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
     SlurmExecutor.before_submission = staticmethod(before_submission)
@@ -108,7 +111,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     config_file: Path | None = None
     own_rules: Any = None  # a SourceFile of Snakemake
-    before_submission: Callable[[], None] = staticmethod(lambda: None)
+    before_submission: Callable[[Any], None] = staticmethod(lambda job: None)
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -140,12 +143,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._to_submit.append(job)
             return
         self._failed_nodes, self._submitted_at = self._excluded_nodes(), time.monotonic()
-        try:
-            self.before_submission()
-        except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
-            self.logger.warning(str(error))
         if job.is_group():
-            super().run_job(job)
+            self._submit(job)
             return
         live = self._find_live_job(job, listed)
         if not self._may_use(job, is_live=live is not None):
@@ -156,7 +155,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             for log in job.log:
                 for mark in (final_mark, continued_mark):
                     mark(Path(log)).unlink(missing_ok=True)
-            super().run_job(job)
+            self._submit(job)
             return
         self.logger.info(
             f"Job {job.jobid} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
@@ -165,6 +164,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
+
+    def _submit(self, job: Any) -> None:
+        try:
+            self.before_submission(job)
+        except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
+            self.logger.warning(str(error))
+        super().run_job(job)
 
     def _may_use(self, job: Any, *, is_live: bool) -> bool:
         """Whether a job may find something to do, or is live; always, unless it is one of several of a sweep."""

@@ -143,6 +143,12 @@ class Workflow:
         if not self.config_file.exists():
             write_json(self.config_file, as_given(self.config))
 
+    def prepare_submission(self, job: Any) -> None:
+        """Make what a job of Snakemake needs, and record what the queue is predicted to make of a sweep's jobs."""
+        self.write_config()
+        if not job.is_group() and job.resources.get("pending"):
+            self.sweep.record_prediction(job.wildcards.name, job.attempt)
+
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.
 

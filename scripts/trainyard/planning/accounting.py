@@ -31,7 +31,8 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
                "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted", "session",
-               "order_job", "code")  # fmt: skip
+               "order_job", "code", "submitted", "wait_seconds", "predicted_wait_seconds",
+               "predicted_end_seconds")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
 KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
 log = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
     `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before or
     beside them that started no trial. In a sweep with several jobs, the slots of each begin with the number `order_job`
-    times `slots`.
+    times `slots`. Seconds of the wait count from `submitted`, when Snakemake submitted the first job of its run: until
+    this job started, and as predicted for the start of the first job and the end of the last trial.
     """
     import pandas as pd
 
@@ -195,6 +197,21 @@ class _MeasuredJob:
             "session": self.run.name,
             "order_job": self.run.order_job,
             "code": info.code,
+            **self._queued(),
+        }
+
+    def _queued(self) -> dict[str, float | None]:
+        """When this run's job was submitted, and what was predicted then; empty outside of Slurm."""
+        run, lead = self.run, self.run.info.lead_seconds
+        before = [each for each in self.state.submissions if each.time <= run.start]
+        if lead is None or not before:
+            return {}
+        last = max(before, key=lambda each: each.time)
+        return {
+            "submitted": last.time,
+            "wait_seconds": run.start - lead - last.time,
+            "predicted_wait_seconds": last.first_start_seconds,
+            "predicted_end_seconds": last.end_seconds,
         }
 
     def attempts(self) -> list[Attempt]:

@@ -15,6 +15,7 @@ from trainyard.planning.journal import (
     Event,
     FlopsCounted,
     GpuFraction,
+    JobsSubmitted,
     Left,
     Location,
     MicroBatchHalved,
@@ -147,6 +148,7 @@ class Fold:
         self.claims = ClaimLog(self._folder)
         self.attempts: Attempts = {}
         self.flops: dict[str, float] = {}  # FLOPs by trial
+        self.submissions: list[JobsSubmitted] = []
         self.gpu_fraction: GpuFraction | None = None  # for `gpus_per_trial: auto`
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = {""}  # sessions that have ended as they should, and the runs of old versions
@@ -260,6 +262,8 @@ class Fold:
                 self._suggested.append(event)
             case FlopsCounted(flops=flops):
                 self.flops |= flops
+            case JobsSubmitted():
+                self.submissions.append(event)
             case GpuFraction():
                 if self.gpu_fraction is None or event.time >= self.gpu_fraction.time:
                     self.gpu_fraction = event

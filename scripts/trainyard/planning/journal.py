@@ -250,6 +250,15 @@ class GpuFraction(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobsSubmitted(Event):
+    """Snakemake submits the jobs of the sweep to Slurm, as predicted in `queue_forecast.py`, in seconds from now."""
+
+    is_durable = True
+    first_start_seconds: float | None = None  # of the first job, at the latest; None if Slurm does not say
+    end_seconds: float | None = None  # of the last trial; None also if no durations are known
+
+
+@dataclass(frozen=True, kw_only=True)
 class Suggested(Event):
     """A search has drawn a configuration."""
 
@@ -267,6 +276,7 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "slot_down": SlotRetired,
     "work": FlopsCounted,
     "share": GpuFraction,
+    "submitted": JobsSubmitted,
     "suggested": Suggested,
     "started": Started,
     "resumed": Resumed,

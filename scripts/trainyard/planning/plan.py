@@ -88,6 +88,7 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         sessions=known.sessions,
         takeovers=dict(known.claims.takeovers),
         flops=dict(known.flops),
+        submissions=list(known.submissions),
         measured=fraction if fraction and (fraction.mps or "off") == sweep.slots.mps else None,
     )
 

@@ -45,18 +45,28 @@ class Queue:
         The jobs have these slots, this walltime and this memory per node.
         """
         model, cpus = f"{self.gpu_type}:" if self.gpu_type else "", slots.cpus_per_node
-        found, now = list[float](), time.time()
-        for count in range(1, jobs + 1):
-            request = {"ntasks": count * slots.nodes, "cpus-per-task": cpus, "time": minutes}
-            request |= {"mem-per-cpu": math.ceil(memory_mb / cpus)}
-            request |= {"nodes": slots.nodes, "ntasks-per-node": 1} if jobs == 1 else {}
-            gpus = [f"--gpus-per-task={model}{slots.gpus_per_node}"] if slots.has_gpus else []
-            partition = [f"--partition={self.partition}"] if self.partition else []
-            options = [f"--{name}={value}" for name, value in request.items()]
-            found.append(max(0.0, predict_start([*options, *gpus, *partition, *self.options]) - now))
-            if math.isinf(found[-1]):
-                return [*found, *[math.inf] * (jobs - count)]
-        return found
+        of_all = [f"--cpus-per-task={cpus}", f"--mem-per-cpu={math.ceil(memory_mb / cpus)}", f"--time={minutes}"]
+        of_all += [f"--gpus-per-task={model}{slots.gpus_per_node}"] if slots.has_gpus else []
+        of_all += [f"--nodes={slots.nodes}", "--ntasks-per-node=1"] if jobs == 1 else []
+        of_all += [f"--partition={self.partition}"] if self.partition else []
+
+        def ask(count: int) -> float:
+            return max(0.0, predict_start([f"--ntasks={count * slots.nodes}", *of_all, *self.options]) - time.time())
+
+        found = {count: ask(count) for count in sorted({1, jobs})}
+
+        def fill(low: int, high: int) -> None:
+            """Find what is between two numbers of jobs, which is the same if both start at the same time."""
+            if high - low > 1 and found[high] - found[low] > 1:
+                middle = (low + high) // 2
+                found[middle] = ask(middle)
+                fill(low, middle)
+                fill(middle, high)
+            else:
+                found.update(dict.fromkeys(range(low + 1, high), found[high]))
+
+        fill(1, jobs)
+        return [found[count] for count in range(1, jobs + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)

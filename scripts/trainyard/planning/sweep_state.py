@@ -31,7 +31,7 @@ from trainyard.planning.attempts import (
     whole_seconds,
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import GpuFraction, Suggested
+from trainyard.planning.journal import GpuFraction, JobsSubmitted, Suggested
 from trainyard.programs.metrics import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
 from trainyard.utils.files import digest_of
@@ -199,6 +199,7 @@ class SweepState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)  # by trial, oldest first
     sessions: list[Session] = field(default_factory=list)  # runs of the driver
     flops: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
+    submissions: list[JobsSubmitted] = field(default_factory=list)  # of jobs to Slurm
     measured: GpuFraction | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
     takeovers: dict[str, int] = field(default_factory=dict)  # as in `ClaimLog`
 

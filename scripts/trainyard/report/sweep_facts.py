@@ -41,6 +41,7 @@ def sweep_facts(tables: SweepResults, pricing: Pricing) -> dict[str, str]:
         "wasted": _describe_waste(tables),
         "duration": _describe_makespan(tables),
         "predicted": _describe_predictions(tables),
+        **_describe_queue(tables),
         "failed": _describe_failed_attempts(tables),
         **_describe_code(tables),
     }
@@ -115,6 +116,21 @@ def _describe_predictions(tables: SweepResults) -> str:
         for job in jobs.tail(1).itertuples()
     ]
     return "; ".join(filter(None, [*last, trials])) or "no duration was known beforehand"
+
+
+def _describe_queue(tables: SweepResults) -> dict[str, str]:
+    """What Slurm's queue was predicted to make of the jobs that were submitted last, and what it did."""
+    if "submitted" not in tables.jobs or tables.jobs["submitted"].isna().all():  # older tables lack it
+        return {}
+    jobs = tables.jobs[tables.jobs["submitted"] == tables.jobs["submitted"].max()]
+    submitted, wait, end = jobs[["submitted", "predicted_wait_seconds", "predicted_end_seconds"]].iloc[0]
+    text = f"the first job started {format_duration(max(0.0, jobs['wait_seconds'].min()))} after its submission"
+    text += "" if pd.isna(wait) else f" (predicted: {format_duration(wait)} at the latest)"
+    last = tables.timeline.loc[tables.timeline["session"].isin(jobs["session"]), "end"].max()
+    if not pd.isna(last):
+        text += f"; the last trial ended after {format_duration(last - submitted)}"
+        text += "" if pd.isna(end) else f" (predicted: {format_duration(end)})"
+    return {"queue": text}
 
 
 def _describe_failed_attempts(tables: SweepResults) -> str:

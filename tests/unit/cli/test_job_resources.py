@@ -97,6 +97,30 @@ def test_auto_is_one_job_without_a_scheduler_and_limited_by_the_accounting_with_
     assert "requests 2 jobs (auto: limited by Slurm's accounting) with 1 slot" in jobs.summary(wildcards_of("s", 0), 1)
 
 
+@pytest.mark.parametrize(
+    ("answer", "first"),
+    [("sbatch: Job 7 to start at 2020-01-01T00:00:00 using 1 processors", 0.0), ("allocation failure", None)],
+)
+def test_the_prediction_for_submitted_jobs_is_recorded_once(tmp_path, slurm, answer, first):
+    slurm.prints("sinfo", "gpu*|up|1-00:00:00|4|8|16000|gpu:2|(null)")
+    slurm.prints("sbatch", answer)
+    yard = yard_of(tmp_path, s=sweep(2))
+    resources, wildcards = {"pending": 4}, wildcards_of("s", 0)
+    for number in range(2):
+        job = SimpleNamespace(is_group=lambda: False, resources=resources, wildcards=wildcards, attempt=1 + number)
+        yard.prepare_submission(job)
+    yard.prepare_submission(SimpleNamespace(is_group=lambda: False, resources={}, wildcards=SimpleNamespace()))
+    (found,) = yard_of(tmp_path, s=sweep(2)).sweep._plan("s", 1).state.submissions
+    assert (found.first_start_seconds, found.end_seconds) == (first, None)
+
+
+def test_that_slurm_does_not_respond_is_no_reason_to_submit_nothing(tmp_path, slurm):
+    yard = yard_of(tmp_path, s=sweep(2))
+    yard.sweep.record_prediction("s", 1)
+    (found,) = yard_of(tmp_path, s=sweep(2)).sweep._plan("s", 1).state.submissions
+    assert (found.first_start_seconds, found.end_seconds) == (None, None)
+
+
 def test_a_sweep_with_one_job_has_no_resource_of_several(tmp_path):
     found = yard_of(tmp_path, s=sweep(1)).sweep.resources()[USEFUL_JOBS]
     assert found(SimpleNamespace(name="s"), attempt=1) is None

@@ -158,7 +158,7 @@ def test_a_planned_continuation_is_no_error(executor, tmp_path, logged, is_plann
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_before_each_submission_the_config_is_there_also_if_the_results_were_deleted(executor, logged, fails):
-    def write():
+    def write(job):
         logged.append("written")
         if fails:
             raise UserError("no space left")
@@ -378,6 +378,8 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
 @pytest.mark.parametrize("is_live", [True, False])
 def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, slurm, logged, is_live):
     """A restarted Snakemake would submit a second job for the results of a live one, which would fail."""
+    prepared: list = []
+    executor.before_submission = prepared.append
     slurm.fails("squeue")
     executor.run_job(job := snakemake_job())
     check(executor)
@@ -386,6 +388,7 @@ def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, slurm, 
     for _ in range(2):
         check(executor)
     assert [each for each in logged if isinstance(each, tuple)] == [("adopted", "7") if is_live else ("submitted", job)]
+    assert prepared == ([] if is_live else [job])
 
 
 def test_only_nodes_that_the_user_names_are_excluded(executor):

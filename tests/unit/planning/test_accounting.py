@@ -75,3 +75,19 @@ def test_a_prediction_is_not_compared_before_all_trials_have_ended(tmp_path):
         write_job(tmp_path, number, 1000 + number, attempts=attempts, pending=5, predicted_seconds=20.0)
     state = plan_sweep(CONFIG, "s", tmp_path).state
     assert jobs_table(state, state.sessions, {})["gap"].isna().all()
+
+
+def test_a_job_in_slurm_has_what_was_predicted_when_it_was_submitted(tmp_path):
+    """Submitted at 900 and again at 1100; jobs started 4 s before their drivers. The last one is none of Slurm's."""
+    for time, first, end in ((900, 50.0, None), (1100, None, 70.0)):
+        line = {"event": "submitted", "time": time, "first_start_seconds": first, "end_seconds": end}
+        path = tmp_path / f"sweeps/s/sessions/0-local.0-{time}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(line) + "\n")
+    for start, lead in ((1000, 4.0), (1010, 4.0), (1200, 4.0), (1300, None)):
+        write_job(tmp_path, 0, start, end=start + 5, lead_seconds=lead, pending=1)
+    state = plan_sweep(CONFIG, "s", tmp_path).state
+    columns = ["submitted", "wait_seconds", "predicted_wait_seconds", "predicted_end_seconds"]
+    table = jobs_table(state, state.sessions, {})[columns]
+    rows = table.astype(object).where(table.notna(), None).to_numpy().tolist()
+    assert rows == [[900, 96, 50, None], [900, 106, 50, None], [1100, 96, None, 70], [None] * 4]

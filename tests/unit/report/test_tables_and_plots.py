@@ -775,6 +775,27 @@ def test_the_facts_of_jobs_at_the_same_time_are_those_of_all_together(tmp_path):
     assert "is the lower bound on 4 slots" in facts["duration"]
 
 
+@pytest.mark.parametrize(
+    ("wait", "end", "words"),
+    [
+        (20.0, 30.0, " (predicted: 20 s at the latest); the last trial ended after 36 s (predicted: 30 s)"),
+        (None, None, "; the last trial ended after 36 s"),
+    ],
+)
+def test_the_facts_compare_the_queue_with_what_was_predicted(tmp_path, wait, end, words):
+    """Both jobs were submitted at 80 and started at 97 and 101; the last trial ended at 115.5."""
+    timeline, trials, jobs, strategies = swept(tmp_path, SWEPT["jobs at the same time"][0])
+    timeline, none = timeline.assign(device="H200"), pd.DataFrame()
+    jobs = jobs.assign(
+        nodes=1, submitted=80.0, wait_seconds=[17.0, 21.0], predicted_wait_seconds=wait, predicted_end_seconds=end
+    )
+    pricing = check_config({"sweeps": {"s": OWN}}).pricing
+    facts = sweep_facts(SweepResults("s", trials, none, timeline, none, strategies, jobs), pricing)
+    assert facts["queue"] == f"the first job started 17 s after its submission{words}"
+    jobs = jobs.assign(submitted=None)
+    assert "queue" not in sweep_facts(SweepResults("s", trials, none, timeline, none, strategies, jobs), pricing)
+
+
 def test_the_page_shows_the_waste_of_the_table(tmp_path):
     runs, changes = SWEPT["three runs"]
     _, trials, _, strategies = swept(tmp_path, runs, **changes)
