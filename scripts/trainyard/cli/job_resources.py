@@ -272,7 +272,7 @@ class SweepJobs(Jobs):
                 found = forecast_jobs(plan, queue, self._config, self._results, plan.request.walltime_minutes)
                 seconds = [each if each is not None and math.isfinite(each) else None
                            for each in (found.first_start_seconds, found.end_seconds)]  # fmt: skip
-            except UserError:  # Slurm does not respond
+            except (UserError, ValueError):  # Slurm does not respond, or as no Slurm that is known
                 seconds = [None, None]
             with Journal.of_new_session(self._results / "sweeps" / name) as journal:
                 journal.record(JobsSubmitted(first_start_seconds=seconds[0], end_seconds=seconds[1]))
