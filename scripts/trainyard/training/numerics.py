@@ -74,5 +74,7 @@ def choose_kernels(spec: Train, device: torch.device) -> None:
         if device.type == "cuda" and value not in CUBLAS_DETERMINISTIC:
             allowed = " or ".join(CUBLAS_DETERMINISTIC)
             raise UserError(f"`deterministic: true` needs {CUBLAS_VARIABLE} to be {allowed}, not {value}: unset it")
+    # Otherwise, deterministic mode writes NaN to each new tensor first, to expose code that reads it before it is set.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if torch.are_deterministic_algorithms_enabled() != spec.deterministic:  # setting it imports a part of the compiler
         torch.use_deterministic_algorithms(spec.deterministic)

@@ -38,6 +38,14 @@ def test_each_trial_has_its_own_setting(data):
     assert settings() == (False, False, False, ":4096:8")
 
 
+def test_new_tensors_are_not_filled_first(data):
+    start(changed(SPEC, deterministic=True), data)
+    assert torch.are_deterministic_algorithms_enabled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.empty(8)
+    assert not [event.key for event in profile.key_averages() if "fill" in event.key]
+
+
 def test_a_workspace_with_which_cublas_is_not_deterministic_is_refused(monkeypatch):
     monkeypatch.setenv(numerics.CUBLAS_VARIABLE, ":4096:2:16:8")
     with pytest.raises(UserError, match="_CONFIG to be :4096:8 or :16:8, not :4096:2:16:8: unset"):
