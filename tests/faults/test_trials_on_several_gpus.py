@@ -36,7 +36,8 @@ class Model(SmallConvNet):
                 os.kill(os.getpid(), signal.SIGKILL)
             while (HERE / "hold").exists() and not signal.getsignal(signal.SIGUSR1).__self__.is_made:
                 time.sleep(0.05)
-        if self.training and self.trouble == "memory" and len(images) > 10:
+        is_short = self.trouble == "memory" or (self.trouble == "memory later" and self.validations)
+        if self.training and is_short and len(images) > 10:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return super().forward(images)
 
@@ -97,6 +98,11 @@ FAILURES = [
     ({"model_args.trouble": "raise"}, ["failed", "finished"], r"rank 1 on \S+ ended the training: .*planned trouble"),
     ({"model_args.trouble": "kill"}, ["failed", "finished"], r"rank 1 on \S+ ended the training: .*SIGKILL"),
     ({"model_args.trouble": "memory"}, ["finished"], ""),
+    (
+        {"model_args.trouble": "memory later"},
+        ["failed", "finished"],
+        r"rank 1 on \S+ ended the training: .*out of memory in epoch 2, step 1",
+    ),
     ({"lr": 1e30}, ["diverged"], "the loss became NaN or infinite in epoch 1"),
 ]
 
@@ -109,7 +115,7 @@ def test_a_failure_of_one_rank_is_that_of_its_trial(project):
         of_trial = [each for each in attempts(project) if each.trial == found.loc[seed, "trial"]]
         assert [each.outcome for each in of_trial] == outcomes
         assert re.search(error, of_trial[0].error)
-    assert found.loc[2, "micro_batch"] == 8
+    assert list(found.loc[:3, "micro_batch"]) == [16, 16, 8, 8]
     assert not ranks(project)
 
 
