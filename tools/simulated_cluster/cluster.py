@@ -59,8 +59,10 @@ class Cluster:
     of the cluster, so that they do not depend on what runs there.
     """
 
-    def __init__(self, conditions: Conditions, trials: dict[str, Trial], *, seed: int) -> None:
-        self.conditions, self.trials, self.clock, self.account = conditions, trials, Clock(), Account()
+    def __init__(
+        self, conditions: Conditions, trials: dict[str, Trial], *, seed: int, clock: Clock | None = None
+    ) -> None:
+        self.conditions, self.trials, self.clock, self.account = conditions, trials, clock or Clock(), Account()
         self.job, self.gpus = "", list[Gpu]()
         self._random = random.Random(seed)
         self._waiting = list[Worker]()  # for a GPU
