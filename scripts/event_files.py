@@ -6,7 +6,7 @@ import shlex
 import time
 
 from trainyard.cli import command_line
-from trainyard.config.load import read_config
+from trainyard.planning.added_trials import read_current_config
 from trainyard.report.tensorboard import FOLDER, KINDS, write_event_files
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import as_typed, installed_program
@@ -16,7 +16,7 @@ log = logging.getLogger("event_files")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the event files once, or until interrupted."""
-    config = read_config(arguments.config)
+    config = read_current_config(arguments.config, arguments.results)
     if arguments.name and arguments.kind:
         command_line.check_name(config, arguments.kind, arguments.name)
     elif arguments.name or arguments.kind:

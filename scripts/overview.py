@@ -7,7 +7,7 @@ import argparse
 import logging
 
 from trainyard.cli import command_line
-from trainyard.config.load import read_config
+from trainyard.planning.added_trials import read_current_config
 from trainyard.report.overview import write_overview
 
 log = logging.getLogger("overview")
@@ -15,7 +15,7 @@ log = logging.getLogger("overview")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
-    page = write_overview(read_config(arguments.config), arguments.results)
+    page = write_overview(read_current_config(arguments.config, arguments.results), arguments.results)
     log.info("overview: %s", page)
 
 

@@ -4,7 +4,7 @@ import argparse
 import logging
 
 from trainyard.cli import command_line
-from trainyard.config.load import read_config
+from trainyard.planning.added_trials import read_current_config
 from trainyard.report.study_plots import draw_plots
 
 log = logging.getLogger("plots")
@@ -12,7 +12,7 @@ log = logging.getLogger("plots")
 
 def main(arguments: argparse.Namespace) -> None:
     """Draw all plots of this kind of study."""
-    config = read_config(arguments.config)
+    config = read_current_config(arguments.config, arguments.results)
     command_line.check_name(config, "datasets" if arguments.kind == "data" else arguments.kind, arguments.name)
     with command_line.results_expected(arguments):
         folder = draw_plots(config, arguments.kind, arguments.name, arguments.results)

@@ -13,6 +13,7 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
+from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
 from trainyard.planning.plan import plan_sweep
 from trainyard.results.best_config import write_best
@@ -24,7 +25,8 @@ log = logging.getLogger("sweep")
 
 def main(arguments: argparse.Namespace) -> None:
     """Run the pending trials, then write the best configuration and the tables; a job of several writes none."""
-    config, name, results = read_config(arguments.config), arguments.sweep, arguments.results
+    name, results = arguments.sweep, arguments.results
+    config = read_current_config(arguments.config, results) if arguments.tables else read_config(arguments.config)
     command_line.check_name(config, "sweeps", name)
     if arguments.order_job is not None:
         plan = run_sweep(config, name, results, order_job=arguments.order_job)

@@ -4,7 +4,7 @@ import argparse
 import logging
 
 from trainyard.cli import command_line
-from trainyard.config.load import read_config
+from trainyard.planning.added_trials import read_current_config
 from trainyard.report.study_tables import write_tables
 
 log = logging.getLogger("tables")
@@ -12,7 +12,7 @@ log = logging.getLogger("tables")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
-    config = read_config(arguments.config)
+    config = read_current_config(arguments.config, arguments.results)
     command_line.check_name(config, arguments.kind, arguments.name)
     with command_line.results_expected(arguments):
         page = write_tables(config, arguments.kind, arguments.name, arguments.results)

@@ -46,7 +46,7 @@ RULES = ("fences", "reading")  # what counts of a journal ends at its fence; it 
 SESSIONS_AT_FIRST = 3
 STEPS = 80
 DRAIN_STEPS = 400  # far more than the rest of a schedule needs: what needs more does not end
-COMMAND = {"command": "true {x}", "metrics": {"file": "m.json"}, "metric": "loss"}
+COMMAND = {"command": "true {x}", "metrics": {"file": "m.json"}, "metric": "loss", "slots": {"jobs": 100}}
 GRID = CommandSweep.model_validate({**COMMAND, "grid": {"x": list(range(TRIALS))}})
 SEARCH = CommandSweep.model_validate(
     {**COMMAND, "search": {"method": "random", "trials": TRIALS, "values": {"x": {"low": 0.0, "high": 1.0}}}}

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -11,8 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.hosts import job_environment
 from slurm_cluster.waiting import wait_until
-from submitting import nothing_is_left, snakemake, snakemake_in_background
+from submitting import nothing_is_left, snakemake, snakemake_command, snakemake_in_background
 from trainyard.planning.attempts import Attempt, Fold, Session
 from trainyard.planning.journal import SessionStarted
 
@@ -22,6 +24,19 @@ import time
 
 def run(config, context):
     time.sleep(config["lasts"])
+    context.report(val_accuracy=config["n"] / 100)
+"""
+
+
+GATED = """
+import pathlib
+import time
+
+def run(config, context):
+    with open("ran.txt", "a") as file:
+        file.write(f"{config['n']}\\n")
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
     context.report(val_accuracy=config["n"] / 100)
 """
 
@@ -116,6 +131,43 @@ def test_jobs_that_still_wait_when_all_is_done_are_cancelled(cluster, shared_dir
     assert len(check_results(shared_dir, trials=8)["job"].unique()) == 1
     assert output.count("counts as done: the sweep needs nothing more of it") >= 3
     cluster.run(["scancel", *map(str, [blocker, *others])])
+    nothing_is_left(cluster)
+
+
+def write_gated(folder: Path, *, trials: int, jobs: int) -> dict:
+    """A sweep whose trials wait for the file `go`, and write their number to `ran.txt` before."""
+    config = write_sweep(folder, trials=trials, lasts=0.1, jobs=jobs)
+    (folder / "mine.py").write_text(GATED)
+    return config
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_trials_that_the_config_gains_run_in_the_jobs_that_run(cluster, shared_dir, jobs):
+    """The command with the new config submits no job of its own, and makes the tables."""
+    ran = shared_dir / "ran.txt"
+    config = write_gated(shared_dir, trials=jobs, jobs=jobs)
+    with snakemake_in_background(cluster, shared_dir, config, "--", "sweeps") as first:
+        wait_until(
+            lambda: ran.exists() and len(ran.read_text().split()) == jobs, what="all to run", while_running=first
+        )
+        config = write_gated(shared_dir, trials=8, jobs=jobs)
+        second = cluster.command(snakemake_command(shared_dir, config, "--", "sweeps"), cwd=shared_dir)
+        with subprocess.Popen(second, env=job_environment({"PYTHONPATH": str(shared_dir)}), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:  # fmt: skip
+            wait_until(
+                lambda: len({each.config for _, each in read(shared_dir).claims.requests.configs}) == 2,
+                what="its config to be announced",
+            )
+            (shared_dir / "go").touch()
+            output = running.communicate(timeout=300)[0]
+        assert running.returncode == 0, output
+        assert first.wait(timeout=300) == 0, (shared_dir / "snakemake.out").read_text()
+    timeline = check_results(shared_dir, trials=8)
+    assert sorted(ran.read_text().split(), key=int) == list(map(str, range(8)))
+    assert len(timeline) == 8
+    assert len(read(shared_dir).sessions) == jobs, output
+    assert output.count("is already in the queue as Slurm job") == jobs
+    assert "submitted with SLURM jobid" not in output
     nothing_is_left(cluster)
 
 

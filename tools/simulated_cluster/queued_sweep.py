@@ -12,7 +12,7 @@ from unittest.mock import patch
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import packer
 from trainyard.planning.attempts import Fold
-from trainyard.planning.job_marks import read_complete_mark
+from trainyard.planning.job_marks import COMPLETE, JOBS, read_mark
 from trainyard.planning.journal import Ended, Journal, SessionStarted, Started
 from trainyard.planning.plan import plan_sweep
 
@@ -124,7 +124,7 @@ class _QueuedSweep:
         del self._open[job]
         if not is_done:
             self._submit(number)
-        elif read_complete_mark(self._folder / "jobs"):
+        elif read_mark(self._folder / JOBS / COMPLETE):
             for each in [each for each in self._open if each in self._queue.waiting]:
                 self._queue.cancel(each)
                 del self._open[each]

@@ -21,6 +21,8 @@ from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split
 from trainyard.config.sweep import Slots
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
+from trainyard.packing.completeness import describe_pause
+from trainyard.planning.claims import ClaimLog
 from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.job_marks import remove_complete_mark, remove_done_marks
 from trainyard.planning.job_request import useful_jobs
@@ -33,7 +35,7 @@ from trainyard.planning.memory_request import (
     tables_memory,
     trees_memory,
 )
-from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
+from trainyard.planning.plan import Plan, dataset_digest, plan_sweep, read_state
 from trainyard.planning.queue_forecast import forecast_jobs
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -243,12 +245,13 @@ class SweepJobs(Jobs):
     def _useful_jobs(self, name: str, attempt: int) -> int:
         """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""
         plan = self._plan(name, attempt)
-        return plan.request.parallel_jobs if plan.forecast.pending or plan.state.to_reparse else 0
+        jobs = min(plan.request.parallel_jobs, plan.state.requests.jobs or math.inf)
+        return int(jobs) if plan.forecast.pending or plan.state.to_reparse else 0
 
     def forget_complete(self) -> None:
         """Remove the marks that nothing is left to do from the sweeps in which something is."""
-        for name, sweep in self._config.sweeps.items():
-            if sweep.slots.most_jobs > 1 and self._useful_jobs(name, 1):
+        for name in self._config.sweeps:
+            if self._useful_jobs(name, 1):
                 remove_complete_mark(self._results / "sweeps" / name)
 
     def forget_ended_jobs(self) -> None:
@@ -369,8 +372,14 @@ class SweepJobs(Jobs):
         return jobs + 1 if jobs > 1 else None
 
     def check(self) -> None:
-        """Raise a UserError if no job of a sweep can run any of its trials."""
+        """Raise a UserError if no job of a sweep can run any of its trials, or a sweep is paused."""
         for name in self._config.sweeps:
+            claims = ClaimLog(self._results / "sweeps" / name)
+            claims.read()
+            if claims.requests.paused_at:
+                state = read_state(self._config.sweeps[name], name, self._results)
+                if state.unfinished:
+                    raise UserError(describe_pause(state))
             limit = self.limit_minutes(name)
             if math.isfinite(limit):
                 # A plan of its own: those of a partition file may not be known yet.

@@ -72,7 +72,7 @@ from trainyard.cluster.slurm_queries import (
     list_user_jobs,
     run_slurm_command,
 )
-from trainyard.planning.job_marks import read_complete_mark
+from trainyard.planning.job_marks import COMPLETE, JOBS, read_mark
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
@@ -92,14 +92,17 @@ def register(
     *,
     own_rules: Any = None,
     before_submission: Callable[[Any], None] = lambda job: None,
+    before_waiting: Callable[[Any], None] = lambda job: None,
 ) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
     Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
-    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what a job needs.
+    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what a job needs;
+    `before_waiting` is called with a job that an earlier Snakemake has submitted.
     """
     SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
     SlurmExecutor.before_submission = staticmethod(before_submission)
+    SlurmExecutor.before_waiting = staticmethod(before_waiting)
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
     if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_preview.py` has chosen one that submits nothing
@@ -112,6 +115,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     config_file: Path | None = None
     own_rules: Any = None  # a SourceFile of Snakemake
     before_submission: Callable[[Any], None] = staticmethod(lambda job: None)
+    before_waiting: Callable[[Any], None] = staticmethod(lambda job: None)
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -119,7 +123,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
-        self._used: dict[Path, set[int]] = {}  # by sweep with several jobs: its jobs that were submitted or are live
+        self._used: dict[Path, set[str]] = {}  # by sweep with several jobs: comments of those submitted or live
         self._idle: list[Any] = []  # its jobs that are not submitted, because the others run all trials
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
@@ -147,7 +151,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._submit(job)
             return
         live = self._find_live_job(job, listed)
-        if not self._may_use(job, is_live=live is not None):
+        if not self._may_use(job, listed):
             self._idle.append(job)
             return
         if live is None:
@@ -161,27 +165,36 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             f"Job {job.jobid} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
             f"{live.submitted}): waiting for it to end, then taking its results."
         )
+        self._prepare(self.before_waiting, job)
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
 
     def _submit(self, job: Any) -> None:
-        try:
-            self.before_submission(job)
-        except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
-            self.logger.warning(str(error))
+        self._prepare(self.before_submission, job)
         super().run_job(job)
 
-    def _may_use(self, job: Any, *, is_live: bool) -> bool:
-        """Whether a job may find something to do, or is live; always, unless it is one of several of a sweep."""
+    def _prepare(self, prepare: Callable[[Any], None], job: Any) -> None:
+        try:
+            prepare(job)
+        except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
+            self.logger.warning(str(error))
+
+    def _may_use(self, job: Any, listed: Collection[UserJob]) -> bool:
+        """Whether a job may find something to do, or is live; always, unless it is one of several of a sweep.
+
+        The live jobs of an earlier run count, too.
+        """
         useful = job.resources.get(USEFUL_JOBS)
         if useful is None:
             return True
         with self._listing:  # jobs are submitted in several threads
-            used = self._used.setdefault(Path(job.output[0]).parent, set())
-            may_use = is_live or (not _is_complete(job) and (job.jobid in used or len(used) < useful))
+            used, own = self._used.setdefault(Path(job.output[0]).parent, set()), _comment(job)
+            live = {each.comment for each in self._live_jobs(listed)}
+            used |= {each for each in live if each.rpartition("_")[0] == own.rpartition("_")[0]}
+            may_use = own in live or (not _is_complete(job) and (own in used or len(used) < useful))
             if may_use:
-                used.add(job.jobid)
+                used.add(own)
         return may_use
 
     @property
@@ -228,10 +241,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
         None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
         """
-        comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
-        wanted = comment, self.workflow.workdir_init
-        live = (each for each in listed if each.is_live)
-        return next((each for each in live if (each.comment, str(each.folder)) == wanted), None)
+        return next((each for each in self._live_jobs(listed) if each.comment == _comment(job)), None)
+
+    def _live_jobs(self, listed: Collection[UserJob]) -> list[UserJob]:
+        return [each for each in listed if each.is_live and str(each.folder) == self.workflow.workdir_init]
 
     def _list_jobs(self, *, max_age_seconds: float = 0) -> list[UserJob] | None:
         """The jobs of this user; None if Slurm does not list them, so that any job may be live."""
@@ -382,7 +395,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _end(self, info: Any, state: str) -> bool:
         """Report a job that has ended in this state, or submit it again; False if the plugin reports it."""
-        if info.aux.get(FOUND) and state == "COMPLETED":
+        if FOUND in info.aux and state == "COMPLETED" and (info.aux[FOUND] or _has_taken_up(info.job)):
             self.report_job_success(info)
         elif FOUND in info.aux or state in LOST:
             self._submit_again(info, LOST.get(state, f"has ended ({state or 'unknown to Slurm'})"))
@@ -445,11 +458,23 @@ def _name(job: Any) -> str:
     return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
 
 
+def _comment(job: Any) -> str:
+    """The comment that the plugin gives a job."""
+    return "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
+
+
 def _is_complete(job: Any) -> bool:
     """Whether a job is one of several of a sweep in which no trial is left to run, by the present config."""
     if job.is_group() or job.resources.get(USEFUL_JOBS) is None:
         return False
-    return bool(read_complete_mark(Path(job.output[0]).parent) == job.params.get("results"))
+    return job.params.get("results") in read_mark(Path(job.output[0]).with_name(COMPLETE))
+
+
+def _has_taken_up(job: Any) -> bool:
+    """Whether a job of a sweep, which another Snakemake submitted, has run what the present config has gained."""
+    output = Path(job.output[0])
+    mark = output.parent / JOBS / COMPLETE if job.resources.get(USEFUL_JOBS) is None else output
+    return job.params.get("results") in read_mark(mark)
 
 
 def _changed_at(file: Path) -> float | None:

@@ -61,7 +61,9 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
 
         rules = snakemake.current_basedir.join("workflow/rules")
         file = None if is_module else workflow.config_file.absolute()
-        slurm_executor.register(file, own_rules=rules, before_submission=workflow.prepare_submission)
+        slurm_executor.register(
+            file, own_rules=rules, before_submission=workflow.prepare_submission, before_waiting=workflow.announce
+        )
     return workflow
 
 

@@ -18,8 +18,9 @@ from trainyard.planning.attempts import Attempt, Fold, Session
 from trainyard.planning.job_costs import is_trained
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.terminal import Column, TerminalTable
-from trainyard.utils.text import count_of, format_duration
+from trainyard.utils.text import count_of, format_duration, format_time
 
 SWEEP_COLUMNS = (
     Column("sweep", is_cut=True),
@@ -46,9 +47,12 @@ def status_view(
     blocks: list[list[RenderableType]] = []
     if plans:
         blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(*each)) for each in zip(plans, opened, strict=True)])])
+    requested = [f"sweep {plan.state.name}: {text}" for plan in plans if (text := _describe_requests(plan.state))]
+    if requested:
+        blocks.append([Text(line, style="yellow") for line in requested])
     if config.scaling:
         blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
-    lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
+    lines = len(requested) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
         jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.most_jobs > 1
@@ -57,6 +61,19 @@ def status_view(
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
+
+
+def _describe_requests(state: SweepState) -> str:
+    """What users have requested with `control.py` and still holds; "" if nothing does."""
+    requests, cancelled = state.requests, state.cancelled
+    return "; ".join(
+        [
+            *[f"paused since {format_time(since)}" for since in [requests.paused_at] if since],
+            *[f"at most {count_of(jobs, 'job')}" for jobs in [requests.jobs] if jobs],
+            *[f"{count_of(len(cancelled), 'trial')} cancelled" for _ in cancelled[:1]],
+            *[f"first {trial}" for trial in state.unfinished if trial in requests.first],
+        ]
+    )
 
 
 def describe_other_run(config: Config, file: Path, results: Path) -> str:

@@ -28,6 +28,7 @@ from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
+from trainyard.planning.added_trials import announce_config
 from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, plots_of
@@ -145,9 +146,16 @@ class Workflow:
 
     def prepare_submission(self, job: Any) -> None:
         """Make what a job of Snakemake needs, and record what the queue is predicted to make of a sweep's jobs."""
-        self.write_config()
+        self.announce(job)
         if not job.is_group() and job.resources.get("pending"):
             self.sweep.record_prediction(job.wildcards.name, job.attempt)
+
+    def announce(self, job: Any) -> None:
+        """Tell the jobs of the sweep of a job what its config has gained."""
+        self.write_config()
+        for each in job.jobs if job.is_group() else [job]:
+            if each.resources.get("pending"):  # a sweep's
+                announce_config(self.config, each.wildcards.name, self._results)
 
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 import psutil
@@ -34,7 +34,8 @@ POLL_SECONDS: Final = 0.1  # after which a process that waits sees a request
 AGENT_SECONDS: Final = 5.0  # after SIGTERM, for the request of the agent
 NEW_RANK_SECONDS: Final = 0.5  # between looks for ranks that have started after the request
 _DRIVER_POLL_SECONDS: Final = 0.5
-_KEY: Final = b"trainyard-stop"  # in Ray's key-value store
+_KEY: Final = b"trainyard-stop"  # in Ray's key-value store: the attempts that must end
+_ALL: Final = "all"
 
 
 class StopRequest:
@@ -96,20 +97,26 @@ def ignore_signal(*_: object) -> None:
 # ---- from the driver of a sweep to its workers
 
 
-def request_stop_of_workers() -> None:
-    """Request all workers of this Ray, on all nodes, to end what they run."""
+def request_stop_of_workers(*attempts: str) -> None:
+    """Request all workers of this Ray, on all nodes, to end what they run; or only those that run these attempts."""
     from ray.experimental import internal_kv  # here: Ray reads its environment on import
 
-    internal_kv._internal_kv_put(_KEY, b"1")
+    internal_kv._internal_kv_put(_KEY, " ".join(attempts or [_ALL]).encode())
 
 
-def await_stop_request(request: StopRequest) -> None:
-    """In a thread of a worker: return once a signal or the driver has made the request, or Ray has ended."""
+def await_stop_request(request: StopRequest, attempt: Callable[[], str]) -> None:
+    """In a thread of a worker: return once a signal or the driver has made the request, or Ray has ended.
+
+    `attempt` returns the one that the worker runs.
+    """
     from ray.exceptions import RayError
     from ray.experimental import internal_kv
 
     with contextlib.suppress(RayError):
-        while not (request.is_made or internal_kv._internal_kv_exists(_KEY)):
+        while not request.is_made:
+            meant = (internal_kv._internal_kv_get(_KEY) or b"").decode().split()
+            if _ALL in meant or attempt() in meant:
+                break
             time.sleep(_DRIVER_POLL_SECONDS)
     request.make()
 

@@ -14,7 +14,8 @@ class TrialStatus(StrEnum):
     DIVERGED = "diverged"  # the loss or a monitored metric became NaN or infinite
     UNREADABLE = "unreadable"  # the program succeeded, but its output has no metrics
     FAILED = "failed"
-    INTERRUPTED = "interrupted"  # by the end of the job or the loss of its slot
+    INTERRUPTED = "interrupted"  # by the end of the job or the loss of its slot, or because its trial was cancelled
+    CANCELLED = "cancelled"  # by a user, with `control.py`; of trials only: the attempt is interrupted
 
 
 WITH_RESULT: Final = frozenset({TrialStatus.FINISHED, TrialStatus.STOPPED})  # the metrics count

@@ -10,7 +10,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.utils.errors import FinalError, UserError, mentions_full_disk, mentions_held_folder
-from trainyard.utils.text import count_of
+from trainyard.utils.text import count_of, format_time
 
 SHOWN_FAILURES = 5
 OUTER_REASONS = (  # a test of an error, what happened to its trials, and the remedy
@@ -26,6 +26,8 @@ def check_sweep(state: SweepState) -> None:
     Raises:
         UserError: they are not.
     """
+    if state.unfinished and state.requests.paused_at:
+        raise FinalError(describe_pause(state))
     warn_unreadable(state, error=UserError if state.unfinished else FinalError)  # what failed may report some
     failed = [name for name in state.unfinished if state.attempts_at(name)]
     for name in failed[:SHOWN_FAILURES]:
@@ -66,8 +68,18 @@ def summarize_sweep(state: SweepState) -> str:
     parts = f", {counts[TrialStatus.STOPPED]} stopped early" if state.sweep.stop else ""
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
+    parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
     parts += f", {failed} failed" + f", {left} to run" * bool(left)
     return f"sweep {state.name}: {count_of(counts[TrialStatus.FINISHED], 'trial')} finished{parts}"
+
+
+def describe_pause(state: SweepState) -> str:
+    """Since when a sweep is paused, and how it goes on."""
+    since = format_time(state.requests.paused_at or 0.0)
+    return (
+        f"sweep {state.name}: paused since {since}, with {count_of(len(state.unfinished), 'trial')} left: "
+        f"`scripts/control.py --sweep {state.name} resume`, then the same command, lets it go on"
+    )
 
 
 def _count_ends(state: SweepState) -> Counter[TrialStatus]:
@@ -84,8 +96,10 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
     if result_count and len(failed) <= limit * total:
         return
     if not failed:
+        if not (ran := total - len(state.cancelled)):
+            raise FinalError(f"sweep {state.name}: all {total} trials are cancelled, so there is no result")
         raise FinalError(
-            f"sweep {state.name}: all {total} trials diverged, so there is no result: try a lower lr, or correct the "
+            f"sweep {state.name}: all {ran} trials diverged, so there is no result: try a lower lr, or correct the "
             "error and increase `retrain`"
         )
     errors = {name: state.attempts[name][-1].error for name in failed}

@@ -36,9 +36,10 @@ from trainyard.packing.shared_order import GivenUpError, SharedOrder, run_of_sna
 from trainyard.packing.trial_queue import TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
+from trainyard.planning.added_trials import add_trials, announce_config
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.job_costs import summarize_plan
-from trainyard.planning.job_marks import set_complete_mark
+from trainyard.planning.job_marks import COMPLETE, DONE, set_mark
 from trainyard.planning.journal import (
     SESSIONS,
     Ended,
@@ -51,7 +52,7 @@ from trainyard.planning.journal import (
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
-from trainyard.planning.sweep_state import Task, TaskSource
+from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
 from trainyard.programs.user_environment import RECORD, code_version, find_interpreter, record_environment
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
@@ -73,35 +74,44 @@ def run_sweep(config: Config, name: str, results: Path, *, order_job: int | None
     Raises:
         UserError: the sweep cannot go on.
     """
+    begun = announce_config(config, name, results)
     while True:
         try:
-            return _run_session(config, name, results, order_job)
+            return _run_session(config, name, results, order_job, begun=begun)
         except GivenUpError as error:
             log.warning("%s; beginning again", error)
 
 
-def _run_session(config: Config, name: str, results: Path, order_job: int | None) -> Plan:
+def _run_session(config: Config, name: str, results: Path, order_job: int | None, *, begun: int) -> Plan:
+    """Run pending trials in a new session. `begun`: the entry of the log after which others may add trials."""
     folder = results / "sweeps" / name
     with (
         Journal.of_new_session(folder, order_job=order_job or 0) as journal,
         SessionWatch(folder / SESSIONS, journal.session) as watch,
     ):
-        fold = Fold(folder)
+        fold = Fold(folder).update()
+
+        def find_config() -> Config:
+            return add_trials(config, name, results, fold.claims.requests, after=begun)
+
         try:
             while True:
                 before = len(fold.claims.entries)
-                plan, order = _run_until_done(journal, watch, fold, config, name, results)
+                plan, order = _run_until_done(journal, watch, fold, find_config, name, results)
                 if order.has_work() and len(fold.claims.entries) > before:  # others have given trials back
                     continue
                 if order_job is not None or not (others := order.describe_others()):
                     break
                 _await_others(order, f"sweep {name}: its last trials run in {others}")
             if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
-                plan = plan_sweep(config, name, results, fold=fold)
+                plan = plan_sweep(find_config(), name, results, fold=fold)
         finally:
             journal.leave(has_claims=journal.session in fold.claims.sessions)
-    if order_job is not None and order.is_complete():
-        set_complete_mark(folder, plan.state.space.digest)
+    digests = {plan.state.space.digest, TrialSpace(config.sweeps[name], plan.state.space.dataset_digest).digest}
+    if order_job is not None:  # Snakemake touches it; if it has another config by now, it looks whether this job has it
+        set_mark(folder, DONE.format(job=order_job), digests)
+    if (order_job is not None or len(digests) > 1) and order.is_complete():
+        set_mark(folder, COMPLETE, digests)
     return plan
 
 
@@ -118,12 +128,12 @@ def _await_others(order: SharedOrder, what: str) -> None:
 
 
 def _run_until_done(
-    journal: Journal, watch: SessionWatch, fold: Fold, config: Config, name: str, results: Path
+    journal: Journal, watch: SessionWatch, fold: Fold, find_config: Callable[[], Config], name: str, results: Path
 ) -> tuple[Plan, SharedOrder]:
-    """Run the pending trials, also if Ray ends meanwhile."""
+    """Run the pending trials, also if Ray ends meanwhile. `find_config` returns the config with what it has gained."""
     for left in reversed(range(RAY_STARTS)):
         try:
-            return _run(journal, watch, fold, config, name, results)
+            return _run(journal, watch, fold, find_config, name, results)
         except RayEndedError as error:
             if not left:
                 raise
@@ -132,10 +142,14 @@ def _run_until_done(
 
 
 def _run(
-    journal: Journal, watch: SessionWatch, fold: Fold, config: Config, name: str, results: Path
+    journal: Journal, watch: SessionWatch, fold: Fold, find_config: Callable[[], Config], name: str, results: Path
 ) -> tuple[Plan, SharedOrder]:
     """Run the pending trials that this session may run; returns the plan afterwards."""
-    plan = plan_sweep(config, name, results, fold=fold)
+
+    def plan_now() -> Plan:
+        return plan_sweep(find_config(), name, results, fold=fold.update())
+
+    plan = plan_now()
     sweep = plan.state.sweep
     starting: AbstractContextManager[WorkerParent | None] = nullcontext()
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
@@ -148,14 +162,14 @@ def _run(
             Staged(results / "data" / sweep.dataset).check_images()
         find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
         log.info(summarize_plan(plan))
-        order = SharedOrder(plan.state, journal, watch, fold)
+        order = SharedOrder(plan.state, journal, watch, fold, find_sweep=lambda: find_config().sweeps[name])
         if not order.has_work():
             order.await_others()
-        plan = _fix_slots(plan_sweep(config, name, results, fold=fold))
+        plan = _fix_slots(plan_now())
         if plan.state.to_reparse or plan.state.to_reparse_first:
             is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
             reparse_outputs(journal, plan.state)
-            plan = _fix_slots(plan_sweep(config, name, results, fold=fold))
+            plan = _fix_slots(plan_now())
             if not is_for_trials:
                 _check_can_run(plan)
         order.use(plan.state)
@@ -164,8 +178,8 @@ def _run(
                 warn_unreadable(plan.state)
             if fold.run_of(journal.session) is None:
                 _record_session(journal, plan)
-            _run_pending(plan, journal, order, results, config, parent)
-    plan = plan_sweep(config, name, results, fold=fold)
+            _run_pending(plan, journal, order, results, find_config(), parent)
+    plan = plan_now()
     order.use(plan.state)
     return plan, order
 
@@ -286,7 +300,7 @@ def _run_trials(
         if isinstance(event, Ended) and event.trial in plan.state.trials:
             failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
 
-    order.listener = note_elsewhere
+    order.listener, order.note_added = note_elsewhere, view.add
     if plan.state.sweep.slots.most_jobs > 1:  # a trial has its retries once, in whichever jobs
         for name in plan.state.unfinished:
             for attempt in takewhile(lambda each: each.is_retried, reversed(plan.state.attempts_at(name))):

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -37,6 +37,7 @@ class LiveView:
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
         self._started = set[str]()  # trials
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
+        self._total = len(plan.forecast.pending)
         self._ended = 0  # trials that will not run again
         self._finished, self._finished_seconds = 0, 0.0  # trials, and the sum of their durations
 
@@ -85,6 +86,16 @@ class LiveView:
             case Ended():
                 self._count(event)
 
+    def add(self, trials: Sequence[str]) -> None:
+        """Count trials, or placeholders, that the config has gained."""
+        self._waiting |= dict.fromkeys(trials)
+        self._total += len(trials)
+
+    @property
+    def _left(self) -> int:
+        """How many trials there are to run in all, without those that were cancelled."""
+        return self._total - len(self._plan.state.requests.cancelled.intersection(self._plan.forecast.pending))
+
     def _start(self, event: Started) -> None:
         if event.trial in self._started:  # a retry
             return
@@ -108,7 +119,7 @@ class LiveView:
 
     def _end_line(self, event: Ended) -> str:
         values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
-        head = f"[{self._ended}/{len(self._plan.forecast.pending)}] {event.trial} {values}"
+        head = f"[{self._ended}/{self._left}] {event.trial} {values}"
         match event.status:
             case TrialStatus.FAILED:
                 retry = "will be retried" if event.retried else "no retries left"
@@ -140,7 +151,7 @@ class LiveView:
         if console.width != self._width:  # the terminal has wrapped the lines of the last picture
             console.clear()
             self._width = console.width
-        total, since = len(self._plan.forecast.pending), format_duration(read_clock() - self._began)
+        total, since = self._left, format_duration(read_clock() - self._began)
         done = f"{self._ended} of {count_of(total, 'trial')} done"
         head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
         bar = ProgressBar(total=total, completed=self._ended, width=60)

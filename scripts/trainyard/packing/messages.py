@@ -98,6 +98,16 @@ class TrialRequest:
     bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these have failed
     measures_gpu: bool = False  # whether to measure its GPU memory and utilization
 
+    @property
+    def label(self) -> str:
+        """Names the attempt, to end it alone."""
+        return attempt_label(self.trial, self.attempt)
+
+
+def attempt_label(trial: str, attempt: int) -> str:
+    """What `request_stop_of_workers` calls an attempt."""
+    return f"{trial}/{attempt}"
+
 
 @dataclass(frozen=True)
 class WorkerStarted:

@@ -20,6 +20,7 @@ from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.attempts import Attempt, Attempts, update_attempts
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import END_FIELDS, Ended, Journal, TrialEvent
+from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import Task
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
 from trainyard.programs.trial_messages import TrialEnded
@@ -114,6 +115,9 @@ class OutcomeHandler:
         self.warn_once("metrics", slot, end.warning)
         if end.status is TrialStatus.FAILED and self._queue.is_closed:  # the job's signal ended it
             end = replace(end, status=TrialStatus.INTERRUPTED)
+        if slot.is_cancelled and not self._queue.is_closed:
+            self._handle_cancelled(slot, end)
+            return False
         match end.status:
             case TrialStatus.INTERRUPTED:
                 self.interrupted += 1
@@ -123,7 +127,7 @@ class OutcomeHandler:
                     slot.worker = None
                 return end.interrupts_itself
             case TrialStatus.FAILED:
-                self.handle_failure(slot, end)
+                self._handle_failure(slot, end)
                 return False
             case TrialStatus.UNREADABLE:
                 self._handle_unreadable(slot, end)
@@ -131,7 +135,21 @@ class OutcomeHandler:
                 self._handle_result(slot, end)
         return True
 
-    def handle_failure(self, slot: Slot, end: TrialEnded) -> None:
+    def _handle_cancelled(self, slot: Slot, end: TrialEnded) -> None:
+        """Record how an attempt at a cancelled trial ended, give the trial back, and replace the worker."""
+        assert slot.task is not None
+        trial = slot.task.trial
+        if end.status in (TrialStatus.INTERRUPTED, TrialStatus.FAILED):
+            self._recorder.record_end(slot, replace(end, status=TrialStatus.INTERRUPTED, error=CANCELLED))
+            self._order.release(trial)
+            log.info("trial %s: %s", trial, CANCELLED)
+        elif end.status is TrialStatus.UNREADABLE:
+            self._handle_unreadable(slot, end)
+        else:
+            self._handle_result(slot, end)
+        self._pool.replace_worker(slot)
+
+    def _handle_failure(self, slot: Slot, end: TrialEnded) -> None:
         """Record a failed attempt, and replace the worker of its slot.
 
         The trial is retried on another slot, unless it has diverged before: many programs fail then.

@@ -19,7 +19,7 @@ from trainyard.cluster.stop_request import request_stop_of_workers
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup
+from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup, attempt_label
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.slot_pool import Phase, Slot, SlotPool, death_reason
@@ -133,13 +133,15 @@ class Packer:
 
     def _wake_idle(self) -> bool:
         """Wake the idle slots for which a trial waits; returns whether there are any."""
+        self._pool.use_spares()
         self._pool.wake_idle()
         return bool(self._pool.busy)
 
     def _run_loop(self) -> None:
         while busy := self._pool.busy:
             if self._queue.poll():
-                self._pool.wake_idle()
+                self._end_cancelled()
+                self._wake_idle()
             if not self._queue.waiting and not self._pool.running:
                 return  # the other workers start too late or never; their node may be down
             self._pool.check_startable()
@@ -170,8 +172,20 @@ class Packer:
                 self._pool.handle_late(slot)
             else:
                 error = timeout_error(self._setup.timeout_seconds or 0.0)
-                self._outcomes.handle_failure(slot, TrialEnded(status=TrialStatus.FAILED, error=error))
+                self._outcomes.handle(slot, TrialEnded(status=TrialStatus.FAILED, error=error))
         return bool(overdue)
+
+    def _end_cancelled(self) -> None:
+        """Request the end of the trials that users have cancelled; they may save a checkpoint first."""
+        cancelled = [slot for slot in self._pool.running if slot.task and slot.task.trial in self._order.cancelled]
+        if all(slot.is_cancelled for slot in cancelled):
+            return
+        for slot in cancelled:
+            if not slot.is_cancelled:
+                slot.is_cancelled, slot.due = True, time.monotonic() + self._setup.end_seconds + STOP_SECONDS
+        attempts = [slot.attempt for slot in self._pool.running if slot.is_cancelled and slot.attempt]
+        with suppress(RayError):
+            request_stop_of_workers(*(attempt_label(each.trial, each.number) for each in attempts))
 
     def _end_trials(self) -> None:
         """End the running trials, which may save a checkpoint within the grace period, and record how they ended."""
@@ -215,6 +229,9 @@ class Packer:
         left = self._queue.waiting + interrupted
         if not left:
             return
+        if not interrupted and self._order.is_held:
+            log.info("%s left to the jobs that go on, or that follow", count_of(left, "trial"))
+            return
         if not interrupted and self._queue.is_left_to_others(self._pool.places, self._order.places):
             log.info("%s left to other jobs, which have better places for them", count_of(left, "trial"))
             return
@@ -253,7 +270,7 @@ class Packer:
             message: TrialMessage = ray.get(slot.answer)
         except RayError as error:
             self._await_signal(slot)
-            self._outcomes.handle_failure(slot, TrialEnded(status=TrialStatus.FAILED, error=death_reason(error)))
+            self._outcomes.handle(slot, TrialEnded(status=TrialStatus.FAILED, error=death_reason(error)))
             return
         match message:
             case TrialEnded(status=TrialStatus.FAILED, exit_code=code) if code in SIGNAL_CODES:
@@ -324,7 +341,7 @@ class Packer:
                 expected_seconds=None if seconds is None else round(seconds, 4),
             )
         )
-        slot.task, slot.stop_reason, slot.epochs_before = task, "", 0
+        slot.task, slot.stop_reason, slot.is_cancelled, slot.epochs_before = task, "", False, 0
         request = TrialRequest(
             spec=task.spec,
             trial=task.trial,

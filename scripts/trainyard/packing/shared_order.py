@@ -4,20 +4,23 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from trainyard.cluster import slurm_allocation
+from trainyard.config.sweep import Sweep
 from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
 from trainyard.planning.attempts import Attempt, Fold, group_by_trial
 from trainyard.planning.claims import Entry, Fence
 from trainyard.planning.job_marks import RUN
-from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent
-from trainyard.planning.sweep_state import SweepState, Task
+from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent, order_job_of
+from trainyard.planning.sweep_state import SweepState, Task, is_placeholder
 from trainyard.utils.errors import UserError
 from trainyard.utils.guarded_process import wait_for_folder
+from trainyard.utils.text import count_of
 
 BATCH_SECONDS: Final = 2.0  # of work for all slots that a claim takes at most, if other jobs may want it
 FENCE_SECONDS: Final = 60.0  # until the journal of a session that was given up is taken for what is there
@@ -35,28 +38,43 @@ class SharedOrder:
     `listener` is called with each event of a trial that another session has recorded, and its attempt.
     """
 
-    def __init__(self, state: SweepState, journal: Journal, watch: SessionWatch, fold: Fold) -> None:
+    def __init__(
+        self,
+        state: SweepState,
+        journal: Journal,
+        watch: SessionWatch,
+        fold: Fold,
+        *,
+        find_sweep: Callable[[], Sweep] | None = None,
+    ) -> None:
+        """`find_sweep` returns the sweep with the trials that its config has gained."""
         self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
+        self._find_sweep = find_sweep or (lambda: state.space.sweep)
         self._session, self._run = journal.session, run_of_snakemake(state)
         self._failed_before = frozenset(fold.failed)  # clocks of nodes may differ
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
-        self._taken = set[str]()  # those that others have claimed since
+        self._taken = set[str]()  # those that others have claimed, or users cancelled, since
         self._polled_at = time.monotonic()
         self._left_to_others = set[str]()
         self._missing = set[str]()  # sessions whose journals have lost what counts
         self._places: dict[tuple[str, int | str], SlotLocation] = {}  # of other sessions' slots
         self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
+        self.note_added: Callable[[Sequence[str]], None] = lambda trials: None
+        self.cancelled = frozenset[str]()  # trials, by users
+        self.is_held = False  # whether this session starts no trial: the sweep is paused, or has enough jobs
+        self._configs = 0  # that were looked at
         self.refresh()
         self._give_up(Life.GONE, Life.ENDED)
 
     def use(self, state: SweepState) -> None:
         """Use a newer state of the sweep, made from the same fold."""
-        self._state = state
+        self._state, self._configs = state, 0
+        self._follow_requests()
 
     def has_work(self) -> bool:
         """Whether this session may run a trial now, or draw one, that it does not leave to others."""
         left = self._left_to_others if self.is_shared else set[str]()
-        return any(self.may_run(trial) for trial in self._state.unfinished if trial not in left)
+        return not self.is_held and any(self.may_run(trial) for trial in self._state.unfinished if trial not in left)
 
     def is_complete(self) -> bool:
         """Whether no trial is left to run for any job."""
@@ -79,10 +97,10 @@ class SharedOrder:
         It may not run one again that has failed for good since this session began, or in a job of the same run of
         Snakemake.
         """
-        return self.is_mine(trial) or self._may_claim(trial)
+        return trial not in self.cancelled and (self.is_mine(trial) or self._may_claim(trial))
 
     def _may_claim(self, trial: str) -> bool:
-        return self._is_open(trial) and not self._has_ended_now(trial)
+        return trial not in self.cancelled and self._is_open(trial) and not self._has_ended_now(trial)
 
     def _is_open(self, trial: str) -> bool:
         """Whether all claims of a trial are seen to be closed.
@@ -119,7 +137,7 @@ class SharedOrder:
 
     def _others(self) -> list[str]:
         """The other sessions that have not ended, as far as the log tells."""
-        return [name for name in self._fold.claims.sessions - {self._session} if not self._is_over(name)]
+        return list(self._fold.live - {self._session})
 
     @property
     def places(self) -> list[SlotLocation]:
@@ -150,8 +168,9 @@ class SharedOrder:
         """
         while True:
             self.refresh()
-            free = [trial for trial in trials if trial not in self._taken and self._is_open(trial)]
-            if not free or free[0] != trials[0]:
+            gone = self._taken | self.cancelled
+            free = [trial for trial in trials if trial not in gone and self._is_open(trial)]
+            if self.is_held or not free or free[0] != trials[0]:
                 return False
             if self._fold.claims.append(self._session, take=free):
                 for trial in free:
@@ -166,6 +185,8 @@ class SharedOrder:
         """
         while True:
             self.refresh()
+            if self.is_held:
+                return None
             draws, trial = choose()
             if not draws or self._fold.claims.append(self._session, take=[trial] if trial else [], draws=draws):
                 self._state.space.extend(self._fold.suggested)
@@ -220,6 +241,47 @@ class SharedOrder:
         self._state.space.extend(self._fold.suggested)
         again |= dict.fromkeys(self._fold.claims.taken_by(ended) if ended else ())
         self._opened |= dict.fromkeys(trial for trial in again if self._is_open(trial))
+        self._follow_requests()
+
+    def _follow_requests(self) -> None:
+        """Do what users have requested since, as far as it concerns which trials may be claimed."""
+        requests, space = self._fold.claims.requests, self._state.space
+        self._taken |= requests.cancelled - self.cancelled
+        restored, self.cancelled = self.cancelled - requests.cancelled, frozenset(requests.cancelled)
+        added = list[str]()
+        if len(requests.configs) > self._configs:
+            self._configs = len(requests.configs)
+            if (sweep := self._find_sweep()) is not space.sweep:
+                added = space.grow(sweep)
+                log.info("the config has gained %s, which may run here, too", count_of(len(added), "trial"))
+                self.note_added(added)
+        again = (trial for trial in (*restored, *added) if not is_placeholder(trial))
+        self._opened |= dict.fromkeys(filter(self._is_open, again))
+        # Without Slurm, a second program would use the same GPUs as the first one; jobs of Slurm have their own.
+        own = self._state.sweep.slots.most_jobs if slurm_allocation.job_id() == "local" else math.inf
+        most = own if requests.jobs is None else requests.jobs
+        has_enough = len(self._others()) >= most and len(self._ahead()) >= most
+        why = "the sweep is paused" if requests.paused_at else "enough other jobs work on the sweep" * has_enough
+        if bool(why) is not self.is_held:
+            self.is_held = bool(why)
+            log.info("%s", f"no trial starts here any more: {why}" if why else "trials start here again")
+
+    @property
+    def first(self) -> Set[str]:
+        """The trials that start before others, by users."""
+        return self._fold.claims.requests.first
+
+    def _ahead(self) -> list[str]:
+        """The other sessions that work on the sweep and have begun before this one."""
+        began = self._fold.claims.began
+        mine = began.get(self._session, math.inf)
+        return [name for name in self._others() if began[name] < mine and self._works(name)]
+
+    def _works(self, session: str) -> bool:
+        """Whether a session works on the sweep; one before this one in the same job only if that is certain."""
+        life = self._watch.life_of(session)
+        is_predecessor = order_job_of(session) == self._journal.order_job
+        return life is Life.RUNS or (life is Life.UNKNOWN and not is_predecessor)
 
     def _await_fenced(self) -> Iterator[tuple[str, Event]]:
         """Wait until the journals of sessions that were given up are read up to where they count, but once for each."""
@@ -234,7 +296,7 @@ class SharedOrder:
             yield from self._fold.news()
 
     def take_changes(self) -> tuple[set[str], list[Task]]:
-        """Trials that others have claimed since the last call, and tasks that may be claimed again."""
+        """Trials that others have claimed or users cancelled since the last call, and tasks that may be claimed."""
         taken, self._taken = self._taken, set()
         opened, self._opened = self._opened, {}
         names = [name for name in opened if name in self._state.trials and self._may_claim(name)]
@@ -248,10 +310,11 @@ class SharedOrder:
             self._state,
             attempts=group_by_trial(self._fold.attempts.values()),
             takeovers=dict(self._fold.claims.takeovers),
+            requests=self._fold.claims.requests,
         )
 
-    def poll(self) -> None:
-        """Refresh every few seconds, and give up sessions whose end is certain.
+    def poll(self) -> bool:
+        """Refresh every few seconds, and give up sessions whose end is certain; returns whether it did so now.
 
         Raises:
             GivenUpError: this session was given up.
@@ -260,6 +323,8 @@ class SharedOrder:
             self._polled_at = time.monotonic()
             self.refresh()
             self._give_up(Life.GONE, Life.ENDED)
+            return True
+        return False
 
     def await_others(self) -> None:
         """Wait until trials may be claimed again, or all sessions that have claimed others are known to run.
@@ -276,8 +341,13 @@ class SharedOrder:
             time.sleep(POLL_SECONDS)
 
     def describe_others(self) -> str:
-        """The sessions that still have claims, as in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
-        return ", ".join(self._watch.describe(name) for name in self._others() if self._has_open_claims(name))
+        """The sessions that still have claims, as in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`.
+
+        And those because of which this one takes no trial.
+        """
+        ahead = self._ahead() if self.is_held else ()
+        names = [name for name in self._others() if name in ahead or self._has_open_claims(name)]
+        return ", ".join(map(self._watch.describe, names))
 
     def await_end(self) -> None:
         """Wait until some other session has ended, or given its trials back."""

@@ -52,6 +52,7 @@ class Slot:
     began: float = 0.0  # start of the attempt, on the monotonic clock
     epochs_before: int = 0  # up to the checkpoint from which the attempt resumed, if its program numbers no epochs
     stop_reason: str = ""  # why early stopping ends the trial
+    is_cancelled: bool = False  # whether its worker was requested to end the trial, and is replaced then
     failed_starts: int = 0
     is_late: bool = False  # the worker did not start in time; no trial waits for it
     is_avoided: bool = False  # it gets no trial while those of others succeed
@@ -116,6 +117,7 @@ class SlotPool:
         self._gpu_model = gpu_model
         first = journal.order_job * slots.count
         self.slots = [Slot(number) for number in range(first, first + slots.count)]
+        self._spares: list[Slot] = []  # more than there were trials for
 
     @property
     def usable(self) -> list[Slot]:
@@ -156,7 +158,7 @@ class SlotPool:
     def start_all(self, count: int) -> None:
         """Start the workers of at most `count` slots; the others only if other jobs may give trials back."""
         if not self._order.is_shared:
-            del self.slots[count:]
+            self.slots, self._spares = self.slots[:count], self.slots[count:]
         for slot in self.slots[:count]:
             self._start(slot)
 
@@ -174,6 +176,12 @@ class SlotPool:
         self._note_avoided(slot)
         if self._queue.waiting:
             self._start(slot)
+
+    def use_spares(self) -> None:
+        """Use more slots if more trials wait than those that are free can take, since a user has added some."""
+        free = sum(slot.task is None for slot in self.usable)
+        added = max(0, self._queue.waiting - free) if self._spares and not self._order.is_held else 0
+        self.slots, self._spares = self.slots + self._spares[:added], self._spares[added:]
 
     def wake_idle(self) -> None:
         """Wake the idle slots for which a trial waits."""

@@ -132,20 +132,28 @@ class TrialQueue:
         self._take_changes()
         return is_claimed
 
-    def _take_changes(self) -> bool:
-        """Remove the tasks that other jobs have claimed, and add those that they have given back, if any."""
+    def _take_changes(self) -> None:
+        """Remove the tasks that other jobs have claimed or users have cancelled, and add those that may run again."""
         taken, opened = self._order.take_changes()
         if taken:
+            self._give_back(task.trial for task in self._tasks if task.trial in taken)
             self._tasks = deque(task for task in self._tasks if task.trial not in taken)
         if opened:
             known = {task.trial for task in self._tasks}
             self._tasks.extend(task for task in opened if task.trial not in known)
-        return bool(opened)
 
     def poll(self) -> bool:
-        """Look at what other jobs do, every few seconds; returns whether they have given tasks back."""
-        self._order.poll()
-        return self._take_changes()
+        """Look at what other jobs do and users request, every few seconds; returns whether it has looked now."""
+        has_looked = self._order.poll()
+        self._take_changes()
+        if has_looked and self._order.is_held:
+            self._give_back(task.trial for task in self._tasks)
+        return has_looked
+
+    def _give_back(self, trials: Iterable[str]) -> None:
+        """Give back those of these trials that this job has claimed, and will not start now."""
+        for trial in filter(self._order.is_mine, trials):
+            self._order.release(trial)
 
     def await_others(self) -> bool:
         """Wait until it is known that other jobs run the trials that are left; returns whether tasks wait."""
@@ -188,10 +196,10 @@ class TrialQueue:
         return self._source.remaining if self._source else 0
 
     def _find(self, place: SlotLocation, others: Sequence[SlotLocation]) -> Task | None:
-        if self.is_closed:
+        if self.is_closed or self._order.is_held:
             return None
         # Suspects start first, so that a broken GPU is found after few trials.
-        urgent = self._failures.suspect_trials | self._probes
+        urgent = self._failures.suspect_trials | self._probes | self._order.first
         first = (task for task in self._tasks if task.trial in urgent) if urgent else ()
         later = (task for task in self._tasks if task.trial not in urgent)
         for task in chain(first, later):
@@ -204,7 +212,8 @@ class TrialQueue:
         return self._limits.is_worthwhile(self.longest_seconds if needed is None else needed)
 
     def _may_suggest(self) -> bool:
-        return not self.is_closed and self._limits.is_worthwhile(self.longest_seconds)
+        is_closed = self.is_closed or self._order.is_held
+        return not is_closed and self._limits.is_worthwhile(self.longest_seconds)
 
     def awaits_probe(self, failed: str) -> bool:
         """Whether a trial from the end of the order must still run; `failed` is the last of the trials that failed.

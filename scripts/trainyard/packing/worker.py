@@ -74,6 +74,7 @@ class Worker:
         if not setup.gpu_share:
             hide_gpus()
         self._run: TrialRun | None = None
+        self._attempt = ""  # that runs, as `TrialRequest.label`
         self._function: Context | None = None  # of the function that runs
         self._stop_request = stop_request_of_signals()
         threading.Thread(target=self._await_stop_request, daemon=True).start()
@@ -84,7 +85,7 @@ class Worker:
 
     def begin(self, request: TrialRequest) -> TrialMessage:
         """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
-        self._run = self._run_trial(request)
+        self._attempt, self._run = request.label, self._run_trial(request)
         return self.resume(None)
 
     def resume(self, stops: bool | None) -> TrialMessage:
@@ -105,7 +106,7 @@ class Worker:
 
     def _await_stop_request(self) -> None:
         """Wait, in a thread, for a request of the driver or of Slurm, and end a function that does not check it."""
-        await_stop_request(self._stop_request)
+        await_stop_request(self._stop_request, lambda: self._attempt)
         if self._function:
             self._function.end_unless_it_checks()
 

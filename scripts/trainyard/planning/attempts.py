@@ -184,6 +184,11 @@ class Fold:
         """The sessions that a run of Snakemake has started."""
         return [name for name, runs in self._runs.items() if runs and runs[0].info.run == run]
 
+    @property
+    def live(self) -> set[str]:
+        """The sessions that have claimed trials and have not ended, as far as it was recorded."""
+        return self.claims.sessions - self.left - self.claims.fences.keys()
+
     def behind(self) -> set[str]:
         """The sessions that were given up and whose journals are not read up to where they count."""
         return {name for name, fence in self.claims.fences.items() if self.read_bytes(name) < fence.bytes}

@@ -3,7 +3,8 @@
 Entry n of the log is the file `claims/<n>.json`. It is created with link(2), which succeeds for one process, once: a
 compare-and-set, by which an entry's author has read all entries before it. An entry takes trials, has configurations
 that a search has drawn, and gives up sessions that have died (`Fence`): of the journal of such a session, only what the
-author had read by then counts. So it does not matter whether that session still runs, and no result counts twice.
+author had read by then counts. So it does not matter whether that session still runs, and no result counts twice. What
+users request meanwhile (`requests.py`) are entries, too.
 
 Nothing here depends on clocks, signs of life or Slurm: these only decide when a session is given up
 (`packing/session_watch.py`).
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.planning.journal import Suggested
+from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import StorageError, UserError, storage_errors
 from trainyard.utils.files import sync_folder
 
@@ -43,11 +45,12 @@ class Entry:
     """An entry of the log."""
 
     number: int
-    session: str
+    session: str  # "" for a request of a user
     token: str  # tells whether a link whose reply was lost has succeeded
     take: tuple[str, ...] = ()  # trials
     draws: tuple[Suggested, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)  # by session
+    request: UserRequest | None = None
 
     def encode(self) -> bytes:
         """The content of its file."""
@@ -59,6 +62,7 @@ class Entry:
                 "take": self.take,
                 "draw": [vars(each) for each in self.draws],
                 "fence": {name: vars(each) for name, each in self.fences.items()},
+                **({"request": vars(self.request)} if self.request else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -74,6 +78,7 @@ class Entry:
             tuple(found["take"]),
             tuple(Suggested(**each) for each in found["draw"]),
             {name: Fence(**each) for name, each in found["fence"].items()},
+            UserRequest(**found["request"]) if "request" in found else None,
         )
 
 
@@ -86,6 +91,8 @@ class ClaimLog:
         self.entries: list[Entry] = []
         self.takes: dict[str, list[Entry]] = {}  # by trial: the entries that took it, in order
         self.fences: dict[str, Fence] = {}  # by session
+        self.began: dict[str, int] = {}  # by session: its first entry
+        self.requests = UserRequests()
         self.takeovers: dict[str, int] = {}  # by trial: the last entry that took it from a session that may still write
 
     @property
@@ -96,7 +103,7 @@ class ClaimLog:
     @property
     def sessions(self) -> set[str]:
         """The sessions that have written an entry."""
-        return {entry.session for entry in self.entries}
+        return set(self.began)
 
     def owner(self, trial: str) -> Entry | None:
         """The last entry that took a trial; None if none has."""
@@ -124,6 +131,10 @@ class ClaimLog:
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        if entry.request:
+            self.requests.add(entry.number, entry.request)
+        else:
+            self.began.setdefault(entry.session, entry.number)
         for session, fence in entry.fences.items():
             self.fences.setdefault(session, fence)
         for trial in entry.take:
@@ -139,6 +150,7 @@ class ClaimLog:
         take: Iterable[str] = (),
         draws: Sequence[Suggested] = (),
         fences: Mapping[str, Fence] | None = None,
+        request: UserRequest | None = None,
     ) -> bool:
         """Append an entry, and read it; returns False if another session has written the next one.
 
@@ -146,7 +158,7 @@ class ClaimLog:
             StorageError: it cannot be written.
         """
         entry = Entry(
-            len(self.entries) + 1, session, secrets.token_hex(8), tuple(take), tuple(draws), dict(fences or {})
+            len(self.entries) + 1, session, secrets.token_hex(8), tuple(take), tuple(draws), dict(fences or {}), request
         )
         path, draft = self._path(entry.number), self._folder / f".{entry.token}.tmp"
         with storage_errors(path):
@@ -172,6 +184,18 @@ class ClaimLog:
                     draft.unlink()
         self._add(entry)
         return True
+
+    def request(self, request: UserRequest) -> None:
+        """Append a request of a user.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with storage_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self.read()
+        while not self.append("", request=request):
+            self.read()
 
     def taken_by(self, sessions: Collection[str]) -> list[str]:
         """The trials that these sessions have taken at some time."""

@@ -1,5 +1,6 @@
 """Files by which the jobs of a sweep with several tell Snakemake that they have ended, or that no trial is left."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,19 +12,19 @@ COMPLETE: Final = "complete"  # no trial is left to run: jobs in the queue have 
 DONE: Final = "{job}.done"  # of each job that has ended as it should; Snakemake writes and removes it
 
 
-def set_complete_mark(folder: Path, digest: str) -> None:
-    """Tell Snakemake that no trial is left to run in the sweep in `folder`, for the results with this digest."""
+def set_mark(folder: Path, name: str, digests: Iterable[str]) -> None:
+    """Set a mark in the sweep in `folder`, for the results with these digests."""
     (folder / JOBS).mkdir(exist_ok=True)
-    with atomic_write(folder / JOBS / COMPLETE) as file:
-        file.write(digest)
+    with atomic_write(folder / JOBS / name) as file:
+        file.write("\n".join(digests))
 
 
-def read_complete_mark(jobs: Path) -> str | None:
-    """The digest of the results that are complete; None without a mark. `jobs`: the folder of the marks."""
+def read_mark(mark: Path) -> list[str]:
+    """The digests of the results for which a mark was set; none if it was not."""
     try:
-        return (jobs / COMPLETE).read_text()
+        return mark.read_text().splitlines()
     except FileNotFoundError:
-        return None
+        return []
 
 
 def remove_complete_mark(folder: Path) -> None:

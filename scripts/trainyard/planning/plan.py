@@ -87,6 +87,7 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         attempts=group_by_trial(known.attempts.values()),
         sessions=known.sessions,
         takeovers=dict(known.claims.takeovers),
+        requests=known.claims.requests,
         flops=dict(known.flops),
         submissions=list(known.submissions),
         measured=fraction if fraction and (fraction.mps or "off") == sweep.slots.mps else None,

@@ -32,6 +32,7 @@ from trainyard.planning.attempts import (
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import GpuFraction, JobsSubmitted, Suggested
+from trainyard.planning.requests import UserRequests
 from trainyard.programs.metrics import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
 from trainyard.utils.files import digest_of
@@ -67,10 +68,25 @@ class TrialSpace:
         self.suggestions: list[Suggestion] = []
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
-        if sweep.search:
-            example, drawn = Trial(expand(sweep).examples[0].spec, {}), len(self.suggestions)
-            numbers = range(drawn + 1, sweep.search.trials + 1)
-            self.trials |= {f"{_PLACEHOLDER}{number}": example for number in numbers}
+        self.trials |= self._placeholders(after=len(self.suggestions))
+
+    def _placeholders(self, *, after: int) -> dict[str, Trial]:
+        if self.sweep.search is None:
+            return {}
+        example = Trial(expand(self.sweep).examples[0].spec, {})
+        return {f"{_PLACEHOLDER}{number}": example for number in range(after + 1, self.sweep.search.trials + 1)}
+
+    def grow(self, sweep: Sweep) -> list[str]:
+        """Add the trials that another config of the sweep has more; returns their names, or placeholders of a search.
+
+        There must be no other changes, see `requests.list_changes`.
+        """
+        before, self.sweep = self.sweep, sweep
+        drawn_before = before.search.trials if before.search else 0
+        found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=drawn_before)
+        added = {name: trial for name, trial in found.items() if name not in self.trials}
+        self.trials |= added
+        return list(added)
 
     @cached_property
     def search_key(self) -> str:
@@ -202,6 +218,7 @@ class SweepState:
     submissions: list[JobsSubmitted] = field(default_factory=list)  # of jobs to Slurm
     measured: GpuFraction | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
     takeovers: dict[str, int] = field(default_factory=dict)  # as in `ClaimLog`
+    requests: UserRequests = field(default_factory=UserRequests)  # of users
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -287,10 +304,25 @@ class SweepState:
         last = self.last_attempt(trial)
         return last is not None and last.outcome == TrialStatus.FAILED
 
+    def status(self, trial: str) -> TrialStatus:
+        """The state of a trial, as tables show it."""
+        if end := self.end(trial):
+            return end.outcome
+        if trial in self.requests.cancelled:
+            return TrialStatus.CANCELLED
+        last = self.last_attempt(trial)
+        return last.outcome if last else TrialStatus.PENDING
+
     @cached_property
     def unfinished(self) -> list[str]:
         """Trials without a result, which must run, in the config's order."""
-        return [name for name in self.trials if self.end(name) is None]
+        cancelled = self.requests.cancelled
+        return [name for name in self.trials if name not in cancelled and self.end(name) is None]
+
+    @property
+    def cancelled(self) -> list[str]:
+        """Trials that are not run because a user has cancelled them."""
+        return [name for name in self.trials if self.status(name) is TrialStatus.CANCELLED]
 
     @property
     def failed_before(self) -> int:

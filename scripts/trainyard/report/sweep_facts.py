@@ -27,7 +27,8 @@ NEW_SEEDS: Final = 3  # with five leaders, the wrong winner in 45 instead of 59 
 NEAR: Final = 0.05  # of a range: close to its end
 MIN_VALUES: Final = 3  # different values of a key: of two, the best one is always at an end of the range
 ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED, TrialStatus.UNREADABLE,
-                TrialStatus.FAILED, TrialStatus.INTERRUPTED, TrialStatus.RUNNING, TrialStatus.PENDING)  # fmt: skip
+                TrialStatus.FAILED, TrialStatus.CANCELLED, TrialStatus.INTERRUPTED, TrialStatus.RUNNING,
+                TrialStatus.PENDING)  # fmt: skip
 WORDS: Final = {TrialStatus.STOPPED: "stopped early", TrialStatus.UNREADABLE: "without metrics"}
 
 

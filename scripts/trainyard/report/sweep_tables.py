@@ -15,6 +15,7 @@ from trainyard.config.sweep import CommandSweep, TrainSweep, Unit
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
+from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.ranking import Ranking
 from trainyard.utils.csv_files import write_table
@@ -52,9 +53,8 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     rows = []
     for name, trial in state.trials.items():
         tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)
-        status = end.outcome if end else (tries[-1].outcome if tries else TrialStatus.PENDING)
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
-        row |= {"status": status, "attempts": len(tries), "seconds": state.seconds_of(end) if end else None}
+        row |= {"status": state.status(name), "attempts": len(tries), "seconds": state.seconds_of(end) if end else None}
         values = {metric: result.metrics.get(metric) if result else None for metric in metrics}
         rows.append(row | _metric_columns(values, {*RESERVED, *keys}))
     return pd.DataFrame(rows)
@@ -71,7 +71,8 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
     `gpu_model` is the GPU type as Slurm names it; `device` is "cpu" or the GPU's full name. `expected_seconds` is the
     prediction at the attempt's start, `seconds` the duration that the attempt measured itself, and `gpus_per_trial` its
     share of a GPU. `kept_seconds` are those that are a part of its trial's duration: all of an attempt with the result,
-    those up to the checkpoint of one that was continued, and 0 of others. `session` is as in jobs.csv.
+    those up to the checkpoint of one that was continued, and 0 of others. `session` is as in jobs.csv. The outcome is
+    `cancelled` if the attempt was interrupted because a user has cancelled its trial.
     """
     tries, kept = [each for tries in state.attempts.values() for each in tries], state.kept_seconds()
     sessions = {key: run.name for run in state.sessions for key in run.attempts}
@@ -84,7 +85,7 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
             **each.location._asdict(),
             "start": each.start,
             "end": each.end,
-            "outcome": each.outcome,
+            "outcome": TrialStatus.CANCELLED if each.error == CANCELLED else each.outcome,
             "expected_seconds": each.expected_seconds,
             "gpus_per_trial": each.gpus_per_trial,
             "seconds": each.seconds,

@@ -102,10 +102,9 @@ def rank_sweep(state: SweepState) -> Ranking:
     trials = []
     for name, trial in state.trials.items():
         if not is_placeholder(name):
-            settings, last = trial.settings, state.end(name) or state.last_attempt(name)
-            values = {key: value_at(settings, key) for key in keys}
+            values = {key: value_at(trial.settings, key) for key in keys}
             score = None if candidates else _score(state, name, metric)
-            trials.append(RankedTrial(name, values, last.outcome if last else TrialStatus.PENDING, score))
+            trials.append(RankedTrial(name, values, state.status(name), score))
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
     ranked = rank_configurations(trials, chosen)

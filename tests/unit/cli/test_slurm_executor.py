@@ -10,8 +10,10 @@ from snakemake.jobs import GroupJob
 from snakemake.settings.types import SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from trainyard.cli.command_line import continued_mark, final_mark
-from trainyard.cli.slurm_executor import SlurmExecutor
+from trainyard.cli.slurm_executor import FOUND, SlurmExecutor
+from trainyard.planning.job_marks import set_mark
 from trainyard.utils.errors import UserError
 
 
@@ -423,12 +425,31 @@ def test_no_more_jobs_of_a_sweep_are_submitted_than_find_a_trial(executor, tmp_p
     assert of_jobs(logged)[4:] == [("submitted", jobs[1])], "a retry"
 
 
-def test_a_live_job_of_an_earlier_snakemake_is_followed_also_if_others_are_enough(executor, tmp_path, slurm, logged):
+@pytest.mark.parametrize("useful", [1, 2])
+def test_a_live_job_of_an_earlier_snakemake_is_followed_and_no_more_are_submitted_than_help(
+    executor, tmp_path, slurm, logged, useful
+):
     slurm.prints("squeue", queued(folder=tmp_path).replace("rule_sweep", "rule_sweep_job").replace("depth", "depth_3"))
-    jobs = [job_of_several(number, 1, tmp_path) for number in (0, 3)]
+    jobs = [job_of_several(number, useful, tmp_path) for number in (0, 3)]
     for job in jobs:
         executor.run_job(job)
-    assert of_jobs(logged) == [("submitted", jobs[0]), ("adopted", "7")]
+    assert of_jobs(logged) == [*[("submitted", jobs[0])] * (useful > 1), ("adopted", "7")]
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
+@pytest.mark.parametrize("useful", [None, 2])
+def test_a_job_that_has_taken_up_the_new_config_is_not_submitted_again(
+    executor, tmp_path, slurm, logged, state, useful
+):
+    """It was submitted by an earlier Snakemake, with another config."""
+    job = job_of_several(0, useful, tmp_path / "jobs")
+    if useful is None:  # the only one
+        job.output = [str(tmp_path / "trials.csv")]
+    set_mark(tmp_path, "complete" if useful is None else "0.done", ["an older digest", "a digest"])
+    slurm.prints("sacct", f"{state}\n")
+    executor._end(SubmittedJobInfo(job, "7", {FOUND: False}), state)
+    assert of_jobs(logged) == ([("done", job)] if state == "COMPLETED" else [])
+    assert executor._to_submit == ([] if state == "COMPLETED" else [job])
 
 
 def test_once_no_trial_is_left_jobs_in_the_queue_are_cancelled_and_count_as_done(executor, tmp_path, slurm, logged):

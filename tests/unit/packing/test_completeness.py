@@ -6,9 +6,11 @@ import pytest
 from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.completeness import check_sweep
+from trainyard.packing.completeness import check_sweep, summarize_sweep
+from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.requests import UserRequest
 from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.locks import Holder, LockHeldError
 
@@ -88,3 +90,21 @@ def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tm
             journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, error="NaN", seconds=1.0))
     with pytest.raises(FinalError, match="all 3 trials diverged"):
         check_sweep(plan_sweep(config, "s", tmp_path).state)
+
+
+def test_cancelled_trials_are_not_missing_unless_there_is_no_other(tmp_path):
+    config = check_config({"sweeps": {"s": SWEEP}})
+    first, *others = plan_sweep(config, "s", tmp_path).state.trials
+    claims = ClaimLog(tmp_path / "sweeps/s")
+    for trial in others:
+        claims.request(UserRequest("cancel", 1.0, trial=trial))
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.record(Started(trial=first, attempt=1))
+        journal.record(Ended(trial=first, attempt=1, status=TrialStatus.FINISHED, metrics={"loss": 1.0}, seconds=1.0))
+    state = plan_sweep(config, "s", tmp_path).state
+    check_sweep(state)
+    assert summarize_sweep(state) == "sweep s: 1 trial finished, 2 cancelled, 0 failed"
+    again = check_config({"sweeps": {"s": SWEEP | {"retrain": 1}}})
+    claims.request(UserRequest("cancel", 1.0, trial=first))
+    with pytest.raises(FinalError, match="all 3 trials are cancelled"):
+        check_sweep(plan_sweep(again, "s", tmp_path).state)

@@ -43,7 +43,7 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
 
     monkeypatch.setattr(worker, "_train", train)
     for compiles in (True, False):
-        worker.begin(SimpleNamespace(spec=Train(compile=compiles), taken_over=None))
+        worker.begin(SimpleNamespace(spec=Train(compile=compiles), taken_over=None, label="t/1"))
     assert len(released) == 1
 
 
@@ -55,7 +55,7 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
     worker = of_trainings()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
+    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None, label="t/1"))
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
     assert end.seconds > 1000
@@ -66,7 +66,7 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
     worker = of_trainings()
     monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None))
+    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None, label="t/1"))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
 

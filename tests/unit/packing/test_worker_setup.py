@@ -50,7 +50,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
         monkeypatch.setenv(name, "64")
     monkeypatch.setattr(worker.ray, "get_gpu_ids", list)
     monkeypatch.setattr(worker, "stop_request_of_signals", StopRequest)
-    monkeypatch.setattr(worker, "await_stop_request", lambda request: None)
+    monkeypatch.setattr(worker, "await_stop_request", lambda request, attempt: None)
     monkeypatch.chdir(tmp_path)
     sweep = CommandSweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))

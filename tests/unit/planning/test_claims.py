@@ -347,7 +347,7 @@ class Watch:
         pass
 
 
-SWEEP = CommandSweep.model_validate({"command": "true {x}", "grid": {"x": [1, 2, 3]}})
+SWEEP = CommandSweep.model_validate({"command": "true {x}", "grid": {"x": [1, 2, 3]}, "slots": {"jobs": 3}})
 
 
 @pytest.fixture
@@ -484,9 +484,8 @@ def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_la
         journal.record(Started(trial=trials[0], attempt=1))
         journal.record(Ended(trial=trials[0], attempt=1, status=TrialStatus.FAILED, error="x", retried=False))
         journal.leave()
-    sweep = SWEEP.model_copy(update={"slots": SWEEP.slots.model_copy(update={"jobs": 3})})
     fold = Fold(tmp_path).update()
-    state = SweepState("s", sweep, TrialSpace(sweep, "no dataset"), tmp_path)
+    state = SweepState("s", SWEEP, TrialSpace(SWEEP, "no dataset"), tmp_path)
     for run, may_run in (("this", False), ("another", True)):
         monkeypatch.setenv(RUN, run)
         with Journal.of_new_session(tmp_path) as later:

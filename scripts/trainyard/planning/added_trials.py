@@ -1,0 +1,113 @@
+"""Trials that a config gains while its sweep runs.
+
+Each run of Snakemake appends its config to the log of claims, before it submits a job of a sweep or waits for one; so
+does a program that is started by hand. The jobs of earlier runs take up what it adds, if nothing else has changed.
+"""
+
+import logging
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.config.config import Config
+from trainyard.config.load import as_given, config_copy, read_config
+from trainyard.config.sweep import Sweep
+from trainyard.config.trials import expand, published_weights, trainings
+from trainyard.planning.attempts import Fold
+from trainyard.planning.claims import ClaimLog
+from trainyard.planning.job_marks import RUN
+from trainyard.planning.requests import UserRequest, UserRequests
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import write_json
+
+GROWING: Final = frozenset({"grid", "trials", "sample"})  # options that may gain trials
+log = logging.getLogger(__name__)
+
+
+def announce_config(config: Config, name: str, results: Path) -> int:
+    """Tell the jobs of a sweep the config of this run, once; returns the entry of the log that has it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    claims, run = ClaimLog(results / "sweeps" / name), os.environ.get(RUN)
+    claims.read()
+    if entry := claims.requests.entry_of(run):
+        return entry
+    copy = config_copy(config, results)
+    if not copy.exists():
+        write_json(copy, as_given(config))
+    if claims.requests.configs:
+        before = read_copy(copy.with_name(claims.requests.configs[-1][1].config))
+        if before and name in before.sweeps:
+            _describe_changes(before.sweeps[name], config.sweeps[name], Fold(results / "sweeps" / name))
+    claims.request(UserRequest("config", time.time(), config=copy.name, run=run))
+    return len(claims.entries)
+
+
+def _describe_changes(before: Sweep, now: Sweep, fold: Fold) -> None:
+    """Say what the jobs of earlier runs do about the changes of the config, if there are any."""
+    if fold.update().live and (changes := list_changes(before, now)):
+        log.warning(
+            "jobs of this sweep that run now go on with the config that they know: %s changed, and they take up only "
+            "trials that are added. What this run starts uses the new config",
+            " and ".join(changes),
+        )
+
+
+def add_trials(config: Config, name: str, results: Path, requests: UserRequests, *, after: int) -> Config:
+    """The config with the trials of its sweep that configs of entries after `after` add."""
+    for entry, request in requests.configs:
+        found = read_copy(results / "configs" / request.config) if entry > after else None
+        sweep = found and found.sweeps.get(name)
+        if sweep and sweep != config.sweeps[name] and not list_changes(config.sweeps[name], sweep):
+            config = config.model_copy(update={"sweeps": {**config.sweeps, name: sweep}})
+    return config
+
+
+def read_current_config(path: Path, results: Path) -> Config:
+    """The config of a file, with the trials that runs after the one of this process have added to its sweeps.
+
+    Raises:
+        ConfigError: it cannot be read, or has errors.
+    """
+    config, run = read_config(path), os.environ.get(RUN)
+    for name in config.sweeps:
+        claims = ClaimLog(results / "sweeps" / name)
+        claims.read()
+        if entry := claims.requests.entry_of(run):
+            config = add_trials(config, name, results, claims.requests, after=entry)
+    return config
+
+
+@cache  # the name of a copy has the digest of its content
+def read_copy(path: Path) -> Config | None:
+    """The copy of a config in the results; None if it is not there, or of a version with other options."""
+    try:
+        return read_config(path)
+    except UserError:
+        return None
+
+
+def list_changes(before: Sweep, now: Sweep) -> list[str]:
+    """What differs between two configs of a sweep, by name, other than trials that `now` adds."""
+    old, new = _comparable(before), _comparable(now)
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    is_smaller = bool(expand(before).by_name("").keys() - expand(now).by_name("").keys())
+    if before.search and now.search:
+        is_smaller = now.search.trials < before.search.trials
+    return [*names, *["the number of trials"] * is_smaller]
+
+
+def _comparable(sweep: Sweep) -> dict[str, Any]:
+    """What two configs of a sweep must have in common for its running jobs to take up the trials of the other one."""
+    slots = sweep.slots.model_copy(update={"jobs": 1})
+    search = sweep.search and sweep.search.model_copy(update={"trials": 1})
+    content = sweep.model_copy(update={"slots": slots, "search": search}).model_dump(exclude=set(GROWING))
+    return content | {
+        "kind": type(sweep),
+        "pretrained": published_weights(sweep),
+        "deterministic": any(spec.deterministic for spec in trainings(sweep)),
+    }
