@@ -310,13 +310,22 @@ class _MeasuredJob:
 
 
 def _measured_jobs(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:
-    """The jobs of some runs. A record is about the last run of a requeued job; the journal has the others."""
+    """The jobs of some runs. A record is about the last run of a requeued job; the journal has the others.
+
+    A record of less time than the last run in the journals is about a later run, which found nothing to do, or leaves
+    out how long the job was suspended.
+    """
     last = {run.info.job: run for run in runs}
+    of_last = {
+        job: records[job]
+        for job, run in last.items()
+        if job in records and records[job].elapsed_seconds + 1 >= run.end - run.start  # whole seconds
+    }
     return [
         _MeasuredJob(
             state,
             run,
-            records.get(run.info.job) if run is last[run.info.job] else None,
+            of_last.get(run.info.job) if run is last[run.info.job] else None,
             [other for other in runs if other.start <= run.end and run.start <= other.end],
         )
         for run in runs

@@ -228,6 +228,15 @@ def test_the_accounting_of_a_requeued_job_is_that_of_its_last_run(tmp_path, monk
     assert compare_strategies(state, runs, records)[-1].requested_job_seconds == 60 + 120
 
 
+def test_the_accounting_of_a_run_without_a_journal_is_not_that_of_the_run_before(tmp_path, monkeypatch):
+    """A job that is requeued after others have run all trials ends before it writes one."""
+    state, runs = written(tmp_path, monkeypatch, walltime=60)
+    record = JobRecord(60.0, 17.0, "cpu=2,gres/gpu=2")
+    row = jobs_table(state, runs, {runs[1].info.job: record}).to_dict("records")[1]
+    assert row["elapsed_seconds"] == runs[1].end - runs[1].start > 17
+    assert row["basis"] == "measured: journal"
+
+
 def test_a_job_that_started_no_trial_is_wasted_as_a_whole(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
     early = replace(runs[0].info, job="6", time=900.0)
