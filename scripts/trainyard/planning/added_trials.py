@@ -82,11 +82,13 @@ def read_current_config(path: Path, results: Path) -> Config:
     return config
 
 
-@cache  # the name of a copy has the digest of its content
+_read_once = cache(read_config)  # for copies: their names have the digest of their content
+
+
 def read_copy(path: Path) -> Config | None:
     """The copy of a config in the results; None if it is not there, or of a version with other options."""
     try:
-        return read_config(path)
+        return _read_once(path)
     except UserError:
         return None
 

@@ -7,11 +7,12 @@ import sys
 import pandas as pd
 import pytest
 from drivers import TRIALS
-from project import ROOT
+from project import ROOT, TINY, TRAIN
 from slurm_cluster.waiting import wait_until
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
 from trainyard.planning.plan import read_state
+from trainyard.planning.requests import CANCELLED
 
 # Trials wait for a file of this name, and report their number when it is there. One that is ended saves a checkpoint,
 # with which it then ends at once.
@@ -19,6 +20,14 @@ TRIAL = """
 echo "$1" >> ran.txt
 trap 'echo saved > "$2/state.ckpt"; exit 143' TERM
 while [ -z "$3" ] && [ ! -e open ] && [ ! -e "open-$1" ]; do sleep 0.05; done
+"""
+FUNCTION = """
+import time
+
+def run(config, context):
+    while not context.time_is_up:
+        time.sleep(0.05)
+    context.interrupt()
 """
 WAITING = {"command": "sh trial.sh {n} {trial_dir} {resume_from}", "checkpoint": "*.ckpt"}
 
@@ -90,6 +99,28 @@ def test_a_running_trial_that_is_cancelled_keeps_its_checkpoint_and_runs_again_o
     last = state_of(drivers).end(trial)
     assert last.number == attempt.number + 1
     assert last.resumed.name == "state.ckpt"
+
+
+@pytest.mark.parametrize("kind", ["function", "train"])
+def test_a_function_and_a_training_end_when_they_are_cancelled(drivers, kind):
+    """Each of two trials would run for ever."""
+    drivers.write()
+    (drivers.project.folder / "mine.py").write_text(FUNCTION)
+    drivers.project.stage()
+    slots = {"gpus_per_node": 0, "slots_per_node": 2}
+    sweep = {"function": "mine:run", "grid": {"n": [0, 1]}, "slots": slots}
+    if kind == "train":
+        sweep = {"dataset": "tiny", "train": {**TRAIN, "epochs": 10**6}, "grid": {"seed": [0, 1]}, "slots": slots}
+    data = TINY["datasets"]
+    drivers.project.write({"datasets": data, "sweeps": {"s": sweep}})
+    driver = drivers.start(0)
+    trials = list(state_of(drivers).trials)
+    wait_until(lambda: len(Fold(drivers.folder).update().attempts) == 2, what="both trials to start")
+    for trial in trials:
+        control(drivers, "cancel", trial)
+    drivers.end(driver)
+    assert {attempt.error for attempt in Fold(drivers.folder).update().attempts.values()} == {CANCELLED}
+    assert [state_of(drivers).status(trial).value for trial in trials] == ["cancelled"] * 2
 
 
 def test_a_trial_that_waits_is_cancelled_and_resumed_while_others_run(waiting):
