@@ -1,6 +1,6 @@
 """Control a sweep, also while its jobs run: cancel a trial, start one first, pause, go on, let fewer jobs run.
 
-Jobs look for requests between trials and every few seconds. UserRequests stay in the results, also for later runs.
+Jobs look for requests between trials and every few seconds. Requests stay in the results, also for later runs.
 """
 
 import argparse
