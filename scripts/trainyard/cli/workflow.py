@@ -233,8 +233,8 @@ class Workflow:
 
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""
-        if not self._profile.has_scheduler:
-            return ""
+        if not self._profile.has_scheduler:  # other jobs of a sweep would share its GPUs
+            return "--limit-jobs 1" * any(each.slots.jobs == "auto" for each in self.config.sweeps.values())
         limits = {
             "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
             "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),

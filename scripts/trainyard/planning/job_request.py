@@ -158,7 +158,7 @@ class JobRequest:
             return useful, ""
         limits = [
             (useful, "as many as find a trial" if useful < AUTO_JOBS else "its limit"),
-            (self._limit_jobs, "limited by Slurm's accounting"),
+            (self._limit_jobs, "as many as may run at once"),
         ]
         if seconds := self._forecast.seconds:
             work = sum(seconds.values()) / self.slots.count

@@ -94,7 +94,7 @@ def test_auto_is_one_job_without_a_scheduler_and_limited_by_the_accounting_with_
     monkeypatch.setattr(Profile, "limits", lambda *_: limits)
     jobs = yard_of(tmp_path, **sweeps).sweep
     assert (jobs.job_count("s"), jobs._useful_jobs("s", 1)) == (4, 2)
-    assert "requests 2 jobs (auto: limited by Slurm's accounting) with 1 slot" in jobs.summary(wildcards_of("s", 0), 1)
+    assert "requests 2 jobs (auto: as many as may run at once) with 1 slot" in jobs.summary(wildcards_of("s", 0), 1)
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,8 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
     assert (here.sweep.retries(), here.plan_options(None)) == (None, "")
+    several = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": {"jobs": "auto"}}}}
+    assert Workflow(several, results=tmp_path).plan_options(None) == "--limit-jobs 1", "without Slurm, one runs"
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None

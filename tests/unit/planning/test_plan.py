@@ -452,8 +452,8 @@ AUTO = {"jobs": "auto"}
         (40, AUTO, math.inf, 16, "its limit"),
         (5, AUTO, math.inf, 5, "as many as find a trial"),
         (5, {**AUTO, "gpus_per_trial": 0.5}, math.inf, 3, "as many as find a trial"),
-        (40, AUTO, 3.5, 3, "limited by Slurm's accounting"),
-        (40, AUTO, 0.5, 1, "limited by Slurm's accounting"),
+        (40, AUTO, 3.5, 3, "as many as may run at once"),
+        (40, AUTO, 0.5, 1, "as many as may run at once"),
     ],
 )
 def test_the_number_of_jobs_is_the_least_of_the_limits(tmp_path, trials, slots, limit, jobs, basis):
