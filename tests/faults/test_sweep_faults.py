@@ -254,9 +254,10 @@ def test_an_interrupted_driver_records_it_and_leaves_no_process(plain):
 
 @pytest.mark.slow
 def test_drivers_that_run_at_once_share_the_trials_and_leave_no_process_or_file_of_ray(plain):
-    """The third one finds nothing to take, and waits for the trials of the others."""
+    """As many as `jobs` allows: the third one takes nothing, and waits for the trials of the others."""
     plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
-    plain.write(lasting(0, 0, 0, 0, args={"gated_after": 0}))
+    slots = {"jobs": 2, "gpus_per_node": 2}
+    plain.write(lasting(0, 0, 0, 0, slots=slots, args={"gated_after": 0}))
     drivers = []
     for count in (2, 4):
         drivers.append(plain.start(*sweep_command(plain)))

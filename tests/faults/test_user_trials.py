@@ -11,6 +11,7 @@ import pytest
 from project import Project, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from sweep_journals import attempts_in, journal_text, read_records
+from trainyard.planning.claims import ClaimLog
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
@@ -133,7 +134,9 @@ def resumed_from(tries):
 
 
 def drawn(project):
-    return [event["values"] for event in events_of(project, "suggested")]
+    log = ClaimLog(project.results / "sweeps/s")
+    log.read()
+    return [each.values for entry in log.entries for each in entry.draws]
 
 
 @pytest.mark.slow

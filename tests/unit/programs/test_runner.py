@@ -398,7 +398,8 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
 
 
 def test_a_command_sees_its_gpu_but_not_the_ray_and_the_steps_of_the_job(tmp_path, guard, monkeypatch):
-    monkeypatch.delenv("TRAINYARD_CLUSTER", raising=False)  # of the tests
+    for name in ("TRAINYARD_CLUSTER", "TRAINYARD_FAULTS"):  # of the tests
+        monkeypatch.delenv(name, raising=False)
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "7")
     tail = end_of(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard).tail
