@@ -504,9 +504,13 @@ def ended_by_file(folder: Path) -> Counter[str]:
         end = 0
         for line in path.read_bytes().splitlines(keepends=True):
             end += len(line)
-            if not line.endswith(b"\n") or end > fences.get(path.stem, end):
+            content = line.removesuffix(b"\n")  # a whole event counts, whether or not its line break was read
+            if end - len(line) + len(content) > fences.get(path.stem, end):
                 break
-            event = json.loads(line)
+            try:
+                event = json.loads(content)
+            except ValueError:  # torn
+                break
             if event["event"] == "finished" or (event["event"] == "failed" and not event["retried"]):
                 found[event["trial"]] += 1
     return found
