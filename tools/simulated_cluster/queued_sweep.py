@@ -15,6 +15,8 @@ from trainyard.planning.attempts import Fold
 from trainyard.planning.job_marks import COMPLETE, JOBS, read_mark
 from trainyard.planning.journal import Ended, Journal, SessionStarted, Started
 from trainyard.planning.plan import plan_sweep
+from trainyard.programs.user_environment import RECORD, record_environment
+from trainyard.utils.environment_variables import environment_variables
 
 from simulated_cluster.clock import BEGIN, Clock
 from simulated_cluster.cluster import DAY, Cluster, Conditions
@@ -137,6 +139,8 @@ def run_jobs(work: Work, shape: Shape, site: Site, conditions: Conditions, *, se
     with (
         tempfile.TemporaryDirectory(dir=memory) as name,
         simulate_modules(queue.clock),
+        # Each driver sets and restores it: what they find must be there from the first to the last of these threads.
+        environment_variables({RECORD: record_environment()}),
         patch.object(packer, "RAY_POLL_SECONDS", POLL_SECONDS),
     ):
         sweep = _QueuedSweep(work, shape, queue, Path(name), conditions, seed=seed)

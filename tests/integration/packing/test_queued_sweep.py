@@ -1,5 +1,6 @@
 """Sweeps by the driver in the queue of a simulated, busy cluster."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,10 @@ LONG = 24 * 60.0
 
 @pytest.fixture(scope="module")
 def several():
-    return run_jobs(WORK, Shape(4, 1, LONG), BUSY, CONDITIONS, seed=0)
+    before = dict(os.environ)
+    outcome = run_jobs(WORK, Shape(4, 1, LONG), BUSY, CONDITIONS, seed=0)
+    assert dict(os.environ) == before, "the drivers are threads of this process"
+    return outcome
 
 
 def test_several_jobs_run_each_trial_once_and_the_same_way_each_time(several):

@@ -21,12 +21,6 @@ from trainyard.programs.user_environment import (
 from trainyard.utils.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def _nothing_recorded(monkeypatch):
-    """As in a process in which no test has opened the workflow, which records the environment."""
-    monkeypatch.delenv("TRAINYARD_USER_ENVIRONMENT", raising=False)
-
-
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs") / "env"
