@@ -28,14 +28,11 @@ def main(arguments: argparse.Namespace) -> None:
     command_line.check_name(config, "sweeps", name)
     fold = Fold(arguments.results / "sweeps" / name)
     state = read_state(config.sweeps[name], name, arguments.results, fold=fold)
-    given = getattr(arguments, "trial", None)
-    request = UserRequest(kind, time.time())
-    if given is not None:
-        kind = "restore" if kind == "resume" else kind
-        request = UserRequest(kind, time.time(), trial=_find_trial(given, state))
+    given, jobs = (getattr(arguments, each, None) for each in ("trial", "jobs"))
+    trial = "" if given is None else _find_trial(given, state)
+    request = UserRequest("restore" if trial and kind == "resume" else kind, time.time(), trial=trial, jobs=jobs)
+    if trial:
         _check_trial(request, state)
-    elif kind == "jobs":
-        request = UserRequest(kind, time.time(), jobs=arguments.jobs)
     text = _describe(request, state, fold.live)  # as it was before
     fold.claims.request(request)
     print(f"sweep {name}: {text}")

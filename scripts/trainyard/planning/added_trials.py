@@ -49,7 +49,7 @@ def announce_config(config: Config, name: str, results: Path) -> int:
 
 def _describe_changes(before: Sweep, now: Sweep, fold: Fold) -> None:
     """Say what the jobs of earlier runs do about the changes of the config, if there are any."""
-    if fold.update().live and (changes := list_changes(before, now)):
+    if before != now and (changes := list_changes(before, now)) and fold.update().live:
         log.warning(
             "jobs of this sweep that run now go on with the config that they know: %s changed, and they take up only "
             "trials that are added. What this run starts uses the new config",

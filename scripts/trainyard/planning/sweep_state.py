@@ -79,7 +79,7 @@ class TrialSpace:
     def grow(self, sweep: Sweep) -> list[str]:
         """Add the trials that another config of the sweep has more; returns their names, or placeholders of a search.
 
-        There must be no other changes, see `requests.list_changes`.
+        There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
         drawn_before = before.search.trials if before.search else 0

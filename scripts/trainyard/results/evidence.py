@@ -40,10 +40,10 @@ class Evidence:
 
 def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evidence | None:
     """The evidence from the value of each configuration by seed; None if no configuration has two, or it is alone."""
-    import numpy as np
-
     if len(runs) < 2 or max(map(len, runs)) < 2:
         return None
+    import numpy as np
+
     sign = 1.0 if is_better_higher else -1.0
     means = np.array([sign * np.mean(list(each.values())) for each in runs])
     rng = np.random.default_rng(0)  # the same trials have the same answer
