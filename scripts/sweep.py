@@ -11,6 +11,7 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
+from trainyard.config.sweep import ProgramSweep
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
 from trainyard.planning.added_trials import read_current_config
@@ -18,6 +19,7 @@ from trainyard.planning.job_marks import remove_done_marks
 from trainyard.planning.plan import plan_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.errors import UserError
 
 log = logging.getLogger("sweep")
@@ -43,6 +45,9 @@ def main(arguments: argparse.Namespace) -> None:
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
     write_sweep_tables(plan.state, plan.state.folder)
+    if isinstance(sweep := plan.state.sweep, ProgramSweep):
+        for folders in reduced_folders(plan.state, sweep.keep).values():
+            reduce_folders(folders)
     config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
     for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *config_line):
         log.info("%s", line)

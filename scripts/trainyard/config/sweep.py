@@ -349,6 +349,11 @@ Goal = Annotated[
 ]
 
 
+Keep = Annotated[
+    str, StringConstraints(pattern=r"^(all|metrics|best [1-9][0-9]*)$"), hint("use all, metrics or, say, best 5")
+]
+
+
 class Sweep(Section):
     """A named set of trials: the union of `grid`, `trials` and `sample`, without duplicates.
 
@@ -599,6 +604,12 @@ class ProgramSweep(ProgramOptions, Sweep):
     """A sweep whose trials run a user's own program."""
 
     timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
+    keep: Keep = Field(
+        "all",
+        description="Files of ended trials that stay in `{trial_dir}`. `all`; `metrics`: the output and the file of "
+        "`metrics`; `best 5`: these, and all files of the five best configurations. The others are removed while the "
+        "sweep runs, the checkpoints among them.",
+    )
 
     @model_validator(mode="after")
     def _check_slots(self) -> "ProgramSweep":
@@ -636,6 +647,9 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def _check_command(self) -> "CommandSweep":
         if self.metrics is None and (self.search or self.stop):
             raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
+        if self.metrics is None and self.keep.startswith("best "):
+            message = "{keep} needs the metrics of a command: give `metrics`, or `keep: metrics` for the output alone"
+            raise PydanticCustomError("metrics", message, {"keep": self.keep})
         if groups := self.metrics.groups if self.metrics else []:
             self._check_metric(final=groups, epoch=groups)
         self.check_resume(self.command, self._argument_names)

@@ -54,6 +54,7 @@ from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
 from trainyard.programs.user_environment import RECORD, code_version, find_interpreter, record_environment
+from trainyard.results.retention import Retention
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -279,6 +280,8 @@ def _run_trials(
     names = [name for name in names if order.may_run(name)]
     expected, least = plan.forecast.seconds, plan.forecast.min_seconds
     tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
+    sweep = plan.state.sweep
+    retention = Retention(sweep, order.state_now) if isinstance(sweep, ProgramSweep) and sweep.keep != "all" else None
     tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
     results = filter(None, map(plan.state.result, plan.state.trials))
     reread = partial(reparse_output, journal, plan.state)
@@ -318,7 +321,7 @@ def _run_trials(
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
         predict=plan.forecast.predict,
         may_end_early=plan.state.may_end_early,
-        listeners=[view.update, *([search.update] if search else [])],
+        listeners=[view.update, *([search.update] if search else []), *([retention.note] if retention else [])],
     )
     if not plan.state.is_gpu_fraction_open:
         create(slots=slots, setup=setup, source=search).run(tasks)

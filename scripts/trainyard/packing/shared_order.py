@@ -198,7 +198,7 @@ class SharedOrder:
 
     def task(self, trial: str) -> Task:
         """An unfinished trial as a task, with the attempts that are known now."""
-        return self._state_now().task(trial)
+        return self.state_now().task(trial)
 
     def claimed(self, task: Task) -> Task:
         """A task that was claimed, with the folder that it has now."""
@@ -302,10 +302,11 @@ class SharedOrder:
         names = [name for name in opened if name in self._state.trials and self._may_claim(name)]
         if not names:
             return taken, []
-        state = self._state_now()
+        state = self.state_now()
         return taken, [state.task(name) for name in names if state.end(name) is None]
 
-    def _state_now(self) -> SweepState:
+    def state_now(self) -> SweepState:
+        """The state of the sweep, with all attempts that are known now."""
         return replace(
             self._state,
             attempts=group_by_trial(self._fold.attempts.values()),

@@ -1,0 +1,113 @@
+"""Retention: which files of ended trials a sweep of programs keeps (`keep`), and the removal of the others."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from trainyard.config.sweep import ProgramSweep
+from trainyard.config.trial_status import CONCLUSIVE
+from trainyard.planning.journal import Ended, Event
+from trainyard.planning.sweep_state import SweepState, folder_name, output_name
+from trainyard.results.ranking import FALLBACK, rank_sweep
+from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
+from trainyard.utils.locks import LockHeldError
+
+PASS_SECONDS: Final = 60.0  # between two removals while a sweep runs
+log = logging.getLogger(__name__)
+Folders = Mapping[Path, Collection[Path]]
+
+
+def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()) -> dict[str, Folders]:
+    """The folders of ended trials that `keep` reduces, by trial, each with what it keeps beside its outputs.
+
+    The outputs and the file of metrics stay, because they are read again if `metrics` change. Of `best N`, the best N
+    configurations whose trials have all ended stay whole, and so do those of which a trial has not. Trials that are
+    `known` to be reduced are left out.
+    """
+    sweep = state.sweep
+    if not isinstance(sweep, ProgramSweep) or keep == "all":
+        return {}
+    file = sweep.program_metrics.file if sweep.program_metrics else None
+    kept = _best_trials(state, int(keep.split()[1])) if keep.startswith("best ") else frozenset[str]()
+    found = dict[str, Folders]()
+    for name in state.trials.keys() - kept - set(known):
+        if _has_ended(state, name):
+            attempts = {(each.generation, each.takeover) for each in state.attempts_at(name)}
+            folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
+            found[name] = {each: {each / file, each / f"{file}.before"} if file else set() for each in folders}
+    return found
+
+
+def _has_ended(state: SweepState, trial: str) -> bool:
+    """Whether a trial has a result or has diverged, also by the present `metrics`, so that it is not resumed."""
+    end = state.end(trial)
+    return end is not None and end.outcome in CONCLUSIVE and not state.must_reparse(end)
+
+
+def _best_trials(state: SweepState, count: int) -> frozenset[str]:
+    """The trials that `best N` keeps; all of them if no metric ranks them."""
+    ranking = rank_sweep(state)
+    if ranking.candidates or ranking.metric == FALLBACK:
+        return frozenset(state.trials)
+    names = ([trial.trial for trial in each.trials] for each in ranking.configurations)
+    counting = {trial.trial for each in ranking.counting for trial in each.trials}
+    ended = [each for each in names if all(_has_ended(state, name) for name in each)]
+    best = [each for each in ended if counting.issuperset(each)][:count]
+    return frozenset(state.trials).difference(*ended).union(*best)
+
+
+def surplus_of(folder: Path, kept: Collection[Path]) -> Iterator[Path]:
+    """What is in the folder of a trial but for its outputs and what is `kept`: files, links and whole folders."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if any(each.is_relative_to(path) and each.exists() for each in kept):
+            yield from surplus_of(path, kept)
+        elif not path.match(output_name("*")):
+            yield path
+
+
+def reduce_folders(folders: Folders) -> None:
+    """Remove the surplus of some folders, but for those in which a process still runs."""
+    for folder, kept in folders.items():
+        surplus = list(surplus_of(folder, kept))
+        if surplus:
+            with suppress(LockHeldError), claim_folder(folder, purpose="removing files", grace_seconds=-CLAIM_SECONDS):
+                for path in surplus:
+                    remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder. What cannot be removed is left, with a warning."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error.strerror)
+
+
+class Retention:
+    """Removes what a sweep does not keep while it runs, in a thread. It is a listener of the events of trials.
+
+    `read_state` returns the state of the sweep as it is now.
+    """
+
+    def __init__(self, sweep: ProgramSweep, read_state: Callable[[], SweepState]) -> None:
+        self._keep, self._read_state = sweep.keep, read_state
+        self._pool, self._due, self._known = ThreadPoolExecutor(1), 0.0, set[str]()
+
+    def note(self, event: Event, _: object) -> None:
+        """After the end of a trial, begin a removal, unless one has begun in the last minute."""
+        if isinstance(event, Ended) and time.monotonic() >= self._due:
+            self._due = time.monotonic() + PASS_SECONDS
+            found = reduced_folders(self._read_state(), self._keep, known=self._known)
+            self._known |= found.keys()
+            for folders in found.values():
+                self._pool.submit(reduce_folders, folders)
