@@ -22,7 +22,7 @@ from trainyard.data.staged import Staged
 from trainyard.planning import job_costs, trial_flops
 from trainyard.planning.journal import FlopsCounted, Journal
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.queue_forecast import Queue, forecast_shapes
+from trainyard.planning.queue_forecast import Queue, QueuedJobs, forecast_shapes
 from trainyard.report.plan_table import plan_table, queue_table
 from trainyard.report.study_plots import draw_plan
 from trainyard.utils.csv_files import write_table
@@ -38,29 +38,33 @@ def main(arguments: argparse.Namespace) -> None:
         _count_flops(config, name, results)
     limits = {f"limit_{what}": getattr(arguments, f"limit_{what}") for what in ("minutes", "gpus", "jobs")}
     minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": dict(arguments.set_minutes)}
-    found = list(job_costs.plan_jobs(config, results, **minutes, **limits))
+    queue = Queue(arguments.partition, arguments.gpu_type, tuple(shlex.split(arguments.sbatch)))
+    gpu_models = queue.gpu_models if arguments.runtime_minutes is not None else lambda gpus: ()
+    found = list(job_costs.plan_jobs(config, results, **minutes, **limits, gpu_models=gpu_models))
     if not found:
         log.info("nothing is pending: no resources are needed")
         return
     table = results / "plan" / "plan.csv"
     write_table(pd.DataFrame([asdict(row) for row in found]), table)
     fixed = minutes["set_minutes"].get("sweep")
-    plans = [plan_sweep(config, name, results, **limits, fixed_minutes=fixed) for name in config.sweeps]
+    models = {name: gpu_models(sweep.slots.gpus_per_node) for name, sweep in config.sweeps.items()}
+    plans = [
+        plan_sweep(config, name, results, **limits, fixed_minutes=fixed, gpu_models=models[name])
+        for name in config.sweeps
+    ]
     plans = [plan for plan in plans if plan.forecast.pending]
     for plan in plans:
         draw_plan(plan, results)
     console = Console(width=None if Console().is_terminal else 160)
     console.print(plan_table(found))
     if plans and arguments.runtime_minutes is not None:
-        _compare_shapes(plans, arguments, config, results, console)
+        _compare_shapes(plans, queue, config, results, console)
     log.info("plan: %s, with a plot for each sweep", table)
 
 
-def _compare_shapes(
-    plans: Sequence[Plan], arguments: argparse.Namespace, config: Config, results: Path, console: Console
-) -> None:
+def _compare_shapes(plans: Sequence[Plan], queue: Queue, config: Config, results: Path, console: Console) -> None:
     """Print what Slurm's queue would make of sweeps in jobs of several shapes, and write queue.csv."""
-    queue, found = Queue(arguments.partition, arguments.gpu_type, tuple(shlex.split(arguments.sbatch))), []
+    found = list[QueuedJobs]()
     try:
         for plan in plans:
             found += forecast_shapes(plan, queue, config, results)

@@ -28,7 +28,8 @@ def second_site() -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """Repair the cluster after each test, and check that the test left no process and no allocated GPU."""
-    used = [request.getfixturevalue(site) for site in ("cluster", "second_site") if site in request.fixturenames]
+    sites = ("cluster", "second_site", "mixed_site")
+    used = [request.getfixturevalue(site) for site in sites if site in request.fixturenames]
     yield
     for running in used:
         running.repair()

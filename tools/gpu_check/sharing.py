@@ -64,9 +64,9 @@ def measure_auto_share(rig: Rig) -> None:
             output = run_program(rig, folder, "sweep", "--sweep", "s", timeout=SWEEP_SECONDS)
             if output is None:
                 return
-            share = Fold(folder / "results/sweeps/s").update().gpu_fraction
+            shares = list(Fold(folder / "results/sweeps/s").update().gpu_fractions.values())
             is_used = "MPS runs on" in output
-            rig.report.add_row("trials per GPU", {"MPS": is_used, "decision": share.why if share else "none"})
+            rig.report.add_row("trials per GPU", {"MPS": is_used, "decision": shares[0].why if shares else "none"})
 
 
 def _config(mps: str) -> dict[str, Any]:

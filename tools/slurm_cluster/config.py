@@ -39,8 +39,12 @@ def hosts_file(site: Site) -> str:
 
 def slurm_conf(state: Path, site: Site) -> str:
     """slurm.conf: daemons, nodes, partitions, scheduling, preemption, accounting."""
-    gpus = f"Gres=gpu:{site.gpu_type}:{site.gpus_per_host}"
+    shape = f"CPUs={site.cpus_per_host} RealMemory=16000 Feature=nvlink,ib State=UNKNOWN"
+    of_type = {gpu_type: ",".join(hosts) for gpu_type, hosts in site.hosts_by_gpu().items()}
+    kinds = [f"NodeName={names} {shape} Gres=gpu:{each}:{site.gpus_per_host}" for each, names in of_type.items()]
+    nodes = "\n".join(kinds)
     lines = [*(_accounting_lines(state, site) if site.accounting else []), *site.lines]
+    lines += [f"PartitionName={each} Nodes={of_type[each]} MaxTime=1-0 PreemptMode=OFF" for each in site.gpu_types]
     return f"""\
 ClusterName={CLUSTER}
 SlurmctldHost={HEAD}({HEAD_ADDRESS})
@@ -84,7 +88,7 @@ JobRequeue=1
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=2
 
-NodeName={",".join(site.hosts)} CPUs={site.cpus_per_host} RealMemory=16000 Feature=nvlink,ib {gpus} State=UNKNOWN
+{nodes}
 PartitionName={site.partition} Nodes=ALL Default=YES MaxTime=1-0 DefaultTime={JOB_MINUTES} \
 PriorityTier=10 PreemptMode=OFF
 # On preemption: SIGTERM to the steps, SIGKILL after KillWait, SIGTERM to the batch script after its steps have ended.
@@ -107,7 +111,8 @@ def _accounting_lines(state: Path, site: Site) -> list[str]:
 def gres_conf(site: Site) -> str:
     """gres.conf: fake GPUs. Slurm requires device files; terminals exist everywhere, and nothing opens these."""
     devices = f"/dev/tty[0-{site.gpus_per_host - 1}]"
-    return f"NodeName={','.join(site.hosts)} Name=gpu Type={site.gpu_type} File={devices}\n"
+    names = {gpu_type: ",".join(hosts) for gpu_type, hosts in site.hosts_by_gpu().items()}
+    return "".join(f"NodeName={names[each]} Name=gpu Type={each} File={devices}\n" for each in names)
 
 
 def slurmdbd_conf(state: Path) -> str:

@@ -13,6 +13,7 @@ class Site:
     name: str
     hosts: tuple[str, ...]
     gpu_type: str
+    gpu_types: tuple[str, ...] = ()  # of each host, if they differ; each type is also the name of a partition
     gpus_per_host: int = 2
     cpus_per_host: int = 8  # more than the machine has
     partition: str = "gpu"  # the default partition
@@ -28,6 +29,13 @@ class Site:
     def number(self, host: str) -> int:
         """The place of a host, from 1; part of its addresses."""
         return self.hosts.index(host) + 1
+
+    def hosts_by_gpu(self) -> dict[str, list[str]]:
+        """The hosts with each type of GPU."""
+        found: dict[str, list[str]] = {}
+        for host, gpu_type in zip(self.hosts, self.gpu_types or [self.gpu_type] * len(self.hosts), strict=True):
+            found.setdefault(gpu_type, []).append(host)
+        return found
 
 
 FIRST = Site(name="first", hosts=("n1", "n2", "n3", "n4"), gpu_type="a100")

@@ -117,7 +117,7 @@ class Jobs(ABC):
             "gres": lambda job: profile.gres(job.gpus or 0) if job.nodes > 1 else None,
             "tasks_per_gpu": lambda job: 0 if job.nodes > 1 else None,
             "slurm_extra": lambda job: profile.slurm_extra(rule, job.gpus or 0, *job.options),
-            "hardware": lambda job: profile.hardware(job.nodes, job.gpus),
+            "hardware": lambda job: profile.hardware(rule, job.nodes, job.gpus),
         }
 
         def evaluate(resource: Callable[[Job], Any]) -> Callable[[Wildcards, int], Any]:
@@ -222,6 +222,7 @@ class SweepJobs(Jobs):
                 limit_gpus=self._profile.limits(self.rule).gpus,
                 limit_jobs=self.limit_jobs(name),
                 fixed_minutes=self._profile.fixed_minutes(self.rule),
+                gpu_models=self.gpu_models(name),
             )
         return self._plans[key]
 
@@ -284,6 +285,10 @@ class SweepJobs(Jobs):
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""
         return self._profile.limit_minutes(self.rule, self._config.sweeps[name].slots.gpus_per_node)
+
+    def gpu_models(self, name: str) -> tuple[str, ...]:
+        """The GPU models that a job of a sweep may get; empty if that is unknown."""
+        return self._profile.gpu_models(self.rule, self._config.sweeps[name].slots.gpus_per_node)
 
     def limit_jobs(self, name: str) -> float:
         """The most jobs of a sweep with `jobs: auto`: one without a scheduler, where others would share its GPUs."""
@@ -365,7 +370,14 @@ class SweepJobs(Jobs):
             return None
         gpus = self._profile.limits(self.rule).gpus
         plans = (
-            plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus)
+            plan_sweep(
+                self._config,
+                name,
+                self._results,
+                limit_minutes=minutes,
+                limit_gpus=gpus,
+                gpu_models=self.gpu_models(name),
+            )
             for name in self._config.sweeps
         )
         jobs = max(plan.request.jobs for plan in plans)

@@ -16,6 +16,7 @@ from trainyard.cluster.slurm_queries import (
     Partition,
     controller_settings,
     keeps_accounting,
+    list_gpu_models,
     list_partitions,
     max_walltime_minutes,
     named_partitions,
@@ -145,8 +146,16 @@ class Profile:
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
-        named = named_partitions(self._partitions, self._partition_names(rule, gpus))
-        return node_memory(named, gpus, self.gpu_type)
+        return node_memory(self._named_partitions(rule, gpus), gpus, self.gpu_type)
+
+    def gpu_models(self, rule: str, gpus: int) -> tuple[str, ...]:
+        """The GPU models that a job of a rule may get, with this number of GPUs per node; empty if that is unknown."""
+        if not self.has_scheduler:
+            return ()
+        return list_gpu_models(self._named_partitions(rule, gpus), gpus, self.gpu_type)
+
+    def _named_partitions(self, rule: str, gpus: int) -> list[Partition]:
+        return named_partitions(self._partitions, self._partition_names(rule, gpus))
 
     def _partition_names(self, rule: str, gpus: int) -> str:
         """The partitions in which the jobs of a rule may start; "" for the default one."""
@@ -202,11 +211,15 @@ class Profile:
             return None
         return ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
 
-    def hardware(self, nodes: int, gpus: int | None) -> str:
-        """Nodes and GPUs per node, for messages; nodes alone if `gpus` is None."""
-        if gpus is None:
-            return f"nodes: {nodes}"
-        return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
+    def hardware(self, rule: str, nodes: int, gpus: int | None) -> str:
+        """Nodes and GPUs per node, for messages, and partitions if there are several; no GPUs if `gpus` is None."""
+        names = self.setting(rule, "slurm_partition")
+        found = [f"partitions: {names.replace(',', ' or ')}"] if "," in names else []
+        found.append(f"nodes: {nodes}")
+        if gpus is not None:
+            model = self.gpu_type or " or ".join(models if len(models := self.gpu_models(rule, gpus)) > 1 else ())
+            found.append(f"GPUs per node: {f'{gpus} {model}'.rstrip() if gpus else 'none'}")
+        return ", ".join(found)
 
     def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:
         """Options of sbatch: given ones, the profile's, and GPUs that the plugin refuses; None for none.

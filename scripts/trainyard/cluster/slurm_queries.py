@@ -258,6 +258,17 @@ def count_idle_gpus(partitions: Sequence[Partition], model: str = "") -> int:
     return sum(count(gres) - count(used) for gres, used in nodes.values())
 
 
+def list_gpu_models(partitions: Sequence[Partition], gpus: int, model: str = "") -> tuple[str, ...]:
+    """The models of GPUs that a job with so many per node may get in partitions; none if one of them has no name.
+
+    If it requests a `model`, it gets that one. A job without GPUs gets "cpu".
+    """
+    if model or not gpus:
+        return (model if gpus else "cpu",)
+    found = {name for each in partitions for name, count in parse_gpus(each.gpus) if count >= gpus}
+    return () if "" in found else tuple(sorted(found))
+
+
 def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:
     """The maximum walltime of `named_partitions`; infinite if there is none."""
     return max((each.limit_minutes for each in named_partitions(partitions, names)), default=math.inf)

@@ -105,7 +105,7 @@ def _run_session(config: Config, name: str, results: Path, order_job: int | None
                     break
                 _await_others(order, f"sweep {name}: its last trials run in {others}")
             if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
-                plan = plan_sweep(find_config(), name, results, fold=fold)
+                plan = _plan_now(find_config(), name, results, fold)
         finally:
             journal.leave(has_claims=journal.session in fold.claims.sessions)
     digests = {plan.state.space.digest, TrialSpace(config.sweeps[name], plan.state.space.dataset_digest).digest}
@@ -148,7 +148,7 @@ def _run(
     """Run the pending trials that this session may run; returns the plan afterwards."""
 
     def plan_now() -> Plan:
-        return plan_sweep(find_config(), name, results, fold=fold.update())
+        return _plan_now(find_config(), name, results, fold.update())
 
     plan = plan_now()
     sweep = plan.state.sweep
@@ -183,6 +183,13 @@ def _run(
     plan = plan_now()
     order.use(plan.state)
     return plan, order
+
+
+def _plan_now(config: Config, name: str, results: Path, fold: Fold) -> Plan:
+    """The plan for the GPUs of this job."""
+    slots, allocation = config.sweeps[name].slots, slurm_allocation.current_allocation()
+    model = allocation.gpu_model if allocation and slots.has_gpus else "cpu" if not slots.has_gpus else ""
+    return plan_sweep(config, name, results, gpu_models=[model] if model else [], fold=fold)
 
 
 def _fix_slots(plan: Plan) -> Plan:

@@ -124,6 +124,7 @@ class GpuFractionMeasurement:
             uses=[asdict(largest)] if largest else [],
             throughput={str(count): value for count, value in self._throughput.items()},
             mps=None if slots.mps == "off" else slots.mps,
+            gpu_model=next(iter(self._state.gpu_models), None),
             why=f"{chosen} ({'; '.join([*rates, used, *([self._remark] if self._remark else [])])})",
         )
 

@@ -66,6 +66,11 @@ class Attempt:
     exit_code: int | None = None  # of its program
     is_retried: bool = False  # whether it failed, and the trial is run again
 
+    @property
+    def gpu_model(self) -> str:
+        """The GPU on which it ran: as Slurm names the type, or else its full name, or "cpu"; "" in old journals."""
+        return self.location.gpu_model or self.location.device
+
 
 Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
 
@@ -149,7 +154,7 @@ class Fold:
         self.attempts: Attempts = {}
         self.flops: dict[str, float] = {}  # FLOPs by trial
         self.submissions: list[JobsSubmitted] = []
-        self.gpu_fraction: GpuFraction | None = None  # for `gpus_per_trial: auto`
+        self.gpu_fractions: dict[str, GpuFraction] = {}  # for `gpus_per_trial: auto`, by GPU model
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = {""}  # sessions that have ended as they should, and the runs of old versions
         self.closed: set[tuple[str, str]] = set()  # trials that have ended for good, with the session that ran them
@@ -270,8 +275,9 @@ class Fold:
             case JobsSubmitted():
                 self.submissions.append(event)
             case GpuFraction():
-                if self.gpu_fraction is None or event.time >= self.gpu_fraction.time:
-                    self.gpu_fraction = event
+                known = self.gpu_fractions.setdefault(event.gpu_model or "", event)
+                if event.time >= known.time:
+                    self.gpu_fractions[event.gpu_model or ""] = event
 
     def _close(self, session: str) -> None:
         """End the attempts that a session that has ended left open, as interrupted at their last event or output."""

@@ -75,8 +75,12 @@ class DurationForecast:
 
     @property
     def serial_seconds(self) -> float:
-        """The pending trials one after another, each as long as the longest measured one, or as expected if longer."""
+        """The pending trials one after another, each as long as the longest measured one, or as expected if longer.
+
+        On a GPU model on which none was measured, they may take longer than on others.
+        """
         longest = max([self._state.longest_interrupted_seconds, *self._state.measured_seconds.values()])
+        longest *= UNFINISHED[1] if self._state.unmeasured_models else 1.0
         return sum(max(longest, expected) for expected in self.seconds.values())
 
     @cached_property
@@ -86,7 +90,8 @@ class DurationForecast:
     def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> Prediction | None:
         """The durations of trials, from the journal and the seconds of trials that have `finished` since.
 
-        None without evidence.
+        These have run here. Of the GPU models that a job may get, each is equally probable; if that is unknown, those
+        on which trials were measured. None without evidence.
         """
         if not names:
             return None
@@ -98,9 +103,17 @@ class DurationForecast:
         drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
         names = [next(drawn) if is_placeholder(name) else name for name in names]
         costs = state.relative_costs([*names, *known])
-        prediction = predict(
-            [state.trials[name] for name in names],
-            [(state.trials[name], seconds) for name, seconds in known.items()],
-            relative=[costs[name] for name in (*names, *known)] if costs else None,
-        )
-        return prediction.longer_than(ran) if prediction and any(ran) else prediction
+        models = state.gpu_models or tuple(dict.fromkeys(state.measured_models.values())) or ("",)
+        here = models[0] if len(models) == 1 else ""
+        measured_on = [here if name in finished else state.measured_models[name] or here for name in known]
+        found = [
+            predict(
+                [state.trials[name] for name in names],
+                [(state.trials[name], seconds) for name, seconds in known.items()],
+                relative=[costs[name] for name in (*names, *known)] if costs else None,
+                gpu_models=[*[model] * len(names), *measured_on],
+            )
+            for model in ([here] if finished else models)
+        ]
+        prediction = Prediction.of_any([each for each in found if each])
+        return prediction.longer_than(ran) if any(ran) else prediction

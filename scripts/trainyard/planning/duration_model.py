@@ -4,7 +4,8 @@ The logarithm of a duration is modeled as a sum over the varied keys, so that fa
 
     log seconds = level + slope * log(offset + x**power) of a number x + effect of a text's value + noise
 
-The relative cost (`cost:` or FLOPs) is one more number. Which keys have an effect, with which powers and offsets, how
+The relative cost (`cost:` or FLOPs) is one more number, and the GPU model one more text: the ratio of two models is
+learnt from trials on both, and is uncertain without. Which keys have an effect, with which powers and offsets, how
 much texts differ, and the noise are hypotheses: many are drawn at random and weighted by the likelihood of the evidence
 under each, which is a ridge regression with normal priors of fixed widths. A sample of the durations is one of the
 posterior of a hypothesis, by Matheron's rule (Wilson et al., Efficiently Sampling Functions from Gaussian Process
@@ -29,6 +30,7 @@ LEVEL: Final = np.array([(1.0, 1.0, 0.0, 3.0)])
 COST: Final = np.array([(1.0, 1.0, 1.0, 0.08)])
 NUMBER: Final = np.array([(0.3, 1.0, 0.0, 0.0), (0.2, 1.0, 1.0, 0.1), (0.2, 2.0, 1.0, 0.05), (0.3, 1.0, 0.0, 0.3)])
 TEXT: Final = np.array([(0.1, 1.0, 0.0, 0.0), (0.1, 1.0, 0.0, 0.1), (0.3, 1.0, 0.0, 0.4), (0.5, 1.0, 0.0, 0.85)])
+GPU_MODEL: Final = np.array([(0.2, 1.0, 0.0, 0.1), (0.8, 1.0, 0.0, 0.5)])  # two differ by a factor of 2, typically
 BESIDE_COST: Final = np.array([(0.9, 1.0, 0.0, 0.0), (0.1, 1.0, 0.0, 0.3)])  # of any key, if there is a relative cost
 OFFSETS: Final = (0.4, 0.1, -3.5, 0.0)  # where the mean is 1: probability, and with a cost; range of the log
 NOISE: Final = (0.015, 0.05, 0.6)  # least, median, and standard deviation of its logarithm
@@ -48,6 +50,12 @@ class Prediction:
     seconds: Array  # (trials,)
     draws: Array  # (draws, trials)
 
+    @classmethod
+    def of_any(cls, equally_probable: Sequence["Prediction"]) -> "Prediction":
+        """The prediction if one of these holds, with as many draws of each."""
+        means = np.mean([each.seconds for each in equally_probable], axis=0)
+        return cls(means, np.concatenate([each.draws for each in equally_probable]))
+
     def lower_bounds(self) -> Array:
         """Seconds that each trial exceeds with 95 % probability (5 % quantiles)."""
         return np.quantile(self.draws, 0.05, axis=0)
@@ -59,11 +67,15 @@ class Prediction:
 
 
 def predict(
-    trials: Sequence[Trial], evidence: Sequence[tuple[Trial, float]], *, relative: Sequence[float] | None = None
+    trials: Sequence[Trial],
+    evidence: Sequence[tuple[Trial, float]],
+    *,
+    relative: Sequence[float] | None = None,
+    gpu_models: Sequence[str] = (),
 ) -> Prediction | None:
     """The predicted durations of trials, from the measured seconds of others; None without evidence.
 
-    `relative` holds the relative costs of the trials, then of the evidence.
+    `relative` holds the relative costs of the trials, then of the evidence; `gpu_models` are those on which they run.
     """
     if not evidence:
         return None
@@ -74,7 +86,7 @@ def predict(
     middle = np.median(logs)
     logs -= middle
     count = int(np.clip(HYPOTHESES[1] * (12 / len(logs)) ** 2, *HYPOTHESES))
-    x, groups, prior = _draw_terms([*trials, *(trial for trial, _ in evidence)], relative, count, generator)
+    x, groups, prior = _draw_terms([*trials, *(trial for trial, _ in evidence)], relative, gpu_models, count, generator)
     power, mean, error, offset = prior
     noise = np.maximum(NOISE[0], NOISE[1] * np.exp(NOISE[2] * generator.standard_normal((count, 1))))
 
@@ -126,7 +138,11 @@ def _find_stragglers(covariance: Array, residual: Array, log_odds: float) -> tup
 
 
 def _draw_terms(
-    trials: Sequence[Trial], relative: Sequence[float] | None, count: int, generator: np.random.Generator
+    trials: Sequence[Trial],
+    relative: Sequence[float] | None,
+    gpu_models: Sequence[str],
+    count: int,
+    generator: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
     """The terms, (t, 1, n) and (t, n), and a number of hypotheses: power, mean, error, log offset, (4, t, h, 1)."""
     none = np.zeros(len(trials), np.intp)
@@ -134,6 +150,8 @@ def _draw_terms(
     terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
     for x, groups in key_columns(trials):
         terms.append((x, groups, BESIDE_COST if costs is not None else TEXT if groups.any() else NUMBER))
+    if len(models := list(dict.fromkeys(gpu_models))) > 1:
+        terms.append((none + 1.0, np.array([models.index(each) for each in gpu_models], np.intp), GPU_MODEL))
     drawn = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]
     power, mean, error = np.stack(drawn).transpose(2, 0, 1)[..., None]
     offset = generator.uniform(*OFFSETS[2:], mean.shape)

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ def plan_jobs(
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
     limit_jobs: float = math.inf,
+    gpu_models: Callable[[int], Sequence[str]] = lambda gpus: (),
 ) -> Iterator[PlannedJob]:
     """The jobs whose results are missing in `results` or of another config, and for each sweep two other strategies.
 
     `runtime_minutes` is the default walltime; None without a scheduler. `set_minutes` are those of some rules.
+    `gpu_models` returns those that a job with so many GPUs per node may get, as for `plan_sweep`.
     """
     fixed = set_minutes or {}
     for name in config.datasets:
@@ -75,6 +77,7 @@ def plan_jobs(
             limit_gpus=limit_gpus,
             limit_jobs=limit_jobs,
             fixed_minutes=fixed.get("sweep"),
+            gpu_models=gpu_models(config.sweeps[name].slots.gpus_per_node),
         )
         if plan.state.unfinished:
             others = {each.strategy: each for each in compare_planned_strategies(plan)}
@@ -168,7 +171,7 @@ def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | 
 
 def _basis(plan: Plan) -> str:
     if plan.forecast.seconds:
-        return f"{len(plan.state.measured_seconds)} measured trials"
+        return f"{len(plan.state.measured_seconds)} measured trials{_describe_gpu_models(plan.state)}"
     if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
     return "no evidence; ordered by FLOPs" if plan.state.flops.keys() >= set(plan.forecast.pending) else "no evidence"
@@ -310,7 +313,17 @@ def _describe_prediction(plan: Plan) -> str:
     low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
     between = f" ({low} to {high})" if low != high else ""
     early = " if none is stopped early" if plan.state.may_end_early else ""
-    return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
+    on = _describe_gpu_models(plan.state)
+    return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}{on}"
+
+
+def _describe_gpu_models(state: SweepState) -> str:
+    """The GPU models for which a prediction holds, if trials were measured on others; "" otherwise."""
+    known, missing = set(state.measured_models.values()) - {""}, state.unmeasured_models
+    if not state.gpu_models or (len(state.gpu_models) == 1 and known <= set(state.gpu_models)):
+        return ""
+    unknown = f" (as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)})" if missing else ""
+    return f" on {' or '.join(state.gpu_models)}{unknown}"
 
 
 def summarize_cost(plan: Plan) -> str:

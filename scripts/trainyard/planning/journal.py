@@ -234,13 +234,14 @@ class GpuFraction(Event):
     """
 
     is_durable = True
-    optional = frozenset({"throughput", "why", "mps"})
+    optional = frozenset({"throughput", "why", "mps", "gpu_model"})
     gpus_per_trial: float
     slots: int
     uses: list[dict[str, Any]]
     throughput: dict[str, float] | None = None
     why: str | None = None
     mps: str | None = None  # as configured, unless "off"; with another value, the measurement does not count
+    gpu_model: str | None = None  # on which it was measured, as Slurm names the type; it counts on no other
 
     def slowdown(self, gpus_per_trial: float) -> float | None:
         """Of a trial with this share of a GPU, relative to a trial that runs alone; None if it was not measured."""

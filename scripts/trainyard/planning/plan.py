@@ -1,6 +1,7 @@
 """The plan of a sweep: its state, a forecast of its pending trials, and the job that it requests."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,26 +60,35 @@ def plan_sweep(
     limit_gpus: float = math.inf,
     limit_jobs: float = math.inf,
     fixed_minutes: float | None = None,
+    gpu_models: Sequence[str] = (),
     fold: Fold | None = None,
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
     No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`; `jobs: auto`
-    is at most `limit_jobs`. With `fixed_minutes`, each requests this walltime. A caller that plans repeatedly passes
-    the `fold` of the journal, which then reads new lines only.
+    is at most `limit_jobs`. With `fixed_minutes`, each requests this walltime. Durations are those on `gpu_models`, of
+    which a job gets one; empty if that is unknown. A caller that plans repeatedly passes the `fold` of the journal,
+    which then reads new lines only.
     """
     sweep = config.sweeps[name]
-    state, price = read_state(sweep, name, results, fold=fold), config.pricing.per_hour(sweep.slots.unit)
+    state, price = (
+        read_state(sweep, name, results, gpu_models=gpu_models, fold=fold),
+        config.pricing.per_hour(sweep.slots.unit),
+    )
     most = limit_minutes if fixed_minutes is None else fixed_minutes
     limits = {"limit_minutes": most, "limit_gpus": limit_gpus, "limit_jobs": limit_jobs}
     return Plan(state, **limits, fixed_minutes=fixed_minutes, price=price)
 
 
-def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:
-    """The state of a sweep, from its dataset and journal in `results`."""
+def read_state(
+    sweep: Sweep, name: str, results: Path, *, gpu_models: Sequence[str] = (), fold: Fold | None = None
+) -> SweepState:
+    """The state of a sweep, from its dataset and journal in `results`. `gpu_models` as in `plan_sweep`."""
     folder = results / "sweeps" / name
     known = (fold or Fold(folder)).update()
-    fraction = known.gpu_fraction
+    fractions = [each for each in known.gpu_fractions.values() if (each.mps or "off") == sweep.slots.mps]
+    if gpu_models:
+        fractions = [each for each in fractions if each.gpu_model in (None, *gpu_models)]
     return SweepState(
         name,
         sweep,
@@ -90,7 +100,8 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         requests=known.claims.requests,
         flops=dict(known.flops),
         submissions=list(known.submissions),
-        measured=fraction if fraction and (fraction.mps or "off") == sweep.slots.mps else None,
+        measured=max(fractions, key=lambda each: each.time, default=None),
+        gpu_models=tuple(gpu_models),
     )
 
 

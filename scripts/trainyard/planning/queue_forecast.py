@@ -14,12 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster.slurm_queries import Partition, list_partitions, named_partitions, predict_start
+from trainyard.cluster.slurm_queries import (
+    Partition,
+    list_gpu_models,
+    list_partitions,
+    named_partitions,
+    predict_start,
+)
 from trainyard.config.config import Config
 from trainyard.config.sweep import Slots
 from trainyard.planning.job_request import FAST_TOLERANCE
 from trainyard.planning.memory_request import node_memory, sweep_memory
 from trainyard.planning.plan import Plan
+from trainyard.utils.errors import UserError
 
 RULE: Final = (
     f"ends first; of those at most {FAST_TOLERANCE:.0%} later, fewest hours idle; then smallest, shortest jobs"
@@ -38,6 +45,13 @@ class Queue:
     def partitions(self) -> list[Partition]:
         """The partitions in which jobs may start; a UserError if Slurm does not respond."""
         return named_partitions(list_partitions(), self.partition)
+
+    def gpu_models(self, gpus: int) -> tuple[str, ...]:
+        """The GPU models that a job with so many per node may get; empty if that is unknown."""
+        try:
+            return list_gpu_models(self.partitions, gpus, self.gpu_type)
+        except UserError:  # Slurm does not respond
+            return ()
 
     def starts(self, slots: Slots, jobs: int, minutes: int, memory_mb: int) -> list[float]:
         """The seconds from now until each of some jobs starts at the latest; infinite for one that finds no place.

@@ -219,6 +219,7 @@ class SweepState:
     measured: GpuFraction | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
     takeovers: dict[str, int] = field(default_factory=dict)  # as in `ClaimLog`
     requests: UserRequests = field(default_factory=UserRequests)  # of users
+    gpu_models: tuple[str, ...] = ()  # of which a job gets one; empty if that is unknown
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -497,14 +498,15 @@ class SweepState:
     def interrupted_seconds(self, trial: str) -> float:
         """The longest that an attempt at a trial ran until it was interrupted; 0 if the trial can resume or has ended.
 
-        From the beginning and with the same share of a GPU, the trial takes longer. `retrain` overrules an attempt that
-        something else held up: otherwise, a trial that hung once for the longest walltime would never start again.
+        From the beginning and on the same share of such a GPU, the trial takes longer. `retrain` overrules an attempt
+        that something else held up: otherwise, a trial that hung once for the longest walltime would never start again.
         """
         if self.sweep.can_resume or self.evidence(trial):
             return 0.0
         tries = (each for each in self.attempts_at(trial) if each.generation >= self.sweep.retrain)
         cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED)
         cut = (each for each in cut if each.gpus_per_trial == self.gpus_per_trial)
+        cut = (each for each in cut if not self.gpu_models or each.gpu_model in ("", *self.gpu_models))
         return max((each.end - each.start for each in cut), default=0.0)
 
     @property
@@ -515,11 +517,13 @@ class SweepState:
     def evidence(self, trial: str) -> Attempt | None:
         """A finished attempt with a duration, including one that `retrain` has overruled.
 
-        Attempts with the present share of a GPU take precedence over others.
+        Attempts on the present share of a GPU take precedence over others, and of these, those on a model that a job
+        gets.
         """
         attempts = self.attempts_at(trial)
         comparable = [each for each in attempts if each.gpus_per_trial == self.gpus_per_trial]
-        result = find_result(comparable) or find_result(attempts)
+        best = [each for each in comparable if each.gpu_model in self.gpu_models]
+        result = find_result(best) or find_result(comparable) or find_result(attempts)
         return result if result and result.seconds else None
 
     @cached_property
@@ -527,6 +531,17 @@ class SweepState:
         """Seconds of the trials that are `evidence`, at the present share of a GPU; the shortest ones round to 0."""
         ends = {name: end for name in self.trials if (end := self.evidence(name))}
         return {name: self.present_seconds_of(end) or 0.0 for name, end in ends.items()}
+
+    @cached_property
+    def measured_models(self) -> dict[str, str]:
+        """The GPU models on which these seconds were measured, by trial; "" where the journal does not tell."""
+        return {name: end.gpu_model for name in self.measured_seconds if (end := self.evidence(name))}
+
+    @property
+    def unmeasured_models(self) -> list[str]:
+        """The GPU models that a job may get on which no trial was measured, although some were on others."""
+        known = set(self.measured_models.values())
+        return [each for each in self.gpu_models if each not in known] if known - {""} else []
 
     def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
         """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""

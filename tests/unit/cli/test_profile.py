@@ -192,6 +192,19 @@ def test_memory_is_limited_by_the_nodes_that_have_the_gpus(partitions, settings,
     assert profile.Profile(parsed("runtime=60", *settings), lambda: None).node_memory("train", gpus) == memory
 
 
+def test_several_partitions_and_gpu_models_are_named(slurm):
+    slurm.prints("sinfo", "a|up|5:00|1|8|1000|gpu:a100:4|(null)\nb|up|5:00|1|8|1000|gpu:h100:2|(null)\n")
+    found = profile.Profile(parsed("runtime=60", "slurm_partition=a,b"), lambda: None)
+    either = "partitions: a or b, nodes: 1, GPUs per node:"
+    assert found.hardware("sweep", 1, 2) == f"{either} 2 a100 or h100"
+    assert found.hardware("sweep", 1, 4) == f"{either} 4", "only one model has so many"
+    assert found.hardware("sweep", 1, 0) == f"{either} none"
+    assert found.gpu_models("sweep", 2) == ("a100", "h100")
+    assert profile.Profile(parsed("runtime=60", "slurm_partition=a"), lambda: None).hardware("train", 1, 2) == (
+        "nodes: 1, GPUs per node: 2"
+    )
+
+
 def test_the_partition_of_a_rule_comes_before_that_of_all(partitions):
     rules = {"train": Resources.parse(["slurm_partition=gpu"], allow_expressions=True)}
     found = profile.Profile(parsed("runtime=60", "slurm_partition=cpu"), lambda: None, rules)

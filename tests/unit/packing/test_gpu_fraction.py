@@ -16,7 +16,7 @@ from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, Epoch, GpuFraction, MicroBatchHalved, SessionStarted, Started, encode
-from trainyard.planning.plan import plan_sweep
+from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.planning.sweep_state import Task
 
 LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials that run alone
@@ -256,6 +256,20 @@ def test_with_mps_the_share_is_measured_again(yard):
     share, _ = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
     own.write(replace(share, time=own.now))
     assert not own.plan.state.is_gpu_fraction_open
+
+
+def test_on_another_gpu_model_the_share_is_measured_again(yard):
+    own = yard()
+    share, _ = own.measure(capacity=1.6, seconds=lambda trial: 20)
+    own.write(replace(share, time=own.now, gpu_model="a100"))
+    own.write(replace(share, time=own.now - 1, gpu_model="h100", gpus_per_trial=0.25))
+
+    def on(*models):
+        return read_state(own.config.sweeps["s"], "s", own.folder, gpu_models=models)
+
+    assert [on(model).gpus_per_trial for model in ("a100", "h100", "v100")] == [0.5, 0.25, 1.0]
+    assert on("v100").is_gpu_fraction_open
+    assert on("h100", "a100").gpus_per_trial == on().gpus_per_trial == 0.5, "the last that may hold"
 
 
 @pytest.mark.parametrize(("slots", "expected"), [({"mps": "auto"}, False), ({"gpus_per_trial": "auto"}, False),

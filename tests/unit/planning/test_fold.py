@@ -27,7 +27,8 @@ def event(kind, time, trial, number):
         "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
         "failed": {**of_trial, "error": "boom", "seconds": 1.0},
         "interrupted": {**of_trial, "ended": time - 1},
-        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": [], "throughput": {"2": time / 9}, "why": "so"},
+        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": [], "throughput": {"2": time / 9}, "why": "so",
+                  "gpu_model": (None, "a100", "h100")[time % 3]},
         "work": {"flops": {trial: time}},
         "suggested": {"search": "s", "values": {"lr": time}, "params": {"lr": time}, "attrs": {}},
         "reread": {**of_trial, "outcome": ("finished", "interrupted")[time % 2], "error": "", "rows": [{"epoch": 1}],
@@ -66,7 +67,8 @@ def check(fold, path):
     assert fold.flops == {
         key: value for each in events if isinstance(each, FlopsCounted) for key, value in each.flops.items()
     }
-    assert fold.gpu_fraction == next((each for each in reversed(events) if isinstance(each, GpuFraction)), None)
+    measured = {each.gpu_model or "": each for each in events if isinstance(each, GpuFraction)}
+    assert fold.gpu_fractions == measured, "the last one of each model"
 
 
 @given(TOLD, st.lists(st.floats(0, 1), max_size=6))

@@ -65,12 +65,13 @@ CONFIG = {
 }
 
 
-def plan(results, limit_gpus=math.inf, limit_jobs=math.inf, **changes):
-    config = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}}
-    return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus, limit_jobs=limit_jobs)
+def plan(results, limit_gpus=math.inf, limit_jobs=math.inf, gpu_models=(), **changes):
+    config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}})
+    limits = {"limit_gpus": limit_gpus, "limit_jobs": limit_jobs}
+    return plan_sweep(config, "depth", results, **limits, gpu_models=gpu_models)
 
 
-def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, start=(), **changes):
+def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, start=(), gpu_model="", **changes):
     known = plan(results, **changes)
     with session_of(results / "sweeps/depth") as journal:
         for event in start:
@@ -78,7 +79,7 @@ def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, s
         for name in names:
             number = len(known.state.attempts.get(name, ())) + 1
             seconds = known.state.trials[name].values["model_args.blocks"] * seconds_per_block
-            journal.append("started", trial=name, attempt=number, generation=generation)
+            journal.append("started", trial=name, attempt=number, generation=generation, gpu_model=gpu_model)
             journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics=metrics or {})
 
 
@@ -212,6 +213,61 @@ def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path
     after = plan(tmp_path, cost="model_args.blocks") if known == "cost" else plan(tmp_path)
     assert after.forecast.pending == [names[2], names[1], names[0]]
     assert after.forecast.seconds == pytest.approx({names[0]: 2.0, names[1]: 4.0, names[2]: 6.0}, rel=0.2)
+
+
+TWENTY = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 4}}
+
+
+@pytest.mark.parametrize("costs", [{}, {"cost": "model_args.blocks"}])
+def test_the_ratio_of_two_gpu_models_is_learnt_from_different_trials(tmp_path, costs):
+    """An A100 takes 0.2 s per block, an H100 half of it. What was measured is not mixed."""
+    changes = TWENTY | costs
+    names = list(plan(tmp_path, **changes).state.trials)
+    finish(tmp_path, *names[:12:3], seconds_per_block=0.2, gpu_model="a100", **changes)
+    finish(tmp_path, *names[1:12:3], seconds_per_block=0.1, gpu_model="h100", **changes)
+    for model, per_block in {"a100": 0.2, "h100": 0.1}.items():
+        found = plan(tmp_path, gpu_models=(model,), **changes)
+        seconds = {name: per_block * found.state.trials[name].values["model_args.blocks"] for name in names}
+        known = found.forecast.seconds
+        assert known == pytest.approx({name: seconds[name] for name in known}, rel=0.1), model
+        low, high = found.request.predicted_range
+        assert low <= makespan([seconds[name] for name in found.forecast.order(4)], 4) <= high < 2 * low
+        assert summarize_plan(found).endswith(f"of training after the start-up on {model}")
+
+
+def test_durations_on_a_gpu_model_without_evidence_are_those_on_another_but_uncertain(tmp_path):
+    names = list(plan(tmp_path, **TWENTY).state.trials)
+    finish(tmp_path, *names[::2], seconds_per_block=6, gpu_model="a100", **TWENTY)
+    known, unknown = (plan(tmp_path, gpu_models=(model,), **TWENTY) for model in ("a100", "h100"))
+    assert unknown.forecast.seconds == pytest.approx(known.forecast.seconds, rel=0.3), "not scaled"
+    (low, high), (least, most) = known.request.predicted_range, unknown.request.predicted_range
+    assert most / least > 2 * high / low
+    assert unknown.request.walltime_minutes > 1.5 * known.request.walltime_minutes
+    assert summarize_plan(unknown).endswith(" on h100 (as on a100: none was measured on h100)")
+    assert "a100" not in summarize_plan(known), "not mentioned where it makes no difference"
+
+
+def test_a_job_that_may_get_one_of_two_gpu_models_requests_time_for_the_slower_one(tmp_path):
+    names = list(plan(tmp_path, **TWENTY).state.trials)
+    finish(tmp_path, *names[:12:2], seconds_per_block=8, gpu_model="v100", **TWENTY)
+    finish(tmp_path, *names[1:12:2], seconds_per_block=2, gpu_model="h100", **TWENTY)
+    models = (["v100"], ["h100"], ["h100", "v100"])
+    slow, fast, either = (plan(tmp_path, gpu_models=each, **TWENTY) for each in models)
+    assert either.request.walltime_minutes >= 0.9 * slow.request.walltime_minutes > 2 * fast.request.walltime_minutes
+    low, high = either.request.predicted_range
+    assert low < fast.request.predicted_seconds < slow.request.predicted_seconds < high
+    assert summarize_plan(either).endswith("of training after the start-up on h100 or v100")
+    unknown = plan(tmp_path, **TWENTY)
+    assert unknown.request.walltime_minutes == either.request.walltime_minutes, "as if it may get those of others"
+
+
+def test_a_job_predicts_from_what_has_finished_on_its_own_gpus(tmp_path):
+    names = list(plan(tmp_path, **TWENTY).state.trials)
+    finish(tmp_path, *names[::2], seconds_per_block=0.2, gpu_model="a100", **TWENTY)
+    here = plan(tmp_path, gpu_models=("h100",), **TWENTY)
+    blocks = {name: here.state.trials[name].values["model_args.blocks"] for name in names}
+    found = here.forecast.predict(names[9::2], {name: 0.1 * blocks[name] for name in names[1:8:2]}).seconds
+    assert found == pytest.approx([0.1 * blocks[name] for name in names[9::2]], rel=0.15)
 
 
 def test_trials_that_took_no_measurable_time_are_no_evidence(tmp_path):
@@ -532,7 +588,7 @@ def test_jobs_of_trials_that_cannot_resume_are_as_few_as_longest_first_gives(sec
         assert jobs == math.ceil(len(ordered) / count), "one trial per slot and job"
 
 
-def own_plan(results, *, limit_minutes, **changes):
+def own_plan(results, *, limit_minutes=math.inf, gpu_models=(), **changes):
     """Eight trials of a program that takes five hours, two of which have finished, on two slots."""
     sweep = {"command": "true {seed}", "grid": {"seed": list(range(8))}, "slots": {"gpus_per_node": 2}, **changes}
     config = check_config({"sweeps": {"depth": sweep}})
@@ -542,7 +598,7 @@ def own_plan(results, *, limit_minutes, **changes):
             for name in names[:2]:
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=5 * 3600.0, metrics={})
-    return plan_sweep(config, "depth", results, limit_minutes=limit_minutes)
+    return plan_sweep(config, "depth", results, limit_minutes=limit_minutes, gpu_models=gpu_models)
 
 
 def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp_path):
@@ -559,12 +615,12 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert resumed.request.jobs >= 4, "15 h of work on each slot"
 
 
-def interrupt(results, names, *, hours):
+def interrupt(results, names, *, hours, gpu_model=""):
     """An attempt at each of these trials that ran so long, and did not end."""
     with session_of(results / "sweeps/depth") as journal:
         for name in names:
             of_trial = {"trial": name, "attempt": 1}
-            journal.write({"event": "started", "time": 0.0, **of_trial})
+            journal.write({"event": "started", "time": 0.0, "gpu_model": gpu_model, **of_trial})
             journal.write({"event": "interrupted", "time": hours * 3600.0, **of_trial}, durable=True)
 
 
@@ -582,6 +638,14 @@ def test_a_trial_that_was_interrupted_and_cannot_resume_is_known_to_take_longer(
     assert "if something else held it up, increase `retrain`" in summarize_cost(short)
     again = own_plan(tmp_path, limit_minutes=60, retrain=1)
     assert (again.request.too_long, again.request.walltime_minutes) == ([], 60), "otherwise they never start again"
+
+
+def test_how_long_a_trial_ran_on_another_gpu_model_is_no_least_duration(tmp_path):
+    (tmp_path / "sweeps/depth").mkdir(parents=True)
+    interrupt(tmp_path, own_plan(tmp_path).forecast.pending, hours=0.97, gpu_model="v100")
+    least = {model: own_plan(tmp_path, gpu_models=[model]).forecast.min_seconds for model in ("v100", "h100")}
+    assert [len(found) for found in least.values()] == [8, 0]
+    assert len(own_plan(tmp_path, gpu_models=["h100", "v100"]).forecast.min_seconds) == 8, "it may get the same again"
 
 
 def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finished(tmp_path):

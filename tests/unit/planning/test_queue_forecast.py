@@ -146,6 +146,25 @@ def test_a_shape_that_slurm_never_starts_is_not_recommended(busy, tmp_path, monk
     assert not whole.is_recommended
 
 
+@pytest.mark.parametrize(
+    ("names", "gpus", "model", "found"),
+    [
+        ("gpu", 1, "", ["a100"]),
+        ("gpu,fast", 1, "", ["a100", "h100"]),
+        ("gpu,fast", 4, "", ["h100"]),
+        ("fast", 2, "l40s", ["l40s"]),
+        ("old,gpu", 1, "", []),  # some have no name
+        ("gpu", 0, "", ["cpu"]),
+    ],
+)
+def test_the_gpu_models_that_a_job_may_get_are_those_of_its_partitions(slurm, names, gpus, model, found):
+    more = "fast|up|1:00|1|8|16000|gpu:h100:4,gpu:a100:1|(null)\nold|up|1:00|1|8|16000|gpu:2|(null)\n"
+    slurm.prints("sinfo", PARTITIONS + more)
+    assert list(Queue(names, model).gpu_models(gpus)) == found
+    slurm.fails("sinfo")
+    assert list(Queue(names).gpu_models(1)) == [], "unknown"
+
+
 def test_idle_gpus_are_those_of_nodes_that_take_jobs_and_counted_once(slurm):
     slurm.prints("sinfo", PARTITIONS)
     twice = "n2  gpu:a100:2(S:0-1)  gpu:a100:0(IDX:N/A)"
