@@ -22,8 +22,8 @@ OPTIONS = ROOT / "docs/options.md"
 INTRODUCTION = """<!-- Written by `make docs` from scripts/trainyard/config/. -->
 # All options of the config
 
-[config/README.md](../config/README.md) explains the sections and how to use them. An unknown key, or a value that is
-not valid, is an error before anything runs.
+[config/README.md](../config/README.md) has recipes. An unknown key, or a value that is not valid, is an error before
+anything runs.
 """
 
 # Sections of the tables, in the order of the config file: heading and model.

@@ -25,7 +25,7 @@ PEERS = [
     Peer(
         name="trainyard",
         title="Trainyard",
-        documentation=("../../config/README.md",),
+        documentation=("../../docs/programs.md",),
         version=VERSION,
         submit=(CONFIG, RUN),
         resume=(RUN,),

@@ -111,7 +111,7 @@ def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
 
 
 def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
-    """As of the example in config/README.md."""
+    """As of the example in docs/sweeps.md."""
     values = {"grid": {"lr": [0.01, 0.03]}, "trials": [{"lr": 0.05, "optimizer": "adam"}, {"augment": None}]}
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", **values}}})
     draw_plan(plan_sweep(config, "s", tmp_path), tmp_path)
