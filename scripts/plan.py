@@ -37,22 +37,22 @@ def main(arguments: argparse.Namespace) -> None:
     for name in config.sweeps:
         _count_flops(config, name, results)
     limits = {f"limit_{what}": getattr(arguments, f"limit_{what}") for what in ("minutes", "gpus", "jobs")}
-    minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": dict(arguments.set_minutes)}
     queue = Queue(arguments.partition, arguments.gpu_type, tuple(shlex.split(arguments.sbatch)))
     gpu_models = queue.gpu_models if arguments.runtime_minutes is not None else lambda gpus: ()
-    found = list(job_costs.plan_jobs(config, results, **minutes, **limits, gpu_models=gpu_models))
+    set_minutes = dict(arguments.set_minutes)
+    limits["fixed_minutes"] = set_minutes.get("sweep")
+    planned = {
+        name: plan_sweep(config, name, results, **limits, gpu_models=gpu_models(sweep.slots.gpus_per_node))
+        for name, sweep in config.sweeps.items()
+    }
+    minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": set_minutes}
+    found = list(job_costs.plan_jobs(config, results, planned.__getitem__, **minutes))
     if not found:
         log.info("nothing is pending: no resources are needed")
         return
     table = results / "plan" / "plan.csv"
     write_table(pd.DataFrame([asdict(row) for row in found]), table)
-    fixed = minutes["set_minutes"].get("sweep")
-    models = {name: gpu_models(sweep.slots.gpus_per_node) for name, sweep in config.sweeps.items()}
-    plans = [
-        plan_sweep(config, name, results, **limits, fixed_minutes=fixed, gpu_models=models[name])
-        for name in config.sweeps
-    ]
-    plans = [plan for plan in plans if plan.forecast.pending]
+    plans = [plan for plan in planned.values() if plan.forecast.pending]
     for plan in plans:
         draw_plan(plan, results)
     console = Console(width=None if Console().is_terminal else 160)

@@ -17,19 +17,17 @@ GOLDEN = Path(__file__).with_name("plans")
 NAMES = ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script", "own-programs")
 
 
-def start(name: str, folder: Path) -> subprocess.Popen:
-    program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "-n"]
+def start(name: str, folder: Path, option: str = "-n") -> subprocess.Popen:
+    program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), option]
     config = ["--configfile", str(ROOT / f"config/{name}.yaml"), "--directory", str(folder)]
     profile = ["--profile", str(ROOT / "profiles/slurm")]
-    return subprocess.Popen([*program, *profile, *config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen([*program, *profile, *config], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def plan_of(started: subprocess.Popen) -> str:
-    """The message of each job, sorted."""
-    output = started.communicate(timeout=PATIENCE_SECONDS)[0]
-    jobs = re.findall(r"^Job \d+: (.*)$", output, re.MULTILINE)
-    assert jobs, output
-    return "".join(f"{job}\n" for job in sorted(jobs))
+    output, errors = started.communicate(timeout=PATIENCE_SECONDS)
+    assert started.returncode == 0, output + errors
+    return output
 
 
 def plans(folder: Path) -> dict[str, str]:
@@ -50,6 +48,14 @@ def found(folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ready_made_config_has_its_golden_plan(found, name):
     assert found[name] == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_snakemake_lists_every_job_if_its_output_is_requested(found, folder):
+    listed = plan_of(start("own-script", folder, "-np"))
+    jobs = re.findall(r"^Job \d+: (.*)$", listed, re.MULTILINE)
+    assert set(re.findall(r"^(?:sweep|scaling) .*$", found["own-script"], re.MULTILINE)) < set(jobs)
+    assert {"overview", "all studies are complete"} < set(jobs)
+    assert listed.count("Job stats:") == 2
 
 
 def test_a_dry_run_writes_no_results(found, folder):

@@ -15,7 +15,7 @@ CONFIG = {
         "several": {**OWN, "slots": {"jobs": 3, "gpus_per_node": 1}},
     }
 }
-ON_SLURM = ("-n", "--profile", str(ROOT / "profiles/slurm"))
+ON_SLURM = ("-np", "--profile", str(ROOT / "profiles/slurm"))
 
 # A Slurm with an empty queue. A job that is submitted leaves a file.
 SLURM = {

@@ -226,6 +226,10 @@ class SweepJobs(Jobs):
             )
         return self._plans[key]
 
+    def first_plan(self, name: str) -> Plan:
+        """The plan of a sweep as its jobs are first submitted."""
+        return self._plan(name, 1)
+
     def names(self, *, several_jobs: bool) -> str:
         """A regular expression that matches the names of the sweeps with one job, or of those with several."""
         sweeps = self._config.sweeps.items()

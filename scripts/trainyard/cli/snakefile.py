@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainyard.cli.dry_run import show_plan
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
 from trainyard.cli.profile import REMOVED_RULES
 from trainyard.cli.workflow import Workflow
@@ -50,6 +51,8 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         is_dry_run=lambda: snakemake.dryrun,
     )
     dry_run = snakemake.output_settings.dryrun
+    if dry_run and not is_module:
+        show_plan(snakemake, workflow.planned_jobs)
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
         if not dry_run:

@@ -29,6 +29,7 @@ from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.added_trials import announce_config
+from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, plots_of
@@ -248,6 +249,15 @@ class Workflow:
         queue = self._profile.queue("sweep", gpus)
         words = {"--partition": queue.partition, "--gpu-type": queue.gpu_type, "--sbatch": shlex.join(queue.options)}
         return " ".join([*options, *(f"{name}={shlex.quote(text)}" for name, text in words.items() if text)])
+
+    def planned_jobs(self) -> list[PlannedJob]:
+        """The jobs of all studies whose results are missing, as `plan.py` plans them with these options."""
+        minutes = {rule: each for rule in JOB_RULES if (each := self._profile.fixed_minutes(rule)) is not None}
+        runtime = self._profile.walltime_minutes() if self._profile.has_scheduler else None
+        found = plan_jobs(
+            self.config, self._results, self.sweep.first_plan, runtime_minutes=runtime, set_minutes=minutes
+        )
+        return list(found)
 
     # ---- datasets
 

@@ -2,9 +2,8 @@
 
 import csv
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from trainyard.config.config import Config, Trees
 from trainyard.config.scaling import EFFICIENT, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
-from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
+from trainyard.planning.plan import Plan, dataset_digest
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of, format_duration
 
@@ -41,6 +40,7 @@ class PlannedJob:
     cpus: int = 0  # of a job of a sweep without GPUs, which is charged for them
     asked_cpu_hours: float | None = None
     predicted_cpu_hours: float | None = None
+    asked_cost: float | None = None  # of all requested GPU-hours or CPU-hours
 
     @property
     def is_submitted(self) -> bool:
@@ -51,34 +51,22 @@ class PlannedJob:
 def plan_jobs(
     config: Config,
     results: Path,
+    plan_of: Callable[[str], Plan],
     *,
     runtime_minutes: float | None = None,
     set_minutes: Mapping[str, float] | None = None,
-    limit_minutes: float = math.inf,
-    limit_gpus: float = math.inf,
-    limit_jobs: float = math.inf,
-    gpu_models: Callable[[int], Sequence[str]] = lambda gpus: (),
 ) -> Iterator[PlannedJob]:
     """The jobs whose results are missing in `results` or of another config, and for each sweep two other strategies.
 
-    `runtime_minutes` is the default walltime; None without a scheduler. `set_minutes` are those of some rules.
-    `gpu_models` returns those that a job with so many GPUs per node may get, as for `plan_sweep`.
+    `plan_of` makes the plan of a sweep. `runtime_minutes` is the default walltime; None without a scheduler.
+    `set_minutes` are those of the jobs of some rules, without sweeps.
     """
     fixed = set_minutes or {}
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
             yield PlannedJob(job=f"stage {name}", walltime_minutes=fixed.get("stage", runtime_minutes))
     for name in config.sweeps:
-        plan = plan_sweep(
-            config,
-            name,
-            results,
-            limit_minutes=limit_minutes,
-            limit_gpus=limit_gpus,
-            limit_jobs=limit_jobs,
-            fixed_minutes=fixed.get("sweep"),
-            gpu_models=gpu_models(config.sweeps[name].slots.gpus_per_node),
-        )
+        plan = plan_of(name)
         if plan.state.unfinished:
             others = {each.strategy: each for each in compare_planned_strategies(plan)}
             yield _plan_packed(plan, others.pop("packed", None), has_scheduler=runtime_minutes is not None)
@@ -166,7 +154,8 @@ def _trials_of(plan: Plan) -> dict[str, Any]:
 def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | None) -> dict[str, Any]:
     """The fields of a planned job that are about GPUs, or in a sweep without GPUs, about CPUs."""
     unit = plan.state.sweep.slots.unit.lower()
-    return {f"{unit}s": units, f"asked_{unit}_hours": asked, f"predicted_{unit}_hours": predicted}
+    hours = {f"asked_{unit}_hours": asked, f"predicted_{unit}_hours": predicted}
+    return {f"{unit}s": units, **hours, "asked_cost": _cost(asked, plan.price)}
 
 
 def _basis(plan: Plan) -> str:
@@ -198,6 +187,7 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     if summary:
         where = ", which ran on CPUs" if summary["device"] == "cpu" else ""
         basis = f"ideal scaling from {summary['scale']}{where}"
+    asked = None if runtime_minutes is None else gpus * runtime_minutes / 60
     return PlannedJob(
         job=f"train {name} {run}",
         basis=basis,
@@ -209,7 +199,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
         predicted_seconds=ideal,
         predicted_low_seconds=ideal,
         predicted_high_seconds=high,
-        asked_gpu_hours=None if runtime_minutes is None else gpus * runtime_minutes / 60,
+        asked_gpu_hours=asked,
+        asked_cost=_cost(asked, config.pricing.gpu_hour),
         predicted_gpu_hours=hours,
         predicted_cost=_cost(hours, config.pricing.gpu_hour),
     )

@@ -16,23 +16,26 @@ NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 def plan_table(rows: Sequence[PlannedJob]) -> Table:
     """A row for each job, the alternatives that are not submitted dimmed, and the totals of all known numbers.
 
-    It has columns about GPUs if a job has any, and about CPUs if a sweep without GPUs is charged for them.
+    The cost is the predicted one, or else that of all that is requested. There are columns about GPUs if a job has any,
+    and about CPUs if a sweep without GPUs is charged for them; of the others, those in which a row has a value.
     """
     kinds = [kind for kind in UNITS if any(getattr(row, kind) for row in rows)] or ["gpus"]
     counts = [UNITS[kind][0] for kind in kinds]
-    hours = [column for kind in kinds for column in (UNITS[kind][1], "requested")]
-    table = Table("job", "pending", "jobs", "nodes", *counts, "walltime", "predicted", *hours, "cost")
-    for row in rows:
-        table.add_row(*_cells(row, kinds), style=None if row.is_submitted else "dim")
+    hours = [column for kind in kinds for column in (UNITS[kind][1], f"{UNITS[kind][1]} requested")]
+    names = ("job", "pending", "jobs", "nodes", *counts, "walltime", "predicted", *hours, "cost")
+    cells = [list(_cells(row, kinds)) for row in rows]
+    shown = [number for number, name in enumerate(names) if name in counts or any(line[number] for line in cells)]
+    table = Table(*(names[number] for number in shown))
+    for row, line in zip(rows, cells, strict=True):
+        table.add_row(*(line[number] for number in shown), style=None if row.is_submitted else "dim")
     submitted = [row for row in rows if row.is_submitted]
-    names = [f"{what}_{kind[:-1]}_hours" for kind in kinds for what in ("predicted", "asked")]
-    totals = [
-        sum(value for row in submitted if (value := getattr(row, name)) is not None)
-        for name in (*names, "predicted_cost")
-    ]
+    sums = [f"{what}_{kind[:-1]}_hours" for kind in kinds for what in ("predicted", "asked")]
+    totals = [_number(sum(getattr(row, name) or 0.0 for row in submitted)) for name in sums]
+    totals.append(_cost(submitted))
     table.add_section()
     jobs = sum(row.jobs for row in submitted)
-    table.add_row("total of known values", "", str(jobs), "", *[""] * len(kinds), "", "", *map(_number, totals))
+    last = ["total of known values", "", str(jobs), "", *[""] * len(kinds), "", "", *totals]
+    table.add_row(*(last[number] for number in shown))
     return table
 
 
@@ -68,7 +71,7 @@ def _cells(row: PlannedJob, kinds: Sequence[str]) -> Iterator[str]:
     for kind in kinds:
         yield _number(getattr(row, f"predicted_{kind[:-1]}_hours"))
         yield _number(getattr(row, f"asked_{kind[:-1]}_hours"))
-    yield _number(row.predicted_cost)
+    yield _cost([row])
 
 
 def _predicted(row: PlannedJob) -> str:
@@ -79,6 +82,14 @@ def _predicted(row: PlannedJob) -> str:
     )
     between = f" ({low} to {high})" if low and high and low != high else ""
     return format_duration(row.predicted_seconds) + between
+
+
+def _cost(rows: Sequence[PlannedJob]) -> str:
+    """The cost of jobs, `at most` if that of one is not predicted; "" if none has a price."""
+    costs = [row.asked_cost if row.predicted_cost is None else row.predicted_cost for row in rows]
+    is_limit = any(row.predicted_cost is None and row.asked_cost for row in rows)
+    total = sum(cost or 0.0 for cost in costs)
+    return f"{'at most ' * is_limit}{total:.2f}" if total else ""
 
 
 def _number(value: float | None) -> str:

@@ -15,10 +15,10 @@ from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import fit_digest, result_digest
+from trainyard.planning import job_costs
 from trainyard.planning.job_costs import (
     compare_planned_strategies,
     describe_scale,
-    plan_jobs,
     plan_scale,
     summarize_cost,
     summarize_plan,
@@ -37,6 +37,12 @@ CONFIG = {
     "trees": {"t": {"dataset": "digits"}},
     "pricing": {"gpu_hour": 2},
 }
+
+
+def plan_jobs(config, results, *, set_minutes=None, runtime_minutes=None, **limits):
+    limits["fixed_minutes"] = (set_minutes or {}).get("sweep")
+    minutes = {"runtime_minutes": runtime_minutes, "set_minutes": set_minutes}
+    return job_costs.plan_jobs(config, results, lambda name: plan_sweep(config, name, results, **limits), **minutes)
 
 
 def fitted(results, models, *, study, has_receipts=True):

@@ -1,0 +1,82 @@
+"""What a dry run prints: a table of what is missing and what it will cost, and what the jobs request.
+
+Snakemake itself lists every job with its reason, also those that draw plots. It does so with `-p`, `--verbose`,
+`--debug-dag` or `--quiet`, and in a workflow that imports this one.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from snakemake.common import NOTHING_TO_BE_DONE_MSG
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from trainyard.planning.job_costs import PlannedJob
+from trainyard.utils.text import count_of
+
+# The rules of what users have configured, in the order of their lines, and the name of a job in the table.
+LINES: Final = {
+    "download": "",
+    "weights": "",
+    "stage": "stage {name}",
+    "sweep": "sweep {name}",
+    "sweep_job": "sweep {name}",
+    "train": "train {name} {scale}",
+    "fit_trees": "trees {name}",
+}
+PIPE_WIDTH: Final = 160  # of the table, where there is no terminal
+
+
+def show_plan(snakemake: Any, rows: Callable[[], Collection[PlannedJob]]) -> None:
+    """Have a dry run of a `snakemake.workflow.Workflow` print the plan; `rows` are those of all jobs of the config."""
+    settings = snakemake.output_settings
+    if settings.printshellcmds or settings.verbose or settings.debug_dag or settings.quiet:
+        return
+    for handler in logging.getLogger("snakemake.logging").handlers:
+        if handler.name == "DefaultStreamHandler" and isinstance(handler, logging.StreamHandler):
+            handler.addFilter(_Plan(handler.stream, rows))
+
+
+class _Plan(logging.Filter):
+    """Holds back what Snakemake prints, except for warnings, and prints the plan in its place."""
+
+    def __init__(self, stream: Any, rows: Callable[[], Collection[PlannedJob]]) -> None:
+        super().__init__()
+        self._stream, self._rows = stream, rows
+        self._jobs: list[Any] = []  # records of jobs
+
+    def filter(self, record: Any) -> bool:
+        """Whether Snakemake prints a record."""
+        event = getattr(record, "event", None)
+        if event == LogEvent.JOB_INFO:
+            self._jobs.append(record)
+        elif event == LogEvent.RUN_INFO and self._jobs:  # the numbers of jobs, after all of them
+            print(*self._parts(), sep="\n", file=self._stream, flush=True)
+            self._jobs = []
+        return bool(record.levelno >= logging.WARNING or record.getMessage() == NOTHING_TO_BE_DONE_MSG)
+
+    def _parts(self) -> list[str]:
+        """The table, a line for each job with more to say, and how many others there are."""
+        # The jobs of a sweep with several are alike.
+        shown = [job for job in self._jobs if job.rule_name in LINES and job.wildcards.get("job", "0") == "0"]
+        shown.sort(key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
+        names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
+        table = _table([row for row in self._rows() if row.job in names and row.is_submitted])
+        lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
+        others = sum(job.rule_name not in LINES for job in self._jobs)
+        rest = f"then {count_of(others, 'step')} here for tables, plots and the report; `-np` lists every job"
+        return [*table, *lines, *([rest] if others else [])]
+
+
+def _table(rows: list[PlannedJob]) -> list[str]:
+    if not rows:
+        return []
+    from rich.console import Console  # takes a tenth of a second to import
+
+    from trainyard.report.plan_table import plan_table
+
+    console = Console(width=None if Console().is_terminal else PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(plan_table(rows))
+    return [capture.get()]
