@@ -11,6 +11,7 @@ from peers.participants import HERE, Peer
 from peers.works import Work
 
 PAGE = HERE / "README.md"
+SUMMARY = HERE.parents[1] / "docs/compare.md"
 RUNS = Sequence[Mapping[str, Any]]
 OWN = "trainyard"
 
@@ -161,7 +162,7 @@ def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *,
 
 
 def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
-    """The table of the project's README.md: seconds from the submission to the end of the last trial, in all works."""
+    """The table of docs/compare.md: seconds from the submission to the end of the last trial, in all works."""
     column = COMMON[0]
     shown = {work.title: found for work in works.values() if (found := runs_of(runs, work, scale=scale))}
     complete = {title: _completed(found, peers) for title, found in shown.items()}

@@ -5,7 +5,7 @@ What is checked of a fenced block depends on its language and on the HTML commen
     ```sh       its commands are run in a folder with finished results; with <!-- not run: REASON --> only parsed
     ```text     lines that the sh block before it prints; with <!-- message --> messages in the code, where `...` stands
                 for values; with <!-- example: REASON --> neither
-    ```yaml     a config, or a section `train`, which is validated
+    ```yaml     a config, or a section `train`, which is validated; README.md's with the name of a file is saved there
     ```python   is compiled
     ```snakemake  is a Snakefile, which test_imported.py runs
     ```         a walk through the code: each numbered line begins with `file:function`, which exists
@@ -32,7 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "config/README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/peers/README.md"]
 TUTORIAL = "docs/tutorial.md"  # test_tutorial.py runs its commands, one after another
 COMMENT = r"<!-- (?P<comment>(?:(?!-->).)*) -->"
-BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$", re.M | re.S)
+BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*) ?(?P<file>.*?)\n(?P<text>.*?)^ *```$", re.M | re.S)
 NAMES = {"<sweep>": "lr", "<study>": "ranks", "<scale>": "1x1", "<dataset>": "tiny", "<job>": "123"}
 
 
@@ -43,13 +43,14 @@ class Block:
     page: str
     line: int
     language: str
-    comment: str
+    comment: str | None
     text: str
+    file: str  # in which a reader saves it
 
     @property
     def kind(self) -> str:
         """What is checked of it."""
-        remark = re.match(r"(not run|example): \S|message$", self.comment)
+        remark = re.match(r"(not run|example): \S|message$", self.comment or "")
         word = remark[0].partition(":")[0] if remark else ""
         known = {("sh", ""): "run", ("sh", "not run"): "parse", ("text", ""): "output", ("text", "message"): "message",
                  ("text", "example"): "example", ("yaml", ""): "config", ("python", ""): "compile",
@@ -60,7 +61,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     content, name = page.read_text(), page.relative_to(ROOT).as_posix()
     return [
-        Block(name, content.count("\n", 0, each.start("text")), each["language"], each["comment"] or "", each["text"])
+        Block(name, content.count("\n", 0, each.start("text")), *each.group("language", "comment", "text", "file"))
         for each in BLOCK.finditer(content)
     ]
 
@@ -92,6 +93,10 @@ def shell(done, tmp_path_factory):
         shutil.copytree(done.folder / name, clone.folder / name)
     shutil.copy(done.folder / "prices.csv", clone.folder)
     shutil.copy(done.config_file, clone.folder / "my.yaml")
+    shutil.copy(ROOT / "examples/train_argparse.py", clone.folder / "train.py")  # the script that a reader has
+    for block in BLOCKS:
+        if block.file and block.page == "README.md":
+            (clone.folder / block.file).write_text(block.text)
 
     @cache
     def run(commands: str) -> str:
@@ -114,8 +119,11 @@ def test_commands_run(shell, block):
 def test_commands_that_are_not_run_are_commands(block):
     text = re.sub(r"<[a-z ]+>", "x", block.text)
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    for word in re.findall(r"(?:^|\s)((?:scripts|tools|benchmarks|examples|profiles)/[\w./-]+)", text):
+    for word in re.findall(r"(?:^|\s)((?:scripts|tools|tests|benchmarks|examples|profiles)/[\w./-]+)", text):
         assert (ROOT / word).exists(), word
+    for file, names in re.findall(r"pytest .*?(tests/\S+) -k ([\w ']+)$", text, re.M):
+        known = "\n".join(path.read_text() for path in ROOT.joinpath(file).parent.glob("*.py"))
+        assert all(name in known for name in names.strip("'").split(" or ")), names
     for target in re.findall(r"^\s*make ([a-z-]+)", text, re.M):
         assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", (ROOT / "Makefile").read_text(), re.M), target
 
