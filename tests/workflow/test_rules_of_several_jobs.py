@@ -61,7 +61,7 @@ def test_the_dry_run_shows_how_many_jobs_of_what_size_are_requested(project):
         "total": "8",
     }
     assert "requests 3 jobs with 1 slot of 1 GPU and 1 CPU; " in output
-    assert "; asks for 3 jobs of 1 GPU x 60 min: 3 GPU-hours requested" in output
+    assert "; 3 GPU-hours requested (3 x 1 GPU x 60 min)" in output
     request = r"GPUs per node: 1, CPUs per node: 1, memory per node: [^,]*, walltime: 60 min"
     assert sum(bool(re.match(rf"sweep several: .*{request}", each)) for each in messages(output)) == 3
 
@@ -71,7 +71,7 @@ def test_what_is_set_for_sweeps_holds_for_each_of_several_jobs(project):
     output = project.snakemake(*ON_SLURM, *options, "--", "sweeps")
     request = r"CPUs per node: 3, memory per node: 12.35 GB \(as set\), walltime: 30 min"
     assert sum(bool(re.match(rf"sweep \w+: .*{request}", each)) for each in messages(output)) == 4
-    assert "; asks for 3 jobs of 1 GPU x 30 min: 1.5 GPU-hours requested" in output
+    assert "; 1.5 GPU-hours requested (3 x 1 GPU x 30 min)" in output
 
 
 def test_trials_that_failed_run_again_if_the_tables_are_forced(project):

@@ -322,11 +322,9 @@ def summarize_cost(plan: Plan) -> str:
     request, hours, unit = plan.request, plan.request.requested_hours, f"{plan.state.sweep.slots.unit}-hours"
     used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
     cost = "" if plan.price is None else f" (costs {(request.used_hours or hours) * plan.price:.2f})"
-    parts = [f"{hours:.3g} {unit} requested{used}{cost}"]
-    if request.slots.most_jobs > 1:
-        units = count_of(request.slots.units, request.slots.unit)
-        size = f"{units} x {request.walltime_minutes} min"
-        parts[0] = f"asks for {count_of(request.parallel_jobs, 'job')} of {size}: {parts[0]}"
+    units, minutes = count_of(request.slots.units, request.slots.unit), request.walltime_minutes
+    size = f" ({request.parallel_jobs} x {units} x {minutes} min)" if request.slots.most_jobs > 1 else ""
+    parts = [f"{hours:.3g} {unit} requested{size}{used}{cost}"]
     if request.too_long:
         count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
         parts.append(f"{count}: {request.too_long_message}")

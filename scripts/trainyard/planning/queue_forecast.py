@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainyard.cluster.slurm_queries import (
     Partition,
@@ -23,13 +23,14 @@ from trainyard.cluster.slurm_queries import (
 )
 from trainyard.config.config import Config
 from trainyard.config.sweep import Slots
-from trainyard.planning.job_request import FAST_TOLERANCE
+from trainyard.planning.job_request import STARTUP_FACTOR
 from trainyard.planning.memory_request import node_memory, sweep_memory
 from trainyard.planning.plan import Plan
 from trainyard.utils.errors import UserError
 
 RULE: Final = (
-    f"ends first; of those at most {FAST_TOLERANCE:.0%} later, fewest hours idle; then smallest, shortest jobs"
+    "recommended: the jobs of `jobs: auto`, each with the GPUs of one trial: as many as find a trial, may run at once, "
+    f"and have {STARTUP_FACTOR} times their start-up of work, on no more GPUs than are requested"
 )
 
 
@@ -104,30 +105,42 @@ class QueuedJobs:
 def forecast_shapes(plan: Plan, queue: Queue, config: Config, results: Path) -> list[QueuedJobs]:
     """What becomes of the pending trials in jobs of several shapes, the requested one first.
 
+    The recommended one is that of `RULE`, unless Slurm would never start it.
+
     Raises:
         UserError: Slurm does not respond.
     """
-    found = list[QueuedJobs]()
-    for shape in _shapes(plan, queue):
+    found, small = list[QueuedJobs](), _small_jobs(plan)
+    for shape in _shapes(plan, small, queue):
         request = shape.request
         minutes = {request.walltime_minutes, request.walltime_minutes if plan.fixed_minutes else request.least_minutes}
         for each in sorted(minutes, reverse=True):
-            found.append(replace(forecast_jobs(shape, queue, config, results, each), is_requested=not found))
-    best = recommend(found)
-    return [replace(each, is_recommended=each is best) for each in found]
+            jobs = forecast_jobs(shape, queue, config, results, each)
+            is_small = _size(request.slots) == _size(small.request.slots) and each == request.walltime_minutes
+            is_recommended = is_small and jobs.first_start_seconds < math.inf
+            found.append(replace(jobs, is_requested=not found, is_recommended=is_recommended))
+    return found
 
 
-def recommend(found: Sequence[QueuedJobs]) -> QueuedJobs | None:
-    """The shape to recommend by `RULE`; before durations are known, by their first start. None if none ever ends."""
+def _small_jobs(plan: Plan) -> Plan:
+    """The plan with the jobs of `RULE`; with the requested one while the number of trials per GPU must be measured."""
+    own, jobs = plan.request.slots, plan.request.parallel_jobs
+    key, step = _per_node(own)
+    if plan.state.sweep.slots.gpus_per_trial == "auto":
+        return plan.with_slots(own.model_copy(update={"jobs": jobs}))
+    auto = own.model_copy(update={"jobs": "auto", "nodes": 1, key: step})
+    units = jobs * own.units // auto.units  # jobs like these for the requested GPUs
+    found = replace(plan, limit_jobs=plan.limit_jobs * own.units / auto.units).with_slots(auto).request.parallel_jobs
+    return plan.with_slots(auto.model_copy(update={"jobs": min(found, units)}))
 
-    def seconds(each: QueuedJobs) -> float:
-        return each.first_start_seconds if each.end_seconds is None else each.end_seconds
 
-    def cost(each: QueuedJobs) -> tuple[float, int, int]:
-        return each.idle_hours or 0.0, each.gpus or each.cpus, each.walltime_minutes
+def _per_node(slots: Slots) -> tuple[str, int]:
+    """The option with the GPUs per node, or without GPUs the slots, and how many of them a trial has."""
+    return "gpus_per_node" if slots.has_gpus else "slots_per_node", max(1, int(slots.share))
 
-    quick = min(map(seconds, found), default=math.inf) * (1 + FAST_TOLERANCE)
-    return min((each for each in found if seconds(each) <= quick < math.inf), key=cost, default=None)
+
+def _size(slots: Slots) -> tuple[Any, ...]:
+    return slots.jobs, slots.nodes, slots.gpus_per_node, slots.slots_per_node
 
 
 def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minutes: int) -> QueuedJobs:
@@ -161,27 +174,30 @@ def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minut
     )
 
 
-def _shapes(plan: Plan, queue: Queue) -> Iterator[Plan]:
-    """The plan with the jobs that it requests, then one job, two, and one per trial at a time, on as many GPUs."""
+def _shapes(plan: Plan, small: Plan, queue: Queue) -> Iterator[Plan]:
+    """The plan with the jobs that it requests, then one job and two on as many GPUs, and then the small jobs."""
     own, jobs = plan.request.slots, plan.request.parallel_jobs
     yield (first := plan.with_slots(own.model_copy(update={"jobs": jobs})))
-    key = "gpus_per_node" if own.has_gpus else "slots_per_node"
-    step = max(1, int(own.share))  # of a trial
+    key, step = _per_node(own)
     total = jobs * own.nodes * getattr(own, key)
     if own.has_gpus:
         most = max((each.gpu_count(queue.gpu_type) for each in queue.partitions), default=0)
     else:
         most = max((int(each.cpus.rstrip("+")) for each in queue.partitions), default=0) // own.cpus_per_trial
-    seen = {(jobs, own.nodes, getattr(own, key))}
-    for count in (1, 2, total // step):
+    seen = {_size(first.request.slots), _size(small.request.slots)}
+    for count in (1, 2):
         if plan.state.sweep.slots.gpus_per_trial == "auto" and count > 1:
             return  # it is measured in a single job
         steps = total // count // step  # of a job
-        nodes = next((each for each in range(1, steps + 1) if not steps % each and steps // each * step <= most), 0)
-        shape = (count, nodes, steps * step // nodes) if nodes else None
-        if shape and shape not in seen:
-            seen.add(shape)
-            yield first.with_slots(own.model_copy(update=dict(zip(("jobs", "nodes", key), shape, strict=True))))
+        if nodes := next(
+            (each for each in range(1, steps + 1) if not steps % each and steps // each * step <= most), 0
+        ):
+            slots = own.model_copy(update={"jobs": count, "nodes": nodes, key: steps * step // nodes})
+            if _size(slots) not in seen:
+                seen.add(_size(slots))
+                yield first.with_slots(slots)
+    if _size(small.request.slots) != _size(first.request.slots):
+        yield small
 
 
 def run_queued(

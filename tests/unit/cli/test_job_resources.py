@@ -81,7 +81,7 @@ def test_no_more_jobs_are_submitted_than_find_a_trial(tmp_path, finished, useful
 
 
 def test_the_dry_run_says_how_many_jobs_of_what_size_are_requested(tmp_path):
-    assert "; asks for 3 jobs of 1 GPU x 60 min: 3 GPU-hours requested" in yard_of(tmp_path, s=sweep(3)).sweep.summary(
+    assert "; 3 GPU-hours requested (3 x 1 GPU x 60 min)" in yard_of(tmp_path, s=sweep(3)).sweep.summary(
         wildcards_of("s", 0), 1
     )
 

@@ -475,7 +475,7 @@ def test_several_jobs_share_the_trials_and_are_all_counted(tmp_path):
     first = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
     assert (first.request.parallel_jobs, first.request.walltime_minutes, first.request.requested_hours) == (4, 60, 4)
     assert "requests 4 jobs with 1 slot of 1 GPU and 1 CPU" in summarize_plan(first)
-    assert "asks for 4 jobs of 1 GPU x 60 min: 4 GPU-hours requested" in summarize_cost(first)
+    assert "4 GPU-hours requested (4 x 1 GPU x 60 min)" in summarize_cost(first)
     finish(tmp_path, *list(first.state.trials)[:12], grid=DEEP, seconds_per_block=60)
     several = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
     one = plan(tmp_path, grid=DEEP, slots={"gpus_per_node": 4})

@@ -9,7 +9,7 @@ from sweep_journals import session_of
 from trainyard.cluster.slurm_queries import count_idle_gpus
 from trainyard.config.load import check_config
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.queue_forecast import Queue, QueuedJobs, forecast_shapes, recommend, run_queued
+from trainyard.planning.queue_forecast import Queue, forecast_shapes, run_queued
 
 PARTITIONS = "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|(null)\nother|up|1:00|1|8|16000|gpu:a100:8|(null)\n"
 SWEEP = {"function": "mine:run", "grid": {"x": list(range(8))}, "metric": "loss"}
@@ -37,29 +37,6 @@ def run(durations, starts, **changes):
 )
 def test_the_trials_of_queued_jobs_end_as_worked_out_by_hand(durations, starts, changes, end, idle):
     assert run(durations, starts, **changes) == (pytest.approx(end), pytest.approx(idle))
-
-
-def jobs(end, idle, *, gpus=1, minutes=10, first=0.0):
-    return QueuedJobs(
-        sweep="s", jobs=1, nodes=1, gpus=gpus, cpus=1, walltime_minutes=minutes, first_start_seconds=first,
-        last_start_seconds=first, end_seconds=end, idle_hours=idle,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("shapes", "best"),
-    [
-        ([jobs(100, 5), jobs(104, 1), jobs(106, 0)], 1),
-        ([jobs(100, 1, gpus=4), jobs(100, 1, gpus=2), jobs(100, 1, gpus=2, minutes=5)], 2),
-        ([jobs(None, None, gpus=2), jobs(None, None), jobs(None, None, first=60.0)], 1),
-        ([jobs(math.inf, math.inf), jobs(500, 9)], 1),
-        ([jobs(math.inf, math.inf)], None),
-        ([jobs(None, None, first=math.inf)], None),
-        ([], None),
-    ],
-)
-def test_the_recommended_shape_is_that_of_the_rule(shapes, best):
-    assert recommend(shapes) is (None if best is None else shapes[best])
 
 
 @pytest.fixture
@@ -99,7 +76,7 @@ def test_one_job_two_and_one_per_trial_are_compared(busy, tmp_path, monkeypatch)
     waits = [(each.first_start_seconds, each.last_start_seconds) for each in found]
     assert waits == [pytest.approx(each, abs=5) for each in [(0, 100), (100, 100), (0, 100), (0, 500)]]
     assert [each.end_seconds for each in found] == [None] * 4
-    assert found[3].is_recommended, "the smallest that start now"
+    assert [each.is_recommended for each in found] == [False, False, False, True], "with the GPUs of one trial"
     asked = [dict(word.partition("=")[::2] for word in shlex.split(line)) for line in (tmp_path / "asked").open()]
     assert [line["--ntasks"] for line in asked] == [*"1423", "4", *"24", *"1842365"], "between equal ones, nothing"
     alone = [line for line in asked if "--nodes" in line]
@@ -120,6 +97,39 @@ def test_measured_durations_give_ends_and_shorter_walltimes(busy, tmp_path, monk
     assert sum(each.is_recommended for each in found) == 1
     smaller = next(each for each in found if each.is_recommended)
     assert (smaller.jobs, smaller.gpus) == (2, 1), "a job gives its GPU back when no trial is left"
+
+
+@pytest.mark.parametrize(
+    ("slots", "limit", "seconds", "jobs"),
+    [
+        ({"jobs": 8, "gpus_per_node": 1}, math.inf, None, 8),
+        ({"jobs": 8, "gpus_per_node": 1}, 3, None, 3),  # may run at once
+        ({"gpus_per_node": 2}, math.inf, None, 2),  # as many GPUs as are requested
+        ({"gpus_per_node": 8}, 0.5, None, 4),  # four GPUs may run at once
+        ({"jobs": 3, "gpus_per_node": 4, "gpus_per_trial": 2}, math.inf, None, 6),
+        ({"jobs": 8, "gpus_per_node": 1}, math.inf, 100.0, 2),  # 1,500 s of work, which is 2.5 times 10 start-ups
+        ({"jobs": "auto"}, math.inf, 100.0, 2),
+        ({"jobs": "auto"}, math.inf, None, 16),
+        ({"gpus_per_node": 4, "gpus_per_trial": "auto"}, math.inf, None, 1),  # measured in one job
+    ],
+)
+def test_what_the_plan_recommends_is_what_jobs_auto_takes(busy, tmp_path, monkeypatch, slots, limit, seconds, jobs):
+    monkeypatch.chdir(tmp_path)
+    busy.runs("sbatch", 'echo "sbatch: Job 7 to start at $(date +%Y-%m-%dT%H:%M:%S) using 1 processors" >&2')
+    trains = {"dataset": "d", "grid": {"lr": [n / 100 for n in range(1, 31)]}, "slots": slots}
+    own = trains if slots.get("gpus_per_trial") == "auto" else {**SWEEP, "grid": {"x": list(range(30))}, "slots": slots}
+    config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": own}})
+    plan = plan_sweep(config, "s", tmp_path, limit_jobs=limit)
+    if seconds:
+        with session_of(tmp_path / "sweeps/s") as journal:
+            for trial in list(plan.state.trials)[:15]:
+                journal.append("started", trial=trial, attempt=1)
+                journal.append("finished", trial=trial, attempt=1, seconds=seconds, metrics={"loss": 0.0})
+        plan = plan_sweep(config, "s", tmp_path, limit_jobs=limit)
+    found = forecast_shapes(plan, Queue("gpu"), config, tmp_path)
+    best = [each for each in found if each.is_recommended]
+    assert [each.jobs for each in best] == [jobs]
+    assert best[0].is_requested == (slots.get("jobs") == "auto" or slots.get("gpus_per_trial") == "auto" or jobs == 8)
 
 
 def test_a_walltime_that_is_set_is_compared_with_no_other(busy, tmp_path, monkeypatch):
