@@ -123,7 +123,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
-        self._used: dict[Path, set[str]] = {}  # by sweep with several jobs: comments of those submitted or live
+        # By sweep with several jobs, and by attempt: comments of those submitted or live
+        self._used: dict[tuple[Path, int], set[str]] = {}
         self._idle: list[Any] = []  # its jobs that are not submitted, because the others run all trials
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
@@ -183,15 +184,16 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def _may_use(self, job: Any, listed: Collection[UserJob]) -> bool:
         """Whether a job may find something to do, or is live; always, unless it is one of several of a sweep.
 
-        The live jobs of an earlier run count, too.
+        The live jobs of an earlier run count, too, but not for a retry: they may be about to end, with nothing to take.
         """
         useful = job.resources.get(USEFUL_JOBS)
         if useful is None:
             return True
         with self._listing:  # jobs are submitted in several threads
-            used, own = self._used.setdefault(Path(job.output[0]).parent, set()), _comment(job)
-            live = {each.comment for each in self._live_jobs(listed)}
-            used |= {each for each in live if each.rpartition("_")[0] == own.rpartition("_")[0]}
+            used = self._used.setdefault((Path(job.output[0]).parent, job.attempt), set())
+            own, live = _comment(job), {each.comment for each in self._live_jobs(listed)}
+            if job.attempt == 1:
+                used |= {each for each in live if each.rpartition("_")[0] == own.rpartition("_")[0]}
             may_use = own in live or (not _is_complete(job) and (own in used or len(used) < useful))
             if may_use:
                 used.add(own)

@@ -422,7 +422,22 @@ def test_no_more_jobs_of_a_sweep_are_submitted_than_find_a_trial(executor, tmp_p
     check(executor)
     assert of_jobs(logged)[2:] == [("done", job) for job in jobs[2:]]
     executor.run_job(jobs[1])
-    assert of_jobs(logged)[4:] == [("submitted", jobs[1])], "a retry"
+    assert of_jobs(logged)[4:] == [("submitted", jobs[1])], "again, as after a preemption"
+
+
+def test_no_more_jobs_of_a_sweep_are_submitted_again_than_find_a_trial(executor, tmp_path, slurm, logged):
+    """All four ended at the walltime with one trial left. One still runs, and may have decided to end before that."""
+    jobs = [job_of_several(number, 4, tmp_path) for number in range(4)]
+    for job in jobs:
+        executor.run_job(job)
+    slurm.prints("squeue", queued(folder=tmp_path).replace("rule_sweep", "rule_sweep_job").replace("depth", "depth_3"))
+    executor._listed = (0.0, [])
+    for job in jobs[:3]:
+        job.attempt, job.resources = 2, {"useful_jobs": 1}
+        executor.run_job(job)
+    assert of_jobs(logged)[4:] == [("submitted", jobs[0])]
+    check(executor)
+    assert of_jobs(logged)[5:] == [("done", job) for job in jobs[1:3]]
 
 
 @pytest.mark.parametrize("useful", [1, 2])
