@@ -48,7 +48,7 @@ def build(*, channels, classes, waits_at=1000):
 """
 # Eight steps per epoch.
 TRAIN = {"model": "gated:build", "batch_size": 8, "epochs": 3, "lr": 0.01, "augment": {"flip": True, "crop_padding": 1}}
-NOISE = {"seconds", "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction"}
+NOISE = {"seconds", "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds"}
 
 
 @pytest.fixture

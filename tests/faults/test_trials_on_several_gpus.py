@@ -12,7 +12,7 @@ from sweep_journals import attempts_in
 pytestmark = pytest.mark.slow
 TRAIN = {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 3}
 SLOTS = {"gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 2}
-MEASURED = ["images_per_second", "seconds", "step_ms_p50", "step_ms_p95", "data_wait_fraction"]
+MEASURED = ["images_per_second", "seconds", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds"]
 
 # A model with trouble on rank 1, in the first attempt. In the validation of epoch 2, it waits for a request to stop
 # while there is a file `hold`.

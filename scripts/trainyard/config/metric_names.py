@@ -8,7 +8,7 @@ Mode = Literal["max", "min"]
 # Metrics of Trainyard's training loop: of each epoch, and of a whole training.
 EPOCH_METRICS: Final = (
     "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
-    "step_ms_p50", "step_ms_p95", "data_wait_fraction",
+    "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds",
 )  # fmt: skip
 TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best

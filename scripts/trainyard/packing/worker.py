@@ -1,5 +1,6 @@
 """The process of a slot: runs one trial after another, and keeps imports and data loaded between them."""
 
+import gc
 import json
 import math
 import os
@@ -180,10 +181,12 @@ class Worker:
                 seconds=time.perf_counter() - self._began,
             )
         finally:
-            if self._setup.trains_here and isinstance(request.spec, Train) and request.spec.compile:
-                from trainyard.training.forward_pass import release_compiled_code
+            if self._setup.trains_here and isinstance(request.spec, Train):
+                if request.spec.compile:
+                    from trainyard.training.forward_pass import release_compiled_code
 
-                release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
+                    release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
+                gc.collect()  # what a cycle holds, as in a model that a user has given a method of its own as attribute
 
     def _copy_checkpoints(self, folder: Path, checkpoints: Path, request: TrialRequest) -> None:
         """Copy the checkpoints of a job that may still write into these folders, unless that was done before."""

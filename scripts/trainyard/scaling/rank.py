@@ -80,7 +80,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
                 for row in train_epochs(trainer, study, store):
                     log.info(epoch_line(row, trainer.spec.epochs))
             except TrainingInterrupted as error:
-                kind = UserError if stop_request.is_made else ContinuedError
+                kind = UserError if error.is_by_signal else ContinuedError
                 raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:

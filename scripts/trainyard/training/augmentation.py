@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Augment
-from trainyard.training.loaders import ImageBatch, InputData
+from trainyard.training.loaders import ImageBatch, InputData, upload
 from trainyard.training.sampler import derived_seed
 from trainyard.utils.errors import UserError
 
@@ -65,16 +65,16 @@ class Augmenter:
         if self._is_active and images.dtype != torch.uint8:
             raise UserError("augment is for uint8 images: a dataset that returns normalized ones augments them itself")
         if self._crops is not None:
-            images = resize_crops(images, self._crops[indices].to(images.device, non_blocking=True))
+            images = resize_crops(images, upload(self._crops[indices], images.device))
         if self._moves is not None:
-            images = shift_images(images, self._moves[indices].to(images.device, non_blocking=True), self._padding)
+            images = shift_images(images, upload(self._moves[indices], images.device), self._padding)
         if self._flips is not None:
-            images = flip_images(images, self._flips[indices].to(images.device, non_blocking=True))
+            images = flip_images(images, upload(self._flips[indices], images.device))
         if self._operations is not None:
             images = self._operations.augment(images, indices)
         if self._erased is not None:
             color = images.new_zeros(images.shape[3]) if self._color is None else self._color
-            images = fill_boxes(images, self._erased[indices].to(images.device, non_blocking=True), color)
+            images = fill_boxes(images, upload(self._erased[indices], images.device), color)
         return images
 
 
@@ -133,7 +133,7 @@ class RandAugment:
         augmented = images.permute(0, 3, 1, 2).clone()
         for drawn in self.drawn[indices].unbind(1):
             for kind in sorted(set(drawn.tolist())):
-                where = (drawn == kind).nonzero().flatten().to(images.device, non_blocking=True)
+                where = upload((drawn == kind).nonzero().flatten(), images.device)
                 augmented[where] = self._apply(augmented[where], kind)
         return augmented.permute(0, 2, 3, 1)
 

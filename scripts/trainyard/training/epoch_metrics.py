@@ -29,6 +29,7 @@ class EpochMetrics:
     step_ms_p50: float
     step_ms_p95: float
     data_wait_fraction: float  # of the training time, in which rank 0 waited for images
+    epoch_start_seconds: float | None = None  # of the training time, before the first step; unknown of old checkpoints
     metrics: dict[str, float] = field(default_factory=dict)  # of the config, by column: `val_<name>`
 
     @classmethod
@@ -49,6 +50,7 @@ class EpochMetrics:
             step_ms_p50=step_ms_p50,
             step_ms_p95=step_ms_p95,
             data_wait_fraction=times.waited_seconds / times.seconds,
+            epoch_start_seconds=times.start_seconds,
             metrics={f"val_{name}": value for name, value in val.metrics.items()},
         )
 
@@ -65,7 +67,7 @@ class EpochMetrics:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "EpochMetrics":
         """The metrics from `as_row`."""
-        known = {name: row[name] for name in EPOCH_METRICS}
+        known: dict[str, Any] = {name: row.get(name) for name in EPOCH_METRICS}
         return cls(**known, metrics={name: value for name, value in row.items() if name not in known})
 
 

@@ -109,6 +109,11 @@ def _staged_splits(staged: Staged, device: torch.device) -> Iterator[Split]:
             yield MappedSplit(split.images, split.labels, device)
 
 
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device. To a GPU it goes through pinned memory, so that the host does not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def _tensor(array: NDArray[Any]) -> Tensor:
     """A tensor that shares memory with a read-only array; torch would warn about it."""
     with warnings.catch_warnings(action="ignore"):
@@ -119,7 +124,7 @@ class ResidentSplit:
     """All images on the device, where a batch is one gather. On a CPU, they stay in the memory-mapped file."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
-        self._images, self._labels = _tensor(images).to(device), _tensor(labels).to(device)
+        self._images, self._labels, self._device = _tensor(images).to(device), _tensor(labels).to(device), device
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -127,7 +132,7 @@ class ResidentSplit:
     def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         for indices in order:
-            there = indices.to(self._labels.device, non_blocking=True)
+            there = upload(indices, self._device)
             yield ImageBatch(torch.index_select(self._images, 0, there), self._labels[there], indices)
 
 
@@ -159,7 +164,7 @@ class MappedSplit:
         if self._stream is None:
             return ImageBatch(*parts, indices), None
         with torch.cuda.stream(self._stream):
-            pixels, labels = (part.pin_memory().to(self._device, non_blocking=True) for part in parts)
+            pixels, labels = (upload(part, self._device) for part in parts)
             return ImageBatch(pixels, labels, indices), self._stream.record_event()
 
 

@@ -95,11 +95,16 @@ class Group:
             work.wait()
         return values
 
+    def lowest(self, value: bool) -> int:
+        """The lowest rank on which `value` is true; the world size if there is none. Collective."""
+        mine = self.rank if value else self.world_size
+        if self.world_size == 1:
+            return mine
+        return int(self.minimum(torch.tensor(mine, device=self.device)))
+
     def any(self, value: bool) -> bool:
         """Whether `value` is true on any rank. Collective."""
-        if self.world_size == 1:
-            return value
-        return not self.minimum(torch.tensor(not value, dtype=torch.int64, device=self.device))
+        return self.lowest(value) < self.world_size
 
     def limit_collectives(self, minutes: float) -> None:
         """Let the collectives from now on fail if a rank does not take part within so many minutes."""

@@ -31,12 +31,15 @@ class StepStatus:
     step: int
     bad_rank: int | None  # the lowest rank whose loss is not finite
     stop: bool  # whether a rank asks to stop
+    signalled_rank: int | None  # the lowest one that a signal has told to stop
 
 
 @dataclass
 class _PendingStep:
     step: int
-    flags: Tensor  # int64 (3,): the lowest rank with a bad loss, or the world size; 0 to stop, or 1; the next lag
+    # int64 (3,): the lowest rank with a bad loss, or the world size; the lowest rank that a signal has told to stop, or
+    # the world size to stop for another reason, or one more to go on; the next lag
+    flags: Tensor
     work: Any = None
     ended: Moment | None = None  # when the flags are known; on a GPU, the event after their copy to the host
 
@@ -76,10 +79,14 @@ class StepFlags:
         """Begin the first step of an epoch, or of the rest of one."""
         self._known_at = moment(self._group.device)
 
-    def start(self, step: int, loss: Tensor, *, stop: bool) -> None:
-        """Start the all-reduce of a step; `loss` is a scalar on the device, `stop` asks all ranks to stop."""
+    def start(self, step: int, loss: Tensor, *, stop: bool, signalled: bool = False) -> None:
+        """Start the all-reduce of a step; `loss` is a scalar on the device.
+
+        `stop` asks all ranks to stop, and so does `signalled`: a signal has told this rank to.
+        """
         first_bad = torch.where(torch.isfinite(loss), self._good, self._bad)
-        numbers = (torch.full_like(first_bad, number) for number in (0 if stop else 1, self._affordable_lag))
+        stops = self._group.rank if signalled else self._group.world_size + (not stop)
+        numbers = (torch.full_like(first_bad, number) for number in (stops, self._affordable_lag))
         flags = torch.stack([first_bad, *numbers])
         self._pending.append(_PendingStep(step, flags, work=self._group.all_reduce_min(flags)))
 
@@ -112,5 +119,11 @@ class StepFlags:
         wait_until_reached(oldest.ended)
         self._seconds.append(milliseconds(self._known_at, oldest.ended) / 1000)
         self._known_at = oldest.ended
-        bad_rank, keep_going, self._lag = oldest.flags.tolist()
-        return StepStatus(oldest.step, None if bad_rank == self._group.world_size else bad_rank, stop=not keep_going)
+        bad_rank, stops, self._lag = oldest.flags.tolist()
+        count = self._group.world_size
+        return StepStatus(
+            oldest.step,
+            bad_rank if bad_rank < count else None,
+            stop=stops <= count,
+            signalled_rank=stops if stops < count else None,
+        )

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeVar, cast
 
 import numpy as np
@@ -23,11 +23,10 @@ class StepTimes:
     seconds: float = 0.0  # in total
     waited_seconds: float = 0.0  # part of `seconds` in which the host waited for data
     steps_ms: list[float] = field(default_factory=list)
+    start_seconds: float = 0.0  # part of `seconds` before the first step
 
     def __add__(self, later: "StepTimes") -> "StepTimes":
-        return StepTimes(
-            self.seconds + later.seconds, self.waited_seconds + later.waited_seconds, self.steps_ms + later.steps_ms
-        )
+        return StepTimes(*(getattr(self, each.name) + getattr(later, each.name) for each in fields(self)))
 
     def percentiles_ms(self) -> tuple[float, float]:
         """Median and 95th percentile of the step time in milliseconds."""
@@ -41,9 +40,14 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks: list[Moment] = []
-        self._waited = 0.0  # seconds
+        self._waited = self._start = 0.0  # seconds
         self._began = time.perf_counter()
-        self.mark()
+
+    def begin(self) -> None:
+        """Mark the start of the first step. After an error, the steps go on, and the mark before it counts."""
+        if not self._marks:
+            self._start = time.perf_counter() - self._began
+            self.mark()
 
     def mark(self) -> None:
         """Mark the end of a step and the start of the next one."""
@@ -64,7 +68,7 @@ class StepTimer:
         """The times since the timer was created; synchronizes the device."""
         synchronize(self._device)
         steps = [milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
-        return StepTimes(time.perf_counter() - self._began, self._waited, steps)
+        return StepTimes(time.perf_counter() - self._began, self._waited, steps, self._start)
 
 
 class StepRate:

@@ -1,10 +1,13 @@
 """The training loop, shared by trials of sweeps and ranks of distributed trainings."""
 
+import gc
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -36,11 +39,30 @@ from trainyard.utils.errors import Diverged, UserError
 # Images of a validation batch per image of a micro-batch, on a GPU: small kernels are launched less often, and no
 # activations are kept for a backward pass. On a CPU, it would only change the last digits of the loss.
 ENLARGED_ON_GPU: Final = 4
+COLLECTED_STEPS: Final = 10  # from one garbage collection to the next
 log = logging.getLogger(__name__)
 
 
 class TrainingInterrupted(UserError):
-    """The deadline was reached, or a stop was requested. A checkpoint of this step is in the store, if any."""
+    """The deadline was reached, or a signal told a rank to stop: the same on all ranks.
+
+    A checkpoint of this step is in the store, if any.
+    """
+
+    def __init__(self, where: str, *, signalled_rank: int | None, world_size: int) -> None:
+        """`signalled_rank`: the one that a signal has told to stop; None at the deadline."""
+        self.is_by_signal = signalled_rank is not None
+        rank = f" to rank {signalled_rank}" if world_size > 1 else ""
+        reason = f"by a signal{rank}" if self.is_by_signal else "before the end of the walltime"
+        super().__init__(f"stopped {reason}, in {where}")
+
+
+@dataclass(frozen=True)
+class EpochInput:
+    """What is drawn for an epoch, or for the rest of one."""
+
+    order: list[Tensor]  # image indices of each micro-batch, on the CPU
+    augment: Augmenter
 
 
 class Trainer:
@@ -85,6 +107,8 @@ class Trainer:
         channels_last = group.device.type == "cuda" and self.precision in ("bf16", "fp16")  # where it is faster
         self._save_last = save_last
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
+        self._color = data.mean.flatten().round().to(torch.uint8)  # of erased parts
+        self._drawn: tuple[tuple[int, int, BatchSizes], Future[EpochInput]] | None = None  # for the next epoch
         self._validation = Validation(data.val, self.objective, group)
         self.flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
@@ -158,6 +182,7 @@ class Trainer:
 
     def halve_micro_batch(self) -> None:
         """Halve the micro-batch of all further steps."""
+        gc.collect()  # also of what a user's model holds in cycles
         self.batch = self.batch.halved()
         message = "out of memory: micro-batches of %d images from now on, %d of them to a step of %d"
         log.warning(message, self.batch.micro, self.batch.accumulation, self.batch.per_rank)
@@ -179,10 +204,11 @@ class Trainer:
         progress, began = self.state.progress, time.perf_counter()
         set_random_state(progress, self.group, seed=self.spec.seed, epoch=number)
         try:
-            self._train_steps_that_fit(number, progress)
-            for module in self.state.modules.values():
-                reduce_buffers(module, self.group)
-            train, val = self._means(progress.sums.clone()), self._means(self.validate())
+            with _collections_by_step():
+                self._train_steps_that_fit(number, progress)
+                for module in self.state.modules.values():
+                    reduce_buffers(module, self.group)
+                train, val = self._means(progress.sums.clone()), self._means(self.validate())
         except TrainingInterrupted:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
@@ -212,34 +238,55 @@ class Trainer:
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """Take the remaining steps of an epoch, until a rank asks to stop."""
         set_training_mode(self.model)
-        size, seed = len(self.data.train), self.spec.seed
-        order = training_batches(
-            size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
-        )
-        color, shape = self.data.mean.flatten().round().to(torch.uint8), self.data.shape[:2]
-        augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
-        rate = StepRate(progress.step)
+        drawn, rate = self._take_input(number, progress.step), StepRate(progress.step)
+        alone = self.group.world_size == 1  # then no other rank needs to agree
         self.flags.begin()
-        with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
+        with closing(self.data.train.batches(drawn.order, seed=derived_seed(self.spec.seed, number))) as batches:
             images = timer.waiting(batches)
-            stops = False
+            known, stops = list[StepStatus](), False
+            timer.begin()
             while progress.step < self.steps and not stops:
-                stops = self._step(images, augment)
-                stops |= self.group.world_size == 1 and self.stop_request.is_made  # other ranks need not agree
+                known = self._step(images, drawn.augment)
+                stops = any(status.stop for status in known) or (alone and self.stop_request.is_made)
                 timer.mark()
+                if progress.step % COLLECTED_STEPS == 0:
+                    gc.collect(1)
                 self.first_step_time = self.first_step_time or time.time()
                 if steps_per_second := rate.poll(progress.step):
                     speed = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
-        for status in self.flags.finish_all():
+        known += self.flags.finish_all()
+        for status in known:
             self._check(status)
-            stops |= status.stop
         progress.times += timer.times()
-        if stops:
-            raise self._stopped()
+        signalled = [status.signalled_rank for status in known if status.signalled_rank is not None]
+        if stops or any(status.stop for status in known):
+            raise self._stopped(min(signalled, default=0 if alone and self.stop_request.is_made else None))
 
-    def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> bool:
-        """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
+    def _take_input(self, epoch: int, step: int) -> EpochInput:
+        """What is drawn for an epoch from this step on; a thread begins to draw for the epoch after it.
+
+        Of a million images, this takes a tenth of a second, in which the GPU would be idle.
+        """
+
+        def draw(epoch: int, step: int, batch: BatchSizes) -> EpochInput:
+            size, seed = len(self.data.train), self.spec.seed
+            order = training_batches(size, batch, rank=self.group.rank, seed=seed, epoch=epoch, first_step=step)
+            shape, color = self.data.shape[:2], self._color
+            augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=epoch, shape=shape, color=color)
+            return EpochInput(list(order), augment)
+
+        what = (epoch, step, self.batch)
+        drawn = self._drawn[1].result() if self._drawn and self._drawn[0] == what else draw(*what)
+        self._drawn = None
+        if epoch < self.spec.epochs:
+            following, thread = (epoch + 1, 0, self.batch), ThreadPoolExecutor(1, "next epoch")
+            self._drawn = following, thread.submit(draw, *following)
+            thread.shutdown(wait=False)
+        return drawn
+
+    def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> list[StepStatus]:
+        """Update the parameters once, from one or more micro-batches; returns the status of steps now known."""
         progress = self.state.progress
         state, spec = self.state, self.spec
         sums = self._compute_gradients(images, augment)
@@ -256,7 +303,7 @@ class Trainer:
             state.average.update()
         progress.sums += sums
         progress.step += 1
-        return any(status.stop for status in known)
+        return known
 
     def _compute_gradients(self, batches: Iterator[ImageBatch], augment: Augmenter) -> Tensor:
         """Set the gradients of all parameters from the micro-batches of a step; returns the sums of the step."""
@@ -270,27 +317,26 @@ class Trainer:
                 loss, sums_of_batch = self.forward.compute_loss(images, model=self.model, training=True)
                 sums += sums_of_batch
                 if not remaining:  # so that the all-reduce of the flags overlaps the backward pass
-                    self.flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
+                    signalled = self.stop_request.is_made
+                    self.flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late(), signalled=signalled)
                 share = len(images.labels) / self.batch.per_rank
                 self.state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         return sums
 
     def _is_late(self) -> bool:
-        """Whether this rank must stop: at a request, or if the time only suffices for a checkpoint and a validation."""
+        """Whether the time that is left only suffices for a checkpoint and a validation."""
         needed = self.checkpoints.stop_seconds + self._validation.seconds + self.flags.stop_seconds
-        return self.stop_request.is_made or time.time() + needed > self.deadline
+        return time.time() + needed > self.deadline
 
     def _must_stop_validation(self) -> bool:
         """Whether this rank must stop now. After the deadline, a run that has taken no step validates all the same."""
         is_late = time.time() + self.checkpoints.stop_seconds > self.deadline
         return self.stop_request.is_made or (is_late and self.first_step_time is not None)
 
-    def _stopped(self) -> TrainingInterrupted:
-        reason = "by a signal" if self.stop_request.is_made else "before the end of the walltime"
+    def _stopped(self, signalled_rank: int | None) -> TrainingInterrupted:
         epoch, step = len(self.history) + 1, self.state.progress.step
-        return TrainingInterrupted(
-            f"stopped {reason}, in epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}"
-        )
+        where = f"epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}"
+        return TrainingInterrupted(where, signalled_rank=signalled_rank, world_size=self.group.world_size)
 
     def _check(self, status: StepStatus) -> None:
         """Raise `Diverged` on all ranks if the loss of one was not finite."""
@@ -312,12 +358,25 @@ class Trainer:
             must_stop=self._must_stop_validation,
         )
         if self.group.any(sums is None) or sums is None:
-            raise self._stopped()
+            rank = self.group.lowest(self.stop_request.is_made)
+            raise self._stopped(rank if rank < self.group.world_size else None)
         return sums
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""
         return self.objective.means(self.group.all_reduce_sum(sums))
+
+
+@contextmanager
+def _collections_by_step() -> Iterator[None]:
+    """In the block, Python does not collect garbage by itself, which would pause one rank, and all others with it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Validation:
@@ -391,4 +450,10 @@ def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: 
         else:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     freeze(module, spec.freeze)  # after the conversion, which makes new modules
+    if group.world_size > 1 and data.shape[2] == 1:
+        # By their strides, images with one channel are in channels_last. The gradients of the convolutions that read
+        # them are, too, and DDP warns if the weights, whose strides its buckets have, are not.
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d) and layer.in_channels == 1:
+                layer.to(memory_format=torch.channels_last)
     return module

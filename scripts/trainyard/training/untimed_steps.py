@@ -48,8 +48,8 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
-        if group.any(trainer.stop_request.is_made):  # compiling takes long
-            raise TrainingInterrupted("stopped by a signal, in the warm-up")
+        if (rank := group.lowest(trainer.stop_request.is_made)) < group.world_size:  # compiling takes long
+            raise TrainingInterrupted("the warm-up", signalled_rank=rank, world_size=group.world_size)
         try:
             _find_unused_parameters(trainer)
             exposed = _exposed_communication(trainer)

@@ -5,10 +5,12 @@ import os
 import sys
 
 import pytest
-from loops import LEARNER, assert_close, changed, numbers, start, stop_within_second_epoch, train
+from loops import LEARNER, assert_close, changed, load_images, numbers, start, stop_within_second_epoch, train
 from project import ROOT
 from slurm_cluster.waiting import finished as run
+from trainyard.config.datasets import Synthetic
 from trainyard.config.train import Train
+from trainyard.data.staging import stage
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import other_buffers
@@ -102,7 +104,7 @@ SMOOTHED = changed(SPEC, loss="trouble:Smoothed")
 
 # Every rank runs this; rank 0 writes the results.
 PROGRAM = """
-import argparse, json, logging, shutil, sys, time
+import argparse, json, logging, shutil, sys, time, warnings
 from functools import partial
 from pathlib import Path
 import torch
@@ -160,6 +162,13 @@ def main(arguments):
         warm_up(warmed)
         found["orders its buckets"] = group.all_gather_object(warmed.model.reducer._rebuild_buckets())
         found["warmed up"] = rows(warmed)
+
+        gray = load_input_data(Staged(Path(sys.argv[3])), group.device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batch = batch_sizes(SPEC, world_size=group.world_size, mode="strong")
+            found["gray"] = [numbers(row) for row in Trainer(SPEC, gray, group, batch=batch).epochs()]
+        found["strides"] = group.all_gather_object([str(each.message) for each in caught])
 
         warned = []
         trainer_log = logging.getLogger("trainyard.training.trainer")
@@ -272,6 +281,12 @@ def main(arguments):
         slow = SlowStore(folder / "slow")
         is_written = lambda _: any(slow.folder.glob("epoch-0001-step-000001.*.pt"))
         found["written before a rank ends"] = stop_within_second_epoch(start(SPEC, store=slow), group, is_written)
+        signalled = start(SPEC)
+        signalled.stop_request.is_made = not group.is_main
+        try:
+            rows(signalled)
+        except TrainingInterrupted as error:
+            found["signalled"] = group.all_gather_object([str(error), error.is_by_signal])
         found["resumed from one"] = all_rows(start(SPEC, store=CheckpointStore(folder / "by-one")))
         if group.is_main:
             (folder / "found.json").write_text(json.dumps(found))
@@ -292,7 +307,14 @@ def importable(folder, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found(folder, staged, data):
+def gray(folder):
+    """The same number of images, in gray."""
+    source = Synthetic(source="synthetic", images=70, val_images=23, height=8, width=8, channels=1)
+    return stage(source, folder / "gray")
+
+
+@pytest.fixture(scope="module")
+def found(folder, staged, gray, data):
     """The results of two ranks. They find a checkpoint of a single rank that stopped within its second epoch."""
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
@@ -301,9 +323,14 @@ def found(folder, staged, data):
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(folder),
                 "--nproc-per-node", "2"]  # fmt: skip
-    command = [*torchrun, "program.py", str(folder), str(staged.folder)]
+    command = [*torchrun, "program.py", str(folder), str(staged.folder), str(gray.folder)]
     run(command, cwd=folder, env=environment)
     return json.loads((folder / "found.json").read_text())
+
+
+def test_images_with_one_channel_train_without_a_warning_about_strides(found, gray):
+    assert found["strides"] == [[], []]
+    assert_close(found["gray"], train(SPEC, load_images(gray))[0])
 
 
 def test_warming_up_changes_nothing(found):
@@ -433,6 +460,12 @@ def test_the_clock_of_rank_0_stops_all_and_they_resume_bit_identically(found):
     assert len(set(found["stopped"])) == 1
     assert "in epoch 2 of 3, after step 1 of 4" in found["stopped"][0]
     assert found["resumed"] == found["plain"]
+
+
+def test_all_ranks_name_the_rank_that_a_signal_has_told_to_stop(found):
+    """A rank that is not told would take it for the end of the walltime, and the job would be submitted again."""
+    assert found["signalled"] == [["stopped by a signal to rank 1, in epoch 1 of 3, after step 1 of 4", True]] * 2
+    assert "before the end of the walltime" in found["stopped"][0]
 
 
 def test_no_rank_ends_before_rank_0_has_written_the_checkpoint_of_a_stop(found):

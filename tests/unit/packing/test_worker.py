@@ -1,13 +1,17 @@
 """The process of a slot, between its trials."""
 
+import gc
 import re
 import sys
+import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from loops import SPEC, start, train
+import torch
+from loops import SPEC, changed, start, train
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
 from trainyard.config.train import Train
@@ -45,6 +49,49 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     for compiles in (True, False):
         worker.begin(SimpleNamespace(spec=Train(compile=compiles), taken_over=None, label="t/1"))
     assert len(released) == 1
+
+
+SPECS = {
+    "plain": {},
+    "fails": {},
+    "diverges": {"lr": 1e6, "precision": "fp32"},
+    "compiled": {"compile": True},
+    "in a cycle": {"ema_decay": 0.9, "activation_checkpointing": True},
+    "in 16 bits": {"precision": "bf16", "clip_norm": 1.0, "metrics": ["top5_accuracy"]},
+    "mixed": {"augment": {"mixup": 0.2, "flip": True}, "accumulation": 2, "optimizer": "adamw"},
+    "in fp16": {"precision": "fp16", "freeze": ["0"], "lr_scale": {"*": 0.5}},
+}
+
+
+def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_path):
+    """Whatever the trials do, in 16 of them, while Python collects no garbage by itself."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    worker, found = of_trainings(), []
+
+    def create(spec, request, halvings):
+        training = start(spec, data)
+        tensors = [*training.module.parameters(), *training.module.buffers(), training.state.progress.sums]
+        found.extend(weakref.ref(each) for each in tensors)
+        if request.label == "in a cycle/1":
+            training.module.forward = training.module.forward
+        if request.label == "fails/1":
+            training.module.register_forward_hook(lambda *_: 1 / 0)
+        return training
+
+    monkeypatch.setattr(worker, "_create_trainer", create)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            for name, options in SPECS.items():
+                spec = changed(SPEC, **{"epochs": 1, **options})
+                message = worker.begin(TrialRequest(spec, name, 1, tmp_path, tmp_path))
+                while not isinstance(message, TrialEnded):
+                    message = worker.resume(False)
+                assert [name for each in found if each() is not None] == []
+    finally:
+        gc.enable()
+    assert len(found) > 16 * 10
 
 
 def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_path, monkeypatch):

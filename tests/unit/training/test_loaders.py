@@ -78,6 +78,53 @@ def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
     assert calls == [("prefetching_0", "cuda:1"), ("prefetching_0", "a"), ("prefetching_0", "b")]
 
 
+def test_what_a_step_uploads_comes_from_pinned_memory(staged, monkeypatch):
+    """From other memory, the host would wait for the copy."""
+    sent, move = [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone().as_subclass(Pinned))
+
+    def to(tensor, *given, **options):
+        if GPU_ON_PAPER in given:
+            sent.append(type(tensor))
+        return move(tensor.as_subclass(torch.Tensor) if isinstance(tensor, Pinned) else tensor, *given, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    part = staged.split("train")
+    resident = ResidentSplit(part.images, part.labels, CPU)
+    resident._device = GPU_ON_PAPER
+    spec = Augment(resized_crop=0.5, flip=True, rand_augment=1, erasing=0.5)
+    batch = next(resident.batches([torch.arange(5)]))
+    Augmenter(spec, size=70, seed=0, epoch=1, shape=(8, 8))(batch.pixels.as_subclass(OnPaper), batch.indices)
+    assert len(sent) >= 5
+    assert set(sent) == {Pinned}
+
+
+class Pinned(torch.Tensor):
+    """A tensor in memory that a GPU reads by itself."""
+
+
+class OnPaper(torch.Tensor):
+    """A tensor on a GPU."""
+
+    device = GPU_ON_PAPER
+
+
+def test_a_training_makes_one_stream_for_each_split(staged, monkeypatch):
+    """torch has 32, and the allocator keeps freed memory for each."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device))
+    data = load_input_data(staged, CPU)
+    splits = {name: MappedSplit(part.images, part.labels, GPU_ON_PAPER) for name, part in parts(staged).items()}
+    for split in splits.values():
+        split._device = CPU  # where the batches really go
+    train(SPEC, replace(data, **splits))
+    assert made == [GPU_ON_PAPER] * 2
+
+
+def parts(staged):
+    return {name: staged.split(name) for name in ("train", "val")}
+
+
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
     with pytest.raises(UserError, match="run Snakemake's target `data`"):
         load_input_data(Staged(tmp_path), torch.device("cpu"))

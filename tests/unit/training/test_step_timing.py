@@ -13,6 +13,8 @@ def test_steps_and_the_wait_for_data_are_measured():
             yield item
 
     timer = StepTimer(torch.device("cpu"))
+    time.sleep(0.04)
+    timer.begin()
     for _ in timer.waiting(slow_items()):
         time.sleep(0.03)
         timer.mark()
@@ -20,12 +22,13 @@ def test_steps_and_the_wait_for_data_are_measured():
     assert len(times.steps_ms) == 3
     assert times.percentiles_ms()[0] >= 50
     assert 0.06 <= times.waited_seconds < times.seconds
-    assert times.seconds >= sum(times.steps_ms) / 1000 - 1e-9
+    assert times.start_seconds >= 0.04
+    assert times.seconds >= times.start_seconds + sum(times.steps_ms) / 1000 - 1e-9
 
 
 def test_the_step_times_of_several_runs_are_added():
-    both = StepTimes(1.0, 0.5, [10.0]) + StepTimes(2.0, 0.25, [30.0])
-    assert both == StepTimes(3.0, 0.75, [10.0, 30.0])
+    both = StepTimes(1.0, 0.5, [10.0], 0.1) + StepTimes(2.0, 0.25, [30.0], 0.3)
+    assert both == StepTimes(3.0, 0.75, [10.0, 30.0], 0.4)
     assert both.percentiles_ms()[0] == 20
 
 

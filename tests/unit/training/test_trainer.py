@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 import time
 import weakref
 from dataclasses import fields
@@ -13,6 +14,7 @@ from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, num
 from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Augment, Schedule
 from trainyard.scaling.speedups import scaling_table
+from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
 from trainyard.training.summary import write_results
@@ -273,11 +275,14 @@ def test_the_training_time_includes_the_time_that_it_waits_for_checkpoints(data,
         {"precision": "bf16", "activation_checkpointing": True},
         {"ema_decay": 0.9, "freeze": ["0.*", "1.*"]},  # a convolution and its batch normalization
         {"augment": Augment(mixup=0.2), "clip_norm": 1.0},
+        {"augment": Augment(cutmix=1.0, rand_augment=1, erasing=0.5), "accumulation": 2, "optimizer": "adamw"},
+        {"epochs": 3, "precision": "fp16", "metrics": ["top5_accuracy"], "label_smoothing": 0.1},
+        {"loss": "torch.nn:CrossEntropyLoss"},
     ],
 )
 def test_a_finished_training_keeps_no_memory(data, options):
     """Not even until a garbage collection, which Python starts by the number of objects, not by their size."""
-    training = start(changed(SPEC, epochs=1, **options), data)
+    training = start(changed(SPEC, **{"epochs": 1, **options}), data)
     gc.collect()
     gc.disable()
     try:
@@ -287,6 +292,44 @@ def test_a_finished_training_keeps_no_memory(data, options):
         assert not any(each() is not None for each in tensors)
     finally:
         gc.enable()
+
+
+def test_garbage_is_collected_at_the_same_steps_on_all_ranks(data):
+    """Python's own collections come by the number of objects: each would pause another rank, for which all wait."""
+    training, steps = start(changed(SPEC, batch_size=2, epochs=2), data), []
+
+    def note(phase, info):
+        if phase == "start" and gc.isenabled() is False:
+            steps.append((training.state.progress.step, info["generation"]))
+
+    gc.callbacks.append(note)
+    try:
+        for _ in training.epochs():
+            assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(note)
+    assert steps == [(10, 1), (20, 1), (30, 1)] * 2
+
+
+def test_garbage_is_collected_before_a_micro_batch_is_halved(data, monkeypatch):
+    training, calls = start(SPEC, data), []
+    monkeypatch.setattr(gc, "collect", lambda *generation: calls.append((generation, training.batch.micro)))
+    training.halve_micro_batch()
+    assert calls == [((), 16)]
+
+
+def test_a_thread_draws_what_the_next_epoch_needs(data, monkeypatch):
+    drawn, draw = [], trainer.training_batches
+
+    def note(*given, epoch, **options):
+        drawn.append((epoch, threading.current_thread() is threading.main_thread()))
+        return draw(*given, epoch=epoch, **options)
+
+    monkeypatch.setattr(trainer, "training_batches", note)
+    training = start(changed(SPEC, epochs=3), data)
+    list(training.epochs())
+    assert drawn == [(1, True), (2, False), (3, False)]
+    assert all(0 < row.epoch_start_seconds < row.seconds for row in training.history)
 
 
 def test_factors_of_learning_rates_find_parameters_in_checkpointed_blocks(data):
