@@ -3,13 +3,14 @@
 import argparse
 import logging
 
+import pandas as pd
 from trainyard.cli import command_line
 from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.trees import boosting
-from trainyard.utils.csv_files import write_rows
+from trainyard.utils.csv_files import write_rows, write_table
 from trainyard.utils.locks import hold
 from trainyard.utils.text import count_of
 
@@ -34,6 +35,8 @@ def main(arguments: argparse.Namespace) -> None:
             rounds, on = count_of(row["rounds"], "round"), count_of(row["threads"], "thread")
             log.info("%s: %s; %s on %s, %.1f s", name, scores, rounds, on, row["seconds"])
             rows.append(row)
+        shares = boosting.importances(folder / "models", study.models)
+        write_table(pd.DataFrame(shares, columns=["model", "feature", "importance"]), folder / "importances.csv")
         write_rows(rows, folder / "trees.csv")
 
 

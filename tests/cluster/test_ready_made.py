@@ -19,7 +19,7 @@ from submitting import run_on_two_nodes
 pytestmark = pytest.mark.slow
 READY_MADE = [
     ROOT / f"config/{name}.yaml"
-    for name in ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")
+    for name in ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script", "trees-sweep")
 ]
 # Fewer epochs, images, trials and GPUs, so that they run on four hosts without GPUs. KMNIST takes the place of CIFAR10,
 # whose published checksums no small copy has.
@@ -40,6 +40,11 @@ SMALL = {
             "stop": {"epochs": 2},
             "search": {"trials": 2},
             "slots": {"gpus_per_node": 2},
+        },
+        "trees-sweep": {
+            "args": {"rounds": 9, "early_stopping": 2},
+            "grid": {"learning_rate": [0.1, 0.5], "colsample_bytree": [1]},
+            "slots": {"slots_per_node": 2, "cpus_per_trial": 1},
         },
     },
     "scaling": {
@@ -64,7 +69,7 @@ def write_data(folder):
 
 @pytest.fixture(scope="module")
 def finished(cluster):
-    """The folder of all five, after one run of Snakemake."""
+    """The folder of all six, after one run of Snakemake."""
     folder = cluster.shared / "ready"
     folder.mkdir()
     write_data(folder)
@@ -81,7 +86,8 @@ def finished(cluster):
         "--set-threads",
         "stage=2",
     ]
-    configs = ["--configfile", *READY_MADE, "small.yaml", "--config", "sweeps=depth-sweep,own-trials", "scaling=all"]
+    configs = ["--configfile", *READY_MADE, "small.yaml", "--config"]
+    configs += ["sweeps=depth-sweep,own-trials,trees-sweep", "scaling=all"]
     script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling", "trees"]))
     run_on_two_nodes(cluster, folder, script, cpus=4)
     return folder
@@ -94,6 +100,18 @@ def read(folder, path):
 def test_the_ready_made_sweep_and_trees_have_all_rows(finished):
     assert read(finished, "sweeps/depth-sweep/trials.csv")["model_args.blocks"].tolist() == [4, 8, 12]
     assert read(finished, "trees/guide/trees.csv")["model"].tolist() == ["xgboost", "lightgbm"]
+
+
+def test_the_ready_made_sweep_over_trees_is_packed_on_cpu_slots(finished):
+    trials = read(finished, "sweeps/trees-sweep/trials.csv")
+    assert trials["status"].tolist() == ["finished"] * 8
+    assert set(trials["model"]) == {"xgboost", "lightgbm"}
+    assert (trials["best_iteration"] <= 9).all()
+    ranking = read(finished, "sweeps/trees-sweep/ranking.csv")
+    assert ranking["val_log_loss_best"].min() == trials["val_log_loss"].min() < 1
+    timeline = read(finished, "sweeps/trees-sweep/timeline.csv")
+    assert timeline["slot"].nunique() == 2
+    assert set(timeline["device"]) == {"cpu"}
 
 
 @pytest.mark.parametrize(

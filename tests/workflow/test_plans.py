@@ -14,7 +14,15 @@ from slurm_cluster.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("plans")
-NAMES = ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script", "own-programs")
+NAMES = (
+    "depth-sweep",
+    "mnist-4x8",
+    "guide-scaling",
+    "tinyimagenet-resnet50",
+    "own-script",
+    "own-programs",
+    "trees-sweep",
+)
 
 
 def start(name: str, folder: Path, option: str = "-n") -> subprocess.Popen:

@@ -12,6 +12,7 @@ rule fit_trees:
         project.dataset_of("trees"),
     output:
         "results/trees/{name}/trees.csv",
+        "results/trees/{name}/importances.csv",
     log:
         "results/logs/trees/{name}.log",
     benchmark:

@@ -18,12 +18,12 @@ from typing import Any, Final
 from trainyard.checks.code_probe import DRIVERS
 from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import ask_helper
-from trainyard.config.config import Config
+from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.sweep import FunctionSweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODELS, Train
-from trainyard.config.trials import expand, trainings
+from trainyard.config.trials import expand, trainings, tree_trials
 from trainyard.data.known_images import known_images
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
@@ -45,13 +45,17 @@ def check_code(config: Config, results: Path, *, anew: bool = False) -> Iterator
     Raises:
         UserError: they cannot be tried, since the other process ended.
     """
-    tried = list(_trainings(config, results, most=sys.maxsize if anew else MOST))
+    most = sys.maxsize if anew else MOST
+    tried = list(_trainings(config, results, most=most))
     models: dict[str, list[Any]] = {"imports": list(_imports(config)), "trainings": tried}
+    studies = [(f"trees.{name}.params", study) for name, study in config.trees.items()]
+    for name, sweep in config.sweeps.items():
+        studies += [(f"sweeps.{name}.args", Trees.of_trial(each.settings)) for each in tree_trials(sweep)[:most]]
     trees = [
-        (f"trees.{name}.params.{model}", model, params)
-        for name, study in config.trees.items()
+        (f"{place}.{model}", model, params)
+        for place, study in studies
         for model in study.models
-        if (params := study.params.get(model))
+        if (params := study.given(model))
     ]
     for subject, library, request in (
         ("models and your code", "torch", models),

@@ -40,7 +40,8 @@ def probe_code(request: dict[str, list[Any]]) -> dict[str, list[Any]]:
     if trees := request.get("trees"):
         from trainyard.trees.boosting import find_mistakes
 
-        findings += [Finding(place, "fails", each) for place, *given in trees for each in find_mistakes(*given)]
+        found = (Finding(place, "fails", each) for place, *given in trees for each in find_mistakes(*given))
+        findings += dict.fromkeys(found)  # trials of a sweep may have the same
     if not any(map(os.path.exists, DRIVERS)):  # a login node has no GPU
         findings = list(map(_excuse, findings))
     modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]

@@ -168,11 +168,12 @@ class TreeJobs(Jobs):
 
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
-        return Job(cpus=self._config.trees[wildcards.name].cpus)
+        study = self._config.trees[wildcards.name]
+        return Job(gpus=int(study.needs_gpu), cpus=study.cpus)
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        node = self._profile.node_memory(self.rule, 0)
+        node = self._profile.node_memory(self.rule, self.job(wildcards, attempt).gpus or 0)
         return trees_memory(self._config, wildcards.name, self._results, node)
 
     @override

@@ -4,10 +4,10 @@
 `load.py` reads a file and reports its errors. The larger sections have modules of their own.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import AnyScaling, Scaling
@@ -18,7 +18,9 @@ EnvModule = Annotated[
     str, Field(pattern=r"^[\w.+/-]+$"), hint("an environment module is named as in `module load`: cuda/13.0")
 ]
 TreeModel = Literal["xgboost", "lightgbm"]
-_DEVICES = {"device", "device_type", "tree_method"}  # parameters by which the libraries choose a GPU
+ClassName = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else str(value))]
+TREE_TRIAL: Final = "trainyard.trees.boosting:fit_trial"  # `function` of a sweep over tree models
+_OF_TRIALS: Final = ("rounds", "early_stopping", "folds", "class_weights")  # options of a study that a trial has, too
 
 
 class Trees(Section):
@@ -27,24 +29,57 @@ class Trees(Section):
     dataset: Name = Field(description="One of `datasets`.")
     models: list[TreeModel] = Field(["xgboost", "lightgbm"], description="Models to train.", min_length=1)
     cpus: PositiveInt = Field(8, description="CPUs to request; the models use one thread per available CPU.")
-    rounds: PositiveInt = Field(100, description="Number of boosting rounds.")
+    rounds: PositiveInt = Field(100, description="Number of boosting rounds; with `early_stopping`, at most.")
+    early_stopping: PositiveInt | None = Field(
+        None,
+        description="End a fit when the loss of the validation rows has had no new best for this number of rounds, and "
+        "keep the rounds up to the best one. The validation scores are then too good: the rows have chosen the rounds.",
+    )
+    folds: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="Cross-validation: the training rows in this number of parts, stratified by class, each of which "
+        "is predicted by a fit to the others. The table has mean and standard deviation of the metric as `cv` and "
+        "`cv_deviation`.",
+    )
+    class_weights: Literal["balanced"] | dict[ClassName, PositiveFloat] | None = Field(
+        None,
+        description="Weights of the training rows by class, e.g. `{rare: 5}` (1 for all others), or `balanced`: "
+        "inversely proportional to the number of rows of a class.",
+    )
     params: dict[TreeModel, dict[str, Any]] = Field(
         {},
-        description="Further parameters per model, under the library's names, e.g. `{lightgbm: {num_leaves: 15}}`. "
-        "`n_estimators`, `n_jobs` and `random_state`, which Trainyard sets, may be given under any of their names.",
+        description="Further parameters per model, under any of the library's names, e.g. `{lightgbm: {num_leaves: "
+        "15}}`. They replace what Trainyard sets: the rounds, `n_jobs` and `random_state`. With `device: cuda`, the "
+        "job requests a GPU.",
     )
 
-    @field_validator("params")
     @classmethod
-    def _refuse_gpus(cls, params: dict[TreeModel, dict[str, Any]]) -> dict[TreeModel, dict[str, Any]]:
-        for model, given in params.items():
-            for name in given.keys() & _DEVICES:
-                if str(given[name]).lower().startswith(("cuda", "gpu")):
-                    raise ValueError(
-                        f"{model}: {name}: {given[name]}: tree models train on CPUs, since their job requests no GPU: "
-                        "remove it; on a GPU, train them as a `command` of a sweep"
-                    )
-        return params
+    def of_trial(cls, arguments: Mapping[str, Any]) -> "Trees":
+        """The study of the one model that a trial of `TREE_TRIAL` fits, from the trial's arguments.
+
+        Raises:
+            ValidationError: they are not valid.
+        """
+        given = dict(arguments)
+        options = {key: given.pop(key) for key in _OF_TRIALS if key in given}
+        model = given.pop("model", "xgboost")
+        return cls.model_validate({"dataset": "trial", "models": [model], "params": {str(model): given}, **options})
+
+    def given(self, model: TreeModel) -> dict[str, Any]:
+        """The parameters of a model in the config."""
+        return self.params.get(model, {})
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether one of the models is fitted on a GPU."""
+        return any(gpu_parameter(self.given(model)) for model in self.models)
+
+
+def gpu_parameter(params: Mapping[str, Any]) -> str:
+    """The parameter by which a tree model chooses a GPU, as `device: cuda`; "" if none does."""
+    chosen = {name: str(params[name]) for name in ("device", "device_type") if name in params}
+    wanted = (f"{name}: {value}" for name, value in chosen.items() if value.lower().startswith(("cuda", "gpu")))
+    return next(wanted, "")
 
 
 class Pricing(Section):

@@ -17,9 +17,9 @@ from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.removed_keys import removed_key_advice
 from trainyard.config.scaling import Scaling, TrainScaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import union_members
-from trainyard.config.trials import CostError, expand, relative_cost, trainings
+from trainyard.config.trials import CostError, expand, relative_cost, trainings, tree_trials
 from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
@@ -147,8 +147,8 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {suggest(study.dataset, names)}"
             elif study.dataset not in config.datasets:
                 continue  # it has errors itself
-            elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
-                yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
+            elif isinstance(study, (TrainSweep, TrainScaling)) and isinstance(config.datasets[study.dataset], Table):
+                yield f"{place}.dataset: {study.dataset!r} is a table, which `train` cannot use, but `trees` can"
             elif getattr(config.datasets[study.dataset], "targets", None):
                 yield from dict.fromkeys(_objective_errors(place, study))
     for name, scaling in config.scaling.items():
@@ -193,6 +193,15 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         except CostError as error:
             yield f"sweeps.{name}.cost: {error}"
     texts: dict[str, None] = {}
+    for trial in tree_trials(sweep):
+        try:
+            Trees.of_trial(trial.settings)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                key, *_ = item["loc"]
+                place = f"sweeps.{name}.args.{'model' if key == 'models' else key}"
+                if key != "params":  # by the name of the model
+                    texts[f"{place}: {_reason({**item, 'loc': ('trees', name, *item['loc'])})}"] = None
     train = ("sweeps", name, "train", "train")  # its place in the config as Pydantic has it: with the kind of the sweep
     for place, wrong in expansion.errors[:MAX_CHECKED]:
         if isinstance(wrong, ValidationError):

@@ -14,10 +14,20 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from trainyard.config.config import Trees
+from trainyard.config.config import TREE_TRIAL, TreeModel, Trees
 from trainyard.config.placeholders import dotted_items, insert_resume_option
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
-from trainyard.config.sweep import VARIED_KEY, CommandSweep, Draw, ProgramSweep, Range, Sweep, TrainSweep, Uniform
+from trainyard.config.sweep import (
+    VARIED_KEY,
+    CommandSweep,
+    Draw,
+    FunctionSweep,
+    ProgramSweep,
+    Range,
+    Sweep,
+    TrainSweep,
+    Uniform,
+)
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError, identifying, is_published
@@ -164,11 +174,12 @@ def result_digest(study: Scaling, run: str, dataset: str) -> str:
     return digest_of(training_spec(study, run, dataset), length=10)
 
 
-def fit_digest(study: Trees, model: str, dataset: str) -> str:
+def fit_digest(study: Trees, model: TreeModel, dataset: str) -> str:
     """The digest of a fitted model of a tree study."""
-    params = study.params.get(model, {})  # type: ignore[call-overload]
     seed = retrain = 0  # keys of earlier versions
-    return digest_of([model, study.rounds, seed, params, retrain, dataset, RESULT_VERSION])
+    further = study.model_dump(mode="json", include={"early_stopping", "folds", "class_weights"}, exclude_none=True)
+    what = [model, study.rounds, seed, study.given(model), retrain, dataset, RESULT_VERSION]
+    return digest_of([*what, further] if further else what)
 
 
 # ---- what a study trains
@@ -180,6 +191,13 @@ def trainings(study: Sweep | Scaling) -> list[Train]:
         return [study.train] if isinstance(study, TrainScaling) else []
     trials = [*expand(study).trials, *expand(study).examples]
     return [trial.spec for trial in trials if isinstance(trial.spec, Train)] or [study.train]
+
+
+def tree_trials(sweep: Sweep) -> list[Trial]:
+    """The trials of a sweep over tree models, or the examples of a search; none of another sweep."""
+    if not isinstance(sweep, FunctionSweep) or sweep.function != TREE_TRIAL:
+        return []
+    return [*expand(sweep).trials, *expand(sweep).examples]
 
 
 def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:

@@ -258,6 +258,7 @@ class Worker:
             dataset,
             request.deadline,
             self._setup.gpus,
+            self._setup.threads,
             self._stop_request,
         )
         with claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=0.0):

@@ -79,7 +79,8 @@ def plan_jobs(
                     yield plan_scale(config, name, run, results, runtime_minutes=runtime)
     for name, trees in config.trees.items():
         if not _are_fitted(trees, results / "trees" / name, results):
-            yield PlannedJob(job=f"trees {name}", walltime_minutes=fixed.get("fit_trees", runtime_minutes))
+            walltime = fixed.get("fit_trees", runtime_minutes)
+            yield PlannedJob(job=f"trees {name}", gpus=int(trees.needs_gpu), walltime_minutes=walltime)
 
 
 def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:

@@ -38,6 +38,7 @@ class Context:
     dataset: Path | None  # the staged dataset; on a local disk of this node if it is copied there
     deadline: float = math.inf  # Unix seconds by which a checkpoint must be written
     gpus: int = 0  # how many it sees; 1 if it shares one
+    cpus: int = 1  # the number of threads to use
     _stop_request: StopRequest = field(default_factory=StopRequest, repr=False)
     _checks_time: bool = False
     _reports: "queue.SimpleQueue[Row | TrialEnded]" = field(default_factory=queue.SimpleQueue, repr=False)

@@ -125,7 +125,7 @@ def _summarize_trees(name: str, results: Path) -> Summary:
     except MissingResultError:
         return Summary(title, NO_RESULT, {"missing": MISSING})
     models, seconds = count_of(len(table), "model"), format_precise_duration(table["seconds"].sum())
-    ran = f"{models} on CPUs, {seconds} of fitting, {_ended([path])}"
+    ran = f"{models}, {seconds} of fitting, {_ended([path])}"
     return Summary(title, describe_best_model(table), {"ran": ran})
 
 

@@ -1,5 +1,6 @@
 """All plots of one dataset or study, drawn from its tables."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -7,6 +8,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
@@ -31,6 +33,7 @@ from trainyard.utils.csv_files import read_table
 from trainyard.utils.text import count_of, format_precise_duration
 
 WIDTH: Final = 8.0  # inches
+MAX_FEATURES: Final = 15  # of a tree model whose importances are shown
 
 
 def draw_plots(config: Config, kind: str, name: str, results: Path) -> Path:
@@ -121,6 +124,10 @@ def _draw_scaling(config: Config, name: str, source: Path, target: Path) -> None
 def _draw_trees(config: Config, name: str, source: Path, target: Path) -> None:
     trees = read_table(source / "trees.csv")
     style.save(partial(plot_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+    models, shares = trees["model"].tolist(), read_table(source / "importances.csv")
+    bars = partial(plot_feature_importances, models=models, shares=shares)
+    rows = min(MAX_FEATURES, shares["model"].value_counts().max() if len(shares) else 0)
+    style.save(bars, target / "importance", size=(WIDTH, 1.4 + 0.2 * rows), panels=(1, len(models)))
 
 
 def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
@@ -142,3 +149,20 @@ def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel({"accuracy": "accuracy", "rmse": "RMSE (in the target's unit)"}[trees["metric"].iloc[0]])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
+
+
+def plot_feature_importances(*panels: Axes, models: Sequence[str], shares: pd.DataFrame) -> None:
+    """The most important features of every tree model, by their share of the gain of all splits."""
+    for axes, model in zip(panels, models, strict=True):
+        used = shares[shares["model"] == model]
+        top = used.nlargest(MAX_FEATURES, "importance")
+        axes.set_title(model)
+        if used.empty:
+            style.write_in_center(axes, "no importances: the model has no splits")
+            continue
+        axes.barh(np.arange(len(top)), top["importance"], height=0.6, color=style.COLORS[4])
+        axes.set_yticks(np.arange(len(top)), [style.shorten(str(name), 24) for name in top["feature"]])
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"share of the gain of all splits\n({len(top)} of {count_of(len(used), 'feature')} in use)")

@@ -7,19 +7,23 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from trainyard.config.config import Trees
+from trainyard.cluster.gpus import has_gpu
+from trainyard.config.config import TreeModel, Trees, gpu_parameter
 from trainyard.config.trials import fit_digest
 from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
+from trainyard.programs.function import Context
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
+from trainyard.utils.text import suggest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _REFUSED: Final = re.compile(r'[][{}<":,]')  # in the name of a feature, by XGBoost or LightGBM
@@ -39,6 +43,18 @@ class Tabular:
     val: Any
     val_target: Array
     task: str  # classification or regression
+    features: list[str]
+    classes: list[str]  # names, by number; empty for regression
+
+    def weigh(self, weights: str | Mapping[str, float]) -> Array:
+        """The weight of each training row, by its class."""
+        if isinstance(weights, str):
+            from sklearn.utils.class_weight import compute_sample_weight
+
+            return np.asarray(compute_sample_weight(weights, self.train_target))
+        if unknown := [name for name in weights if name not in self.classes]:
+            raise UserError(f"class_weights: there is no class {unknown[0]!r}; {suggest(unknown[0], self.classes)}")
+        return np.array([weights.get(name, 1.0) for name in self.classes])[self.train_target]
 
 
 def tabular(staged: Staged) -> Tabular:
@@ -46,7 +62,11 @@ def tabular(staged: Staged) -> Tabular:
     if isinstance(staged.meta, StagedImageMeta):
         train, val = staged.split("train"), staged.split("val")
         rows = [split.images.reshape(len(split.images), -1) for split in (train, val)]
-        return Tabular(rows[0], np.array(train.labels), rows[1], np.array(val.labels), "classification")
+        height, width, channels = staged.meta.shape
+        places = np.ndindex((height, width, channels)[: 2 if channels == 1 else 3])
+        names = [f"pixel {','.join(map(str, place))}" for place in places]
+        labels = np.array(train.labels), np.array(val.labels)
+        return Tabular(rows[0], labels[0], rows[1], labels[1], "classification", names, staged.meta.classes)
     import pandas as pd
 
     task = staged.require(TableMeta).task
@@ -54,7 +74,8 @@ def tabular(staged: Staged) -> Tabular:
     targets = [frame.pop(TARGET).to_numpy() for frame in frames]
     for frame in frames:
         frame.columns = _accepted_names(map(str, frame.columns))
-    return Tabular(frames[0], targets[0], frames[1], targets[1], task)
+    names, classes = [str(name) for name in staged.require(TableMeta).columns], staged.meta.classes
+    return Tabular(frames[0], targets[0], frames[1], targets[1], task, names, classes)
 
 
 def _accepted_names(columns: Iterable[str]) -> list[str]:
@@ -71,83 +92,228 @@ def _accepted_names(columns: Iterable[str]) -> list[str]:
     return list(names.values())
 
 
-def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
+def fit_trial(config: Mapping[str, Any], context: Context) -> dict[str, float]:
+    """Fit one model as a trial of a sweep: the `function` of a sweep over parameters of tree models.
+
+    The arguments are `model` (`xgboost` by default), the options of a tree study, and parameters of the library. The
+    metrics are the columns of `trees.csv`, as `train_accuracy`, `val_accuracy` or `val_rmse`, `val_log_loss`, `rounds`.
+    """
+    if context.dataset is None:
+        raise UserError("a sweep over tree models needs a `dataset`")
+    study = Trees.of_trial(config)
+    row = fit(study, study.models[0], Staged(context.dataset), context.trial_dir, threads=context.cpus)
+    named = {"train": f"train_{row['metric']}", "val": f"val_{row['metric']}", "cv": f"cv_{row['metric']}"}
+    numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "seconds"}
+    return {named.get(key, key): value for key, value in numbers.items()}
+
+
+def fit(study: Trees, name: TreeModel, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
     """Fit one model and save it in its library's format, unless an identical fit exists.
 
     Returns:
         A row of `trees.csv`. `metric` names the metric of `train` and `val`: accuracy (a fraction) or RMSE.
+
+    Raises:
+        UserError: the library does not accept the parameters, or they choose a GPU and there is none.
+        DataError: it does not accept the data.
     """
-    params = study.params.get(name, {})  # type: ignore[call-overload]
     identity = fit_digest(study, name, staged.digest)
     receipt = folder / f"{name}.json"
-    if receipt.exists() and (known := json.loads(receipt.read_text()))["identity"] == identity:
+    known = json.loads(receipt.read_text()) if receipt.exists() else {}
+    if known.get("identity") == identity and "importances" in known:  # an earlier version did not measure them
         log.info("%s: already fitted", name)
         return dict(known["row"])
-    row = _fit(name, params, study, tabular(staged), folder, threads)
-    write_json(receipt, {"identity": identity, "row": row})
+    mistakes = find_mistakes(name, study.given(name))
+    if (device := gpu_parameter(study.given(name))) and not has_gpu():
+        mistakes.append(f"{name}: {device}: this job has no GPU: remove it, or fit on a node with a GPU")
+    if mistakes:
+        raise UserError("; ".join(mistakes))
+    names = _names(name)
+    settings = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": 0}
+    if study.early_stopping:
+        settings[names["early_stopping_rounds"]] = study.early_stopping
+    settings |= {names.get(key, key): value for key, value in study.given(name).items()}
+    row, shares = _fit(study, name, settings, tabular(staged), folder)
+    write_json(receipt, {"identity": identity, "row": row, "importances": shares})
     return row
 
 
-def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder: Path, threads: int) -> dict[str, Any]:
-    if mistakes := find_mistakes(name, params):
-        raise UserError("; ".join(mistakes))
-    defaults = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": 0}
-    settings = defaults | {_main_name(name, key): value for key, value in params.items()}
-    target: Array = data.train_target
-    classes: Array | None = None
-    if data.task == "classification":  # XGBoost refuses numbers of classes with a gap: of a class without training rows
-        classes, target = np.unique(target, return_inverse=True)
+def importances(folder: Path, names: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of `importances.csv` from the models that are fitted in a folder, the most important features first."""
+    found = {name: json.loads((folder / f"{name}.json").read_text())["importances"] for name in names}
+    return [
+        {"model": name, "feature": feature, "importance": share}
+        for name, shares in found.items()
+        for feature, share in sorted(shares.items(), key=lambda item: -item[1])
+    ]
+
+
+def _fit(
+    study: Trees, name: str, settings: dict[str, Any], data: Tabular, folder: Path
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Fit a model and save it; returns its row of the table, and the importances of its features."""
+    score = accuracy if data.task == "classification" else rmse
     started = time.perf_counter()
+    with _explained(name, settings):
+        model = _train(study, name, settings, data)
+        seconds = time.perf_counter() - started
+        parts = _folds(data, study.folds)
+        folds = [score(each.val_target, _train(study, name, settings, each).predict(each.val)) for each in parts]
+        saved = model.saved()
+    with atomic_write(folder / saved.file, "wb") as file:
+        file.write(saved.content)
+    row = {
+        "model": name,
+        "metric": score.__name__,
+        "train": score(data.train_target, model.predict(data.train)),
+        "val": score(data.val_target, model.predict(data.val)),
+        "seconds": seconds,
+        "threads": saved.threads if saved.threads > 0 else settings["n_jobs"],  # 0 or less: all available
+        "rounds": saved.rounds,
+        "file": saved.file,
+        "best_iteration": model.best_iteration,
+    }
+    if data.task == "classification":
+        splits = {"train": (data.train, data.train_target), "val": (data.val, data.val_target)}
+        for split, (rows, truth) in splits.items():
+            row |= {f"{split}_{key}": value for key, value in model.score_probabilities(rows, truth).items()}
+    if folds:
+        row |= {"cv": float(np.mean(folds)), "cv_deviation": float(np.std(folds, ddof=1))}
+    return row, saved.importances
+
+
+def _folds(data: Tabular, count: int | None) -> Iterator[Tabular]:
+    """The training rows, split anew for each fold of a cross-validation."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    splitter = StratifiedKFold if data.task == "classification" else KFold
+    parts = splitter(count, shuffle=True, random_state=0).split(data.train, data.train_target) if count else ()
+    for _, held in parts:
+        is_held = np.isin(np.arange(len(data.train_target)), held)
+        yield replace(
+            data,
+            train=data.train[~is_held],
+            train_target=data.train_target[~is_held],
+            val=data.train[is_held],
+            val_target=data.train_target[is_held],
+        )
+
+
+@contextmanager
+def _explained(name: str, settings: dict[str, Any]) -> Iterator[None]:
+    """Raise errors of a library in one line."""
     try:
-        model = _new_model(name, data.task, settings)
-        model.fit(data.train, target)
+        yield
     except (ValueError, TypeError) as error:
         raise UserError(f"{name} cannot be fitted with {settings}: {_reason(error)}") from error
     except Exception as error:  # each library has its own error classes
         if type(error).__module__.split(".")[0] not in ("xgboost", "lightgbm"):
             raise
         raise DataError(f"{name} does not accept the data or its parameters: {_reason(error)}") from error
-    seconds = time.perf_counter() - started
-    score = accuracy if data.task == "classification" else rmse
-    if name == "xgboost":
-        booster, suffix = model.get_booster(), "ubj"
-        content, rounds = bytes(booster.save_raw(suffix)), booster.num_boosted_rounds()
-        used = int(json.loads(booster.save_config())["learner"]["generic_param"]["nthread"])
-    else:
-        booster, suffix = model.booster_, "txt"
-        content, rounds = booster.model_to_string().encode(), booster.current_iteration()
-        used = int(booster.params["num_threads"])
-    with atomic_write(folder / f"{name}.{suffix}", "wb") as file:
-        file.write(content)
-    return {
-        "model": name,
-        "metric": score.__name__,
-        "train": score(data.train_target, _decode(model.predict(data.train), classes)),
-        "val": score(data.val_target, _decode(model.predict(data.val), classes)),
-        "seconds": seconds,
-        "threads": used if used > 0 else threads,  # 0 or less: all available
-        "rounds": int(rounds),
-        "file": f"{name}.{suffix}",
-    }
 
 
-def _decode(predicted: Any, classes: Array | None) -> Array:
-    """Predicted values, or the classes that are predicted by position, int (N,), or by a column for each."""
-    if classes is None:
-        return np.asarray(predicted)
-    positions = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted
-    return np.asarray(classes[positions])
+def _train(study: Trees, name: str, settings: dict[str, Any], data: Tabular) -> "_Fitted":
+    """A model of a library with the interface of scikit-learn, fitted to the training rows.
 
-
-def _new_model(name: str, task: str, settings: dict[str, Any]) -> Any:
-    """A model of a library with the interface of scikit-learn."""
+    XGBoost refuses numbers of classes with a gap, as of a class without training rows.
+    """
+    target, classes, options = data.train_target, None, dict[str, Any]()
+    if data.task == "classification":
+        classes, target = np.unique(target, return_inverse=True)
+    if study.class_weights is not None:
+        options["sample_weight"] = data.weigh(study.class_weights)
+    model: Any
     if name == "xgboost":
         from xgboost import XGBClassifier, XGBRegressor
 
-        return (XGBClassifier if task == "classification" else XGBRegressor)(**{"enable_categorical": True, **settings})
-    from lightgbm import LGBMClassifier, LGBMRegressor
+        kind = XGBRegressor if classes is None else XGBClassifier
+        model, options = kind(**{"enable_categorical": True, **settings}), {"verbose": False, **options}
+    else:
+        from lightgbm import LGBMClassifier, LGBMRegressor
 
-    return (LGBMClassifier if task == "classification" else LGBMRegressor)(**{"verbosity": -1, **settings})
+        model = (LGBMRegressor if classes is None else LGBMClassifier)(**{"verbosity": -1, **settings})
+    if settings.get(_names(name)["early_stopping_rounds"]):
+        rows, held = data.val, data.val_target
+        if classes is not None:
+            is_known = np.isin(held, classes)
+            rows, held = rows[is_known], np.searchsorted(classes, held[is_known])
+        options |= {"eval_set": [(rows, held)]} if name == "xgboost" else {"eval_X": rows, "eval_y": held}
+    return _Fitted(model.fit(data.train, target, **options), classes, data.features)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A fitted model in its library's format, and what the library says of it."""
+
+    file: str
+    content: bytes
+    rounds: int
+    threads: int
+    importances: dict[str, float]  # the share of the total gain of all splits, by feature; of those that are used
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A fitted model with the interface of scikit-learn, whose classes are positions in `classes`."""
+
+    model: Any
+    classes: Array | None
+    features: list[str]
+
+    @property
+    def best_iteration(self) -> int | None:
+        """The number of rounds up to the best one; None without early stopping."""
+        if hasattr(self.model, "get_booster"):
+            found = getattr(self.model, "best_iteration", None)  # counted from 0
+            return None if found is None else found + 1
+        return self.model.best_iteration_ or None
+
+    def predict(self, rows: Any) -> Array:
+        """Predicted values or classes (N,)."""
+        predicted = np.asarray(self.model.predict(rows))
+        if self.classes is None:
+            return predicted
+        return np.asarray(self.classes[predicted.argmax(axis=1) if predicted.ndim == 2 else predicted])
+
+    def score_probabilities(self, rows: Any, truth: Array) -> dict[str, float | None]:
+        """Log-loss and AUC (of several classes the mean of each against the rest), as scikit-learn defines them.
+
+        None if the objective gives no probabilities, or a class has no rows: neither is then defined.
+        """
+        from sklearn.metrics import log_loss, roc_auc_score
+
+        assert self.classes is not None
+        found: Array = np.asarray(self.model.predict_proba(rows))
+        is_distribution = found.shape == (len(truth), len(self.classes)) and np.allclose(found.sum(axis=1), 1)
+        if not is_distribution or found.min() < 0 or not np.isin(truth, self.classes).all() or len(self.classes) < 2:
+            return {"log_loss": None, "auc": None}
+        loss, auc = float(log_loss(truth, found, labels=self.classes)), None
+        if len(np.unique(truth)) == len(self.classes):
+            scores = found[:, 1] if len(self.classes) == 2 else found
+            auc = float(roc_auc_score(truth, scores, multi_class="ovr", labels=self.classes))
+        return {"log_loss": loss, "auc": auc}
+
+    def saved(self) -> _Saved:
+        """The model up to its best round."""
+        if not hasattr(self.model, "get_booster"):
+            booster, gains = self.model.booster_, self.model.booster_.feature_importance("gain")
+            content, threads = booster.model_to_string().encode(), int(booster.params["num_threads"])
+            return _Saved("lightgbm.txt", content, booster.current_iteration(), threads, self._shares(gains))
+        booster = self.model.get_booster()
+        if self.best_iteration and self.best_iteration < booster.num_boosted_rounds():
+            booster = booster[: self.best_iteration]
+        threads = int(json.loads(self.model.get_booster().save_config())["learner"]["generic_param"]["nthread"])
+        gains = []
+        if self.model.booster != "gblinear":  # which has no splits
+            by_name = booster.get_score(importance_type="total_gain")
+            names = booster.feature_names or [f"f{number}" for number in range(len(self.features))]
+            gains = [by_name.get(name, 0.0) for name in names]
+        return _Saved("xgboost.ubj", bytes(booster.save_raw("ubj")), booster.num_boosted_rounds(), threads,
+                      self._shares(gains))  # fmt: skip
+
+    def _shares(self, gains: Iterable[float]) -> dict[str, float]:
+        found = {name: float(gain) for name, gain in zip(self.features, gains, strict=False) if gain > 0}
+        return {name: gain / sum(found.values()) for name, gain in found.items()}
 
 
 def _reason(error: Exception) -> str:
@@ -167,70 +333,75 @@ def rmse(truth: Array, predicted: Array) -> float:
 
 
 def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
-    """Parameters that a library does not use, or that Trainyard sets and that have two names here; each in words.
+    """Parameters that a library does not use or that have two names here, and GPUs that it cannot use; in words.
 
     The libraries ignore them with a warning at most. Their values are checked when the model is fitted.
     """
-    unknown, known = (_unknown_to_xgboost if name == "xgboost" else _unknown_to_lightgbm)(params)
+    names = _names(name)
+    mains = [names.get(each, each) for each in params]
+    unknown = _unused_by_xgboost(params) if name == "xgboost" else [each for each in params if each not in names]
     mistakes = []
     for each in unknown:
-        close = difflib.get_close_matches(each, known, n=1)
+        close = difflib.get_close_matches(each, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see its documentation"
-        if each in known:
+        if each in names:
             hint = "it has no effect with the others"
-        elif each in _ROUNDS:
-            hint = "the number of boosting rounds is `rounds`"
         mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")
-    mains = [_main_name(name, each) for each in params]
-    twice = [each for each in params if mains.count(_main_name(name, each)) > 1]
-    return mistakes + [f"{name}: {' and '.join(twice)} are one parameter: give it once"] * bool(twice)
+    if twice := [each for each, main in zip(params, mains, strict=True) if mains.count(main) > 1]:
+        mistakes.append(f"{name}: {' and '.join(twice)} are one parameter: give it once")
+    if name == "xgboost" and gpu_parameter(params):
+        import xgboost
+
+        if not xgboost.build_info()["USE_CUDA"]:
+            mistakes.append("xgboost: this build (xgboost-cpu) uses no GPU: install the package xgboost in its place")
+    return mistakes
 
 
-def _unknown_to_xgboost(params: Mapping[str, Any]) -> tuple[list[str], Iterable[str]]:
-    """The parameters that XGBoost does not use, by its own warning in a training on four rows, and those it has.
+def _unused_by_xgboost(params: Mapping[str, Any]) -> list[str]:
+    """The parameters that XGBoost does not use, by its own warning in a training on four rows.
 
     None of them if such a training is not possible.
     """
     import xgboost
 
-    model = xgboost.XGBClassifier(**params)
-    checked = {**model.get_xgb_params(), "validate_parameters": True, "verbosity": 1}
+    names = {_names("xgboost").get(each, each): each for each in params}
+    checked = xgboost.XGBClassifier(**{name: params[each] for name, each in names.items()}).get_xgb_params()
+    checked |= {"validate_parameters": True, "verbosity": 1, "device": "cpu"}
     if str(checked.get("objective")).startswith("multi:"):
         checked.setdefault("num_class", 2)
-    known, rows = [*xgboost.XGBModel().get_params(), *_XGBOOST_ALIASES], np.arange(8.0).reshape(4, 2)
+    rows = np.arange(8.0).reshape(4, 2)
     with warnings.catch_warnings(record=True) as caught, suppress(ValueError, TypeError):  # XGBoost's are ValueErrors
         warnings.simplefilter("always")
         xgboost.train(checked, xgboost.DMatrix(rows, [0, 1, 0, 1]), num_boost_round=1)
     found = (re.search(r"Parameters: \{(.*)\} are not used", str(each.message)) for each in caught)
     unused = {name for match in found if match for name in re.findall('"([^"]+)"', match[1])}
-    return [name for name in params if name in unused], known
+    return [each for name, each in names.items() if name in unused]
 
 
-def _unknown_to_lightgbm(params: Mapping[str, Any]) -> tuple[list[str], Iterable[str]]:
-    """The parameters that LightGBM does not have, and those it has."""
+# Of XGBoost's other interfaces, to that for scikit-learn; as its documentation lists them.
+_XGBOOST_ALIASES: Final = {
+    "eta": "learning_rate", "min_split_loss": "gamma", "lambda": "reg_lambda", "alpha": "reg_alpha",
+    "nthread": "n_jobs", "seed": "random_state",
+    **dict.fromkeys(("num_boost_round", "num_round", "num_rounds", "nrounds"), "n_estimators"),
+}  # fmt: skip
+
+
+@cache
+def _names(library: str) -> dict[str, str]:
+    """All names of a library's parameters, each with the one that its interface for scikit-learn has for it, if any.
+
+    LightGBM's passes all its defaults, which win over another name for the same parameter, as `eta`.
+    """
+    if library == "xgboost":
+        import xgboost
+
+        return {name: name for name in xgboost.XGBModel().get_params()} | _XGBOOST_ALIASES
     import lightgbm
-
-    aliases = _lightgbm_aliases()
-    known = {*lightgbm.LGBMModel().get_params(), *aliases, *(each for names in aliases.values() for each in names)}
-    return [name for name in params if name not in known], sorted(known)
-
-
-# The names that Trainyard sets, of which the wrappers for scikit-learn let one name win if there are two.
-_XGBOOST_ALIASES: Final = {"nthread": "n_jobs", "seed": "random_state"}
-_ROUNDS: Final = ("num_boost_round", "num_round", "num_rounds", "nrounds")  # of XGBoost's other interfaces
-_LIGHTGBM_NAMES: Final = {"num_iterations": "n_estimators", "num_threads": "n_jobs", "seed": "random_state"}
-
-
-def _main_name(name: str, parameter: str) -> str:
-    """The name under which Trainyard sets a parameter, for any of its names."""
-    if name == "xgboost":
-        return _XGBOOST_ALIASES.get(parameter, parameter)
-    aliases = _lightgbm_aliases()
-    return next((ours for main, ours in _LIGHTGBM_NAMES.items() if parameter in (main, *aliases[main])), parameter)
-
-
-def _lightgbm_aliases() -> dict[str, list[str]]:
-    """All parameters of LightGBM with their aliases, as it lists them."""
     from lightgbm.basic import _ConfigAliases
 
-    return dict(_ConfigAliases._get_all_param_aliases())
+    own = lightgbm.LGBMModel().get_params()
+    names = {name: name for name in own}
+    for main, aliases in _ConfigAliases._get_all_param_aliases().items():
+        same = [main, *aliases]
+        names |= dict.fromkeys(same, next((each for each in same if each in own), main))
+    return names

@@ -418,6 +418,12 @@ def test_parameters_that_tree_models_do_not_have_are_named_once(mistakes, monkey
         "trees.t.params.xgboost: xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?",
         "trees.t.params.lightgbm: lightgbm does not use the parameter 'num_leavs': did you mean 'num_leaves'?",
     ]
+    grid = {"model": ["xgboost", "lightgbm"], "max_dept": [3, 4]}
+    sweep = {"dataset": "d", "function": "trainyard.trees.boosting:fit_trial", "args": {"rounds": 3}, "grid": grid}
+    assert mistakes({"datasets": DIGITS, "sweeps": {"s": {**sweep, "metric": "val_accuracy"}}}) == [
+        "sweeps.s.args.xgboost: xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?",
+        "sweeps.s.args.lightgbm: lightgbm does not use the parameter 'max_dept': did you mean 'max_depth'?",
+    ]
     correct = {"xgboost": {"max_depth": 3}, "lightgbm": {"num_leaves": 7}}
     raw = {"datasets": DIGITS, "trees": {"t": {"dataset": "d", "params": correct}}}
     assert mistakes(raw) == []

@@ -11,6 +11,7 @@ from project import ROOT
 from trainyard.config.config import Trees
 from trainyard.config.datasets import Digits, Table
 from trainyard.data.staging import stage
+from trainyard.programs.function import Context
 from trainyard.trees import boosting
 from trainyard.utils.errors import UserError
 
@@ -30,6 +31,17 @@ def prices(tmp_path_factory):
     table["price"] = 3 * table["size"] + (table["street"] == "north") + generator.normal(scale=0.05, size=300)
     table.to_csv(folder / "prices.csv", index=False)
     return stage(Table(source="table", path=str(folder / "prices.csv"), target="price"), folder / "staged")
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory):
+    """A table of two classes of unequal size."""
+    folder = tmp_path_factory.mktemp("patients")
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(400, 3)), columns=["a", "b", "c"])
+    noise = np.random.default_rng(1).normal(size=400)
+    table["state"] = np.where(table["a"] + noise > 1.2, "ill", "healthy")
+    table.to_csv(folder / "patients.csv", index=False)
+    return stage(Table(source="table", path=str(folder / "patients.csv"), target="state"), folder / "staged")
 
 
 def test_waiting_threads_leave_the_cpu_to_others():
@@ -120,12 +132,28 @@ def test_lightgbm_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp
     assert np.array_equal(saved.predict(images), by_hand.predict(images))
 
 
+@pytest.mark.parametrize(
+    "params", [{"eta": 0.5}, {"shrinkage_rate": 0.5}, {"l2_regularization": 50.0}, {"max_leaf": 3}, {"min_data": 90}]
+)
+def test_no_name_of_a_parameter_loses_to_a_default(digits, tmp_path, params):
+    """LightGBM's interface for scikit-learn passes `learning_rate=0.1`, which wins over a user's `eta`."""
+    import lightgbm
+
+    study = Trees(dataset="d", rounds=3, params={"lightgbm": {**params, "n_jobs": 1}})
+    boosting.fit(study, "lightgbm", digits, tmp_path, threads=1)
+    images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
+    settings = {"objective": "multiclass", "num_class": 10, "verbosity": -1, "seed": 0, "num_threads": 1, **params}
+    by_hand = lightgbm.train(settings, lightgbm.Dataset(images, labels), num_boost_round=3)
+    saved = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
+    assert np.array_equal(saved.predict(images), by_hand.predict(images))
+
+
 @pytest.mark.parametrize(("threads", "seed"), [("n_jobs", "random_state"), ("nthread", "seed")])
 def test_xgboost_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_path, threads, seed):
     import xgboost
 
-    params = {threads: 1, seed: 7, "subsample": 0.5}
-    study = Trees(dataset="d", rounds=3, params={"xgboost": params})
+    params = {threads: 1, seed: 7, "subsample": 0.5, "eta": 0.5, "lambda": 5, "alpha": 1, "min_split_loss": 0.1}
+    study = Trees(dataset="d", rounds=9, params={"xgboost": {**params, "num_boost_round": 3}})
     row = boosting.fit(study, "xgboost", digits, tmp_path, threads=2)
     assert (row["rounds"], row["threads"]) == (3, 1)
     images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
@@ -146,7 +174,11 @@ def test_xgboost_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_
             "xgboost does not use the parameter 'max_depth': it has no effect with the others",
         ),
         ("xgboost", {"tree_metod": "hist"}, "did you mean 'tree_method'?"),
-        ("xgboost", {"num_boost_round": 3}, "the number of boosting rounds is `rounds`"),
+        ("xgboost", {"eta": 0.1, "learning_rate": 0.2}, "xgboost: eta and learning_rate are one parameter"),
+        ("xgboost", {"device": "cuda"}, "xgboost: device: cuda: this job has no GPU: remove it, or"),
+        ("xgboost", {"device": "gpu:0"}, "xgboost: this build (xgboost-cpu) uses no GPU: install the package xgboost"),
+        ("lightgbm", {"device_type": "GPU"}, "lightgbm: device_type: GPU: this job has no GPU"),
+        ("lightgbm", {"eta": 0.1, "shrinkage_rate": 0.2}, "lightgbm: eta and shrinkage_rate are one parameter"),
         ("xgboost", {"objective": "multi:softprob", "etaa": 3}, "does not use the parameter 'etaa'"),
         ("xgboost", {"n_jobs": 1, "nthread": 2}, "xgboost: n_jobs and nthread are one parameter: give it once"),
         ("lightgbm", {"num_leavs": 3}, "lightgbm does not use the parameter 'num_leavs': did you mean 'num_leaves'?"),
@@ -174,6 +206,136 @@ def test_a_parameter_that_a_library_does_not_use_is_an_error(digits, tmp_path, n
 )  # fmt: skip
 def test_parameters_under_all_names_of_a_library_are_no_mistakes(name, params):
     assert boosting.find_mistakes(name, params) == []
+
+
+def test_early_stopping_is_that_of_the_libraries(digits, tmp_path):
+    import lightgbm
+    import xgboost
+
+    study = Trees(dataset="d", rounds=200, early_stopping=3)
+    rows = {name: boosting.fit(study, name, digits, tmp_path, threads=1) for name in ("xgboost", "lightgbm")}
+    (images, labels), (held, held_labels) = (
+        (split.images.reshape(len(split.labels), -1), split.labels) for split in map(digits.split, ("train", "val"))
+    )
+    train, val = xgboost.DMatrix(images, labels), xgboost.DMatrix(held, held_labels)
+    settings = {"objective": "multi:softprob", "num_class": 10, "nthread": 1}
+    by_hand = xgboost.train(settings, train, 200, evals=[(val, "v")], early_stopping_rounds=3, verbose_eval=False)
+    assert rows["xgboost"]["best_iteration"] == rows["xgboost"]["rounds"] == by_hand.best_iteration + 1 < 190
+    saved = xgboost.Booster(model_file=tmp_path / "xgboost.ubj")
+    assert np.array_equal(saved.predict(val), by_hand.predict(val, iteration_range=(0, by_hand.best_iteration + 1)))
+    train, settings = lightgbm.Dataset(images, labels), {"objective": "multiclass", "num_class": 10, "verbosity": -1}
+    settings |= {"num_threads": 1, "early_stopping_round": 3}
+    by_hand = lightgbm.train(settings, train, 200, [lightgbm.Dataset(held, held_labels, reference=train)])
+    assert rows["lightgbm"]["best_iteration"] == rows["lightgbm"]["rounds"] == by_hand.best_iteration < 190
+    assert np.array_equal(lightgbm.Booster(model_file=tmp_path / "lightgbm.txt").predict(held), by_hand.predict(held))
+
+
+def test_cross_validation_is_that_of_scikit_learn(digits, tmp_path):
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from xgboost import XGBClassifier
+
+    row = boosting.fit(Trees(dataset="d", rounds=4, folds=3), "xgboost", digits, tmp_path, threads=1)
+    images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
+    parts = StratifiedKFold(3, shuffle=True, random_state=0)
+    scores = cross_val_score(XGBClassifier(n_estimators=4, n_jobs=1, random_state=0), images, labels, cv=parts)
+    assert (row["cv"], row["cv_deviation"]) == (pytest.approx(scores.mean()), pytest.approx(scores.std(ddof=1)))
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_table_is_cross_validated_with_early_stopping(prices, tmp_path, name):
+    row = boosting.fit(Trees(dataset="d", rounds=99, folds=3, early_stopping=3), name, prices, tmp_path, threads=1)
+    assert 0.05 < row["cv"] < 0.4
+    assert row["best_iteration"] == row["rounds"] < 99
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_log_loss_and_auc_are_those_of_scikit_learn(digits, patients, tmp_path, name):
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    for staged in (digits, patients):
+        row = boosting.fit(STUDY.model_copy(update={"rounds": 3}), name, staged, tmp_path / staged.digest, threads=1)
+        data = boosting.tabular(staged)
+        if name == "xgboost":
+            import xgboost
+
+            saved = xgboost.Booster(model_file=tmp_path / staged.digest / "xgboost.ubj")
+            found = saved.predict(xgboost.DMatrix(data.val, enable_categorical=True))
+        else:
+            import lightgbm
+
+            found = lightgbm.Booster(model_file=tmp_path / staged.digest / "lightgbm.txt").predict(data.val)
+        assert row["val_log_loss"] == pytest.approx(log_loss(data.val_target, found), rel=1e-5)
+        assert row["val_auc"] == pytest.approx(roc_auc_score(data.val_target, found, multi_class="ovr"), rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["balanced", {"ill": 4.0}])
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_classes_are_weighted_as_by_hand(patients, tmp_path, name, weights):
+    from lightgbm import LGBMClassifier
+    from sklearn.utils.class_weight import compute_sample_weight
+    from xgboost import XGBClassifier
+
+    data = boosting.tabular(patients)
+    plain = boosting.fit(STUDY, name, patients, tmp_path, threads=1)
+    row = boosting.fit(Trees(dataset="d", rounds=20, class_weights=weights), name, patients, tmp_path, threads=1)
+    given = weights if weights == "balanced" else {0: 1.0, 1: 4.0}
+    by_hand = {
+        "xgboost": XGBClassifier(n_estimators=20, n_jobs=1, random_state=0),
+        "lightgbm": LGBMClassifier(n_estimators=20, n_jobs=1, random_state=0, verbosity=-1),
+    }[name].fit(data.train, data.train_target, sample_weight=compute_sample_weight(given, data.train_target))
+    assert row["val"] == by_hand.score(data.val, data.val_target)
+    assert row["val_log_loss"] != plain["val_log_loss"]
+
+
+def test_a_class_that_does_not_exist_has_no_weight(patients, tmp_path):
+    study = Trees(dataset="d", class_weights={"il": 4})
+    with pytest.raises(UserError, match="class_weights: there is no class 'il'; did you mean 'ill'"):
+        boosting.fit(study, "xgboost", patients, tmp_path, threads=1)
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_importances_are_shares_of_the_gain_that_the_library_reports(prices, digits, tmp_path, name):
+    for staged in (prices, digits):
+        boosting.fit(STUDY, name, staged, tmp_path, threads=1)
+        rows = boosting.importances(tmp_path, [name])
+        shares = [row["importance"] for row in rows]
+        assert sum(shares) == pytest.approx(1)
+        assert shares == sorted(shares, reverse=True)
+        if name == "xgboost":
+            import xgboost
+
+            gains = xgboost.Booster(model_file=tmp_path / "xgboost.ubj").get_score(importance_type="total_gain")
+        else:
+            import lightgbm
+
+            model = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
+            gains = dict(zip(model.feature_name(), model.feature_importance("gain"), strict=True))
+        best = max(gains, key=gains.get)
+        assert shares[0] == pytest.approx(gains[best] / sum(gains.values()))
+        if staged is prices:
+            assert [row["feature"] for row in rows] == ["size", "street"]
+        else:
+            number = int(best.removeprefix("f").removeprefix("Column_"))
+            assert rows[0]["feature"] == f"pixel {number // 8},{number % 8}"
+
+
+def test_a_linear_model_has_no_importances(digits, tmp_path):
+    study = Trees(dataset="d", rounds=2, params={"xgboost": {"booster": "gblinear"}})
+    assert boosting.fit(study, "xgboost", digits, tmp_path, threads=1)["val"] > 0.5
+    assert boosting.importances(tmp_path, ["xgboost"]) == []
+
+
+def test_a_trial_of_a_sweep_is_a_fit_of_a_study(digits, tmp_path):
+    arguments = {"model": "lightgbm", "rounds": 4, "folds": 2, "num_leaves": 7}
+    context = Context("t", 1, tmp_path / "trial", tmp_path / "checkpoints", digits.folder, cpus=2)
+    metrics = boosting.fit_trial(arguments, context)
+    study = Trees(dataset="d", rounds=4, folds=2, params={"lightgbm": {"num_leaves": 7}})
+    row = boosting.fit(study, "lightgbm", digits, tmp_path / "study", threads=2)
+    named = {"train_accuracy": "train", "val_accuracy": "val", "cv_accuracy": "cv", "val_log_loss": "val_log_loss"}
+    assert {name: metrics[name] for name in named} == {name: row[key] for name, key in named.items()}
+    assert (metrics["rounds"], metrics["threads"]) == (4, 2)
+    assert "seconds" not in metrics, "a trial measures its own"
+    assert (tmp_path / "trial/lightgbm.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from trainyard.cli.profile import Profile
 from trainyard.cli.snakefile import _share_settings
 from trainyard.cli.workflow import RUN, Workflow
 from trainyard.cluster.slurm_limits import JobLimits, Limits
+from trainyard.planning.job_costs import plan_jobs
 from trainyard.planning.job_marks import COMPLETE
 from trainyard.planning.journal import Journal
 
@@ -119,6 +120,19 @@ def test_that_slurm_does_not_respond_is_no_reason_to_submit_nothing(tmp_path, sl
     yard.sweep.record_prediction("s", 1)
     (found,) = yard_of(tmp_path, s=sweep(2)).sweep._plan("s", 1).state.submissions
     assert (found.first_start_seconds, found.end_seconds) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("params", "gpus"),
+    [({}, 0), ({"xgboost": {"device": "cuda:0"}}, 1), ({"lightgbm": {"device_type": "gpu"}}, 1),
+     ({"lightgbm": {"device": "cpu"}}, 0)],
+)  # fmt: skip
+def test_tree_models_on_a_gpu_request_one(tmp_path, params, gpus):
+    content = {"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d", "params": params}}}
+    yard = Workflow(content, results=tmp_path, default_resources={"runtime": SimpleNamespace(raw="60")})
+    assert yard.fit_trees.resources()["gpu"](SimpleNamespace(name="t"), 1) == (gpus or None)
+    planned = plan_jobs(yard.config, tmp_path, lambda name: None)
+    assert [row.gpus for row in planned if row.job == "trees t"] == [gpus]
 
 
 def test_a_sweep_with_one_job_has_no_resource_of_several(tmp_path):

@@ -70,6 +70,7 @@ def test_identities_of_a_config_with_many_options():
         ("own-programs", "4f4e10fdd5"),
         ("own-script", "b9d453319e"),
         ("tinyimagenet-resnet50", "517c04ebc7"),
+        ("trees-sweep", "b0fd956ce3"),
     ],
 )
 def test_identities_of_the_ready_made_configs(name, expected):

@@ -139,6 +139,9 @@ SAMPLES = {
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
 )
+IMPORTANCES = pd.DataFrame(
+    {"model": "xgboost", "feature": [f"feature {n}" for n in range(20)], "importance": [n / 190 for n in range(20)]}
+)
 HISTORY = pd.DataFrame({"epoch": [1, 2], "val_loss": [1, 0.5], "train_loss": [1, 0.4], "seconds": [9, 9]})
 HISTORIES = [("1x2", HISTORY)]
 OF_HOURS = STRATEGIES.assign(**{name: 1000 * STRATEGIES[name] for name in STRATEGIES if "_seconds" in name})
@@ -272,6 +275,12 @@ PLOTS = {
         ["n1 GPU 0", "n1 GPU 1", "1x1", "GPU memory (MiB)", "GPU utilization", "minutes"],
     ),
     "trees": (lambda axes: study_plots.plot_scores(axes, TREES), ["RMSE", "xgboost"]),
+    "importances": (
+        lambda left, right: study_plots.plot_feature_importances(
+            left, right, models=["xgboost", "lightgbm"], shares=IMPORTANCES
+        ),
+        ["xgboost", "15 of 20 features in use", "feature 19", "no importances: the model has no splits"],
+    ),
 }
 
 
