@@ -147,14 +147,21 @@ def _by_name(given: Any) -> Any:
 class Schedule(Section):
     """The learning-rate schedule."""
 
-    name: Literal["constant", "step", "cosine"] = Field(
+    name: Literal["constant", "step", "cosine", "polynomial", "onecycle"] = Field(
         "constant",
-        description="`step`: multiply by `gamma` every `step_size` epochs; `cosine`: anneal to zero, step by step.",
+        description="`step`: multiply by `gamma` every `step_size` epochs; `cosine`: anneal to zero, step by step; "
+        "`polynomial`: to zero as torch's PolynomialLR; `onecycle`: torch's OneCycleLR up to `lr` and down, with its "
+        "defaults, but the momentum stays.",
     )
     step_size: PositiveInt = Field(1, description="Period of `step`, in epochs.")
     gamma: PositiveFloat = Field(0.1, description="Multiplicative factor of `step`.")
+    power: PositiveFloat = Field(1.0, description="Power of `polynomial`.")
     warmup_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Fraction of all steps used for linear warmup of the learning rate."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of all steps used for linear warmup of the learning rate; for `onecycle`, torch's "
+        "`pct_start`, and 0 is its default of 0.3.",
     )
 
 

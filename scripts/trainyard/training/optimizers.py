@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, OneCycleLR, PolynomialLR, SequentialLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainyard.config.train import Schedule, Train
@@ -16,6 +17,7 @@ from trainyard.training.models import inner_model
 from trainyard.training.running_statistics import running_statistics
 
 _CLASSES: Final[dict[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+ONE_CYCLE_RISE: Final = 0.3  # the default of OneCycleLR's `pct_start`
 STATE_TENSORS: Final = 2  # of the size of a parameter, that an optimizer keeps for it, at most: Adam's two averages
 
 
@@ -76,6 +78,21 @@ def current_lr(optimizer: Optimizer) -> float:
     """The learning rate of parameters without a factor in `lr_scale`."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))
+
+
+def build_schedule(spec: Train, optimizer: Optimizer, steps: int) -> LRScheduler:
+    """The schedule of the learning rate of a training with `steps` per epoch; it is stepped after each step."""
+    schedule, total = spec.schedule, steps * spec.epochs
+    if schedule.name == "onecycle":
+        peaks = [group["lr"] for group in optimizer.param_groups]
+        rising = (schedule.warmup_fraction or ONE_CYCLE_RISE) + 1e-9  # torch divides by zero if that is one step
+        return OneCycleLR(optimizer, peaks, total_steps=total, pct_start=rising, cycle_momentum=False)
+    if schedule.name != "polynomial":
+        return LambdaLR(optimizer, lr_factor(schedule, steps, spec.epochs))
+    warmup = round(schedule.warmup_fraction * total)
+    rise = [LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)] if warmup else []
+    decay = PolynomialLR(optimizer, max(1, total - warmup), schedule.power)
+    return SequentialLR(optimizer, [*rise, decay], [warmup]) if warmup else decay
 
 
 def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
@@ -116,7 +115,7 @@ class Trainer:
         parts = (self.module, spec, data, group, self.objective)
         self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
         optimizer = optimizers.build_optimizer(spec, self.module)
-        schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
+        schedule = optimizers.build_schedule(spec, optimizer, self.steps)
         # In fp16, small gradients underflow (Micikevicius et al. 2017).
         scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision == "fp16")
         loss = self.objective.loss_module

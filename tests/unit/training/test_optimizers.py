@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from loops import SPEC, changed, start
+from loops import SPEC, changed, numbers, start, train
 from trainyard.config.train import Schedule, Train
 from trainyard.training import optimizers
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.models import SmallConvNet
 
 
@@ -43,6 +44,70 @@ def test_optimizers_step_as_those_of_torch(name, kind):
 def test_schedules_follow_their_formulas(schedule, factors):
     factor = optimizers.lr_factor(schedule, steps=2, epochs=2)
     assert [factor(step) for step in range(4)] == pytest.approx(factors, abs=1e-6)
+
+
+SCHEDULES = {
+    "onecycle": (Schedule(name="onecycle"),
+                 lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 0.1, 20, cycle_momentum=False)),
+    "onecycle with a rise": (Schedule(name="onecycle", warmup_fraction=0.5),
+                             lambda made: torch.optim.lr_scheduler.OneCycleLR(
+                                 made, 0.1, 20, pct_start=0.5, cycle_momentum=False)),
+    "polynomial": (Schedule(name="polynomial", power=2),
+                   lambda made: torch.optim.lr_scheduler.PolynomialLR(made, 20, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_schedules_are_those_of_torch(case):
+    schedule, by_hand = SCHEDULES[case]
+    rates = []
+    for build in (lambda made: optimizers.build_schedule(Train(epochs=4, schedule=schedule), made, 5), by_hand):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+        stepped = build(optimizer)
+        rates.append([])
+        for _ in range(20):
+            rates[-1].append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            stepped.step()
+    assert rates[0] == pytest.approx(rates[1], rel=1e-6)
+
+
+def test_a_polynomial_schedule_rises_linearly_before_it():
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.5}], 0.1)
+    spec = Train(epochs=2, schedule=Schedule(name="polynomial", warmup_fraction=0.5))
+    schedule, rates = optimizers.build_schedule(spec, optimizer, 2), []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.5 / 3, 1 / 3, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["onecycle", "polynomial"])
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_a_schedule_may_have_any_number_of_steps(name, warmup, steps):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    spec = Train(schedule=Schedule(name=name, warmup_fraction=warmup))
+    schedule = optimizers.build_schedule(spec, optimizer, steps)
+    for _ in range(steps):
+        assert 0 < optimizer.param_groups[0]["lr"] <= 0.1
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("schedule", [{"name": "onecycle"}, {"name": "polynomial", "warmup_fraction": 0.3}])
+def test_a_training_with_a_schedule_of_torch_resumes_bit_identically(data, tmp_path, schedule):
+    spec = changed(SPEC, epochs=4, schedule=schedule, lr_scale={"*": 0.5})
+    whole, weights = train(spec, data)
+    first = start(spec, data, store=CheckpointStore(tmp_path, {}))
+    for _, _ in zip(range(2), first.epochs(), strict=False):
+        pass
+    resumed = start(spec, data, store=CheckpointStore(tmp_path, {}))
+    assert 1 <= len(resumed.history) < 4
+    rows = [numbers(row) for row in resumed.epochs()]
+    assert rows == whole[-len(rows) :]
+    assert all(map(torch.equal, resumed.module.state_dict().values(), weights.values()))
 
 
 def test_decay_all_false_excludes_biases_and_normalization_layers():
