@@ -531,7 +531,7 @@ def model(*, without: str = "") -> Iterator[None]:
         patch.object(journal, "session_name", lambda order_job: f"{order_job}-local.0-{next(World.tokens):03}"),
         patch.object(journal, "read_clock", lambda: World.now),
         patch.object(shared_order, "run_of_snakemake", lambda state: "run"),
-        patch.object(search, "draw", _draw),
+        patch.object(search.OptunaStudy, "draw", _draw),
     ):
         yield
 

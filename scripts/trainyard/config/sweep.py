@@ -2,11 +2,13 @@
 
 import math
 import re
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -47,6 +49,10 @@ from trainyard.config.placeholders import (
 from trainyard.config.train import FunctionPath, Name, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram
 from trainyard.config.weights import identifying
+from trainyard.utils.text import suggest
+
+if TYPE_CHECKING:
+    import optuna
 
 Unit = Literal["GPU", "CPU"]
 
@@ -55,12 +61,27 @@ VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
 
+def _is_empty(value: Any) -> bool:
+    return value is None or value == {}  # left out of digests, so that new keys do not change those of old configs
+
+
+When = Annotated[
+    dict[str, Any],
+    Field(
+        description="Use the key only in configurations with these values of other varied keys, each a value or a list "
+        "of values, as in `{optimizer: sgd}`. Elsewhere it is left out.",
+        exclude_if=_is_empty,
+    ),
+]
+
+
 class Range(Section):
     """Evenly spaced numbers from `start` to `stop`, inclusive."""
 
     start: int | float = Field(description="First value.")
     stop: int | float = Field(description="Upper bound, inclusive.")
     step: int | float = Field(1, description="Distance between values.", gt=0)
+    when: When = {}
 
     @model_validator(mode="after")
     def _check_order(self) -> "Range":
@@ -92,19 +113,50 @@ class Uniform(Section):
     high: float = Field(description="Upper bound.")
     log: bool = Field(False, description="Draw on a logarithmic scale, as for learning rates.")
     integer: bool = Field(False, description="Round to integers.")
+    step: PositiveFloat | None = Field(
+        None, description="Distance between the values that can be drawn, from `low` on.", exclude_if=_is_empty
+    )
+    when: When = {}
+    guess: float | None = Field(
+        None, description="For `search`: the value of the first configuration.", exclude_if=_is_empty
+    )
+
+    @model_validator(mode="after")
+    def _check_step(self) -> "Uniform":
+        if self.step and self.log:
+            raise PydanticCustomError("range", "with log there is no step: give one of the two")
+        if self.step and self.integer and (self.step % 1 or self.low % 1):
+            raise PydanticCustomError("range", "with integer, low and step must be integers")
+        return self
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "Uniform":
+        if self.guess is not None and not self.low <= self.guess <= self.high:
+            raise PydanticCustomError("range", "guess ({guess}) is not from {low} to {high}", self.model_dump())
         if self.high < self.low:
             raise PydanticCustomError("range", "high ({high}) is below low ({low})", self.model_dump())
         if self.log and self.low <= 0:
             raise PydanticCustomError("range", "with log, low must be above 0, not {low}", {"low": self.low})
         if self.integer and math.floor(self.high) < math.ceil(self.low):
             raise PydanticCustomError("range", "there is no integer from {low} to {high}", self.model_dump())
+        if self.step and self.guess is not None and abs((self.guess - self.low) / self.step % 1 - 0.5) < 0.499:
+            raise PydanticCustomError("range", "guess ({guess}) is not a step of {step} from {low}", self.model_dump())
         return self
 
+    @property
+    def steps(self) -> int:
+        """The number of steps from the lowest to the highest value; 0 without `step`."""
+        return int((self.high - self.low) / self.step + 1e-9) if self.step else 0
 
-def _list_or_mapping(value: Any) -> str:
+    @property
+    def highest(self) -> float:
+        """The highest value that can be drawn."""
+        return self.low + self.steps * self.step if self.step else self.high
+
+
+def _kind_of_values(value: Any) -> str:
+    if isinstance(value, Choice) or (isinstance(value, dict) and "choices" in value):
+        return "choices"
     return "mapping" if isinstance(value, (dict, BaseModel)) else "list"
 
 
@@ -132,30 +184,166 @@ def _check_numbers_of_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any
 
 
 Choices = Annotated[list[Any], Field(min_length=1), AfterValidator(_check_numbers)]
+
+
+class Choice(Section):
+    """A list of values, with more to say about them than a plain list has room for."""
+
+    choices: Choices = Field(description="The values, which can be mappings: whole sections of a configuration.")
+    when: When = {}
+    guess: Any = Field(None, description="For `search`: the value of the first configuration.", exclude_if=_is_empty)
+
+    @model_validator(mode="after")
+    def _check_guess(self) -> "Choice":
+        if self.guess is not None and self.guess not in self.choices:
+            raise PydanticCustomError("choice", "guess ({guess}) is not among the choices", {"guess": self.guess})
+        return self
+
+
 GridValues = Annotated[
-    Annotated[Choices, Tag("list")] | Annotated[Range, Tag("mapping")], Discriminator(_list_or_mapping)
+    Annotated[Choices, Tag("list")] | Annotated[Choice, Tag("choices")] | Annotated[Range, Tag("mapping")],
+    Discriminator(_kind_of_values),
 ]
-Draw = Annotated[Annotated[Choices, Tag("list")] | Annotated[Uniform, Tag("mapping")], Discriminator(_list_or_mapping)]
-Draws = Annotated[dict[str, Draw], Field(min_length=1)]
+Draw = Annotated[
+    Annotated[Choices, Tag("list")] | Annotated[Choice, Tag("choices")] | Annotated[Uniform, Tag("mapping")],
+    Discriminator(_kind_of_values),
+]
+
+
+def options_of(values: list[Any] | Choice | Range) -> list[Any]:
+    """The values that a key can have."""
+    return values if isinstance(values, list) else values.choices if isinstance(values, Choice) else values.values()
+
+
+def condition_of(values: list[Any] | Choice | Range | Uniform) -> dict[str, list[Any]]:
+    """The values of other keys with which a key is used, by key; empty if it always is."""
+    when = {} if isinstance(values, list) else values.when
+    return {key: allowed if isinstance(allowed, list) else [allowed] for key, allowed in when.items()}
+
+
+def holds(condition: Mapping[str, list[Any]], values: Mapping[str, Any]) -> bool:
+    """Whether a key with this condition is used beside these values, which lack what is not used."""
+    return all(key in values and values[key] in allowed for key, allowed in condition.items())
+
+
+def _order_by_conditions(varied: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a sweep, each after those that its condition names; checks the conditions."""
+    ordered = dict[str, Any]()
+    conditions = {key: condition_of(values) for key, values in varied.items()}
+    for key, condition in conditions.items():
+        for other, allowed in condition.items():
+            if other not in varied:
+                message = "{key} depends on {other}, which is not one of the keys here: {known}"
+                known = ", ".join(each for each in varied if each != key)
+                raise PydanticCustomError("when", message, {"key": key, "other": other, "known": known})
+            of_other = varied[other]
+            options = [] if isinstance(of_other, Uniform) else options_of(of_other)
+            wrong = [value for value in allowed if value not in options]
+            if wrong:
+                message = "{key} depends on {other}: {value}, but {other} is never {value}"
+                raise PydanticCustomError("when", message, {"key": key, "other": other, "value": wrong[0]})
+    while len(ordered) < len(varied):
+        ready = [key for key in varied if key not in ordered and conditions[key].keys() <= ordered.keys()]
+        if not ready:
+            key = next(key for key in varied if key not in ordered)
+            raise PydanticCustomError("when", "{key} depends on itself", {"key": key})
+        ordered |= {key: varied[key] for key in ready}
+    return ordered
+
+
+def _keep_order(varied: dict[str, Any]) -> dict[str, Any]:
+    return _order_by_conditions(varied) if any(map(condition_of, varied.values())) else varied
+
+
+Grid = Annotated[dict[str, GridValues], AfterValidator(_keep_order)]
+Draws = Annotated[dict[str, Draw], Field(min_length=1), AfterValidator(_keep_order)]
+
+_DRAWS: Final = (
+    "For each key, a list of choices, a range `{low: , high: , log: , integer: , step: }`, or one of these with a "
+    "condition: `{low: 0, high: 0.99, when: {optimizer: sgd}}`, `{choices: [], when: {}}`."
+)
 
 
 class Sample(Section):
     """Random configurations, drawn from a seed."""
 
     count: PositiveInt = Field(description="Number of configurations.")
-    values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
+    values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
 
 
 class Search(Section):
     """Search with Optuna: each configuration is drawn from the results of the previous ones."""
 
-    method: Literal["tpe", "cmaes", "random"] = Field(
-        "tpe", description="Sampler. `tpe`: for all kinds of values; `cmaes`: for correlated parameters; `random`."
+    method: Literal["tpe", "gp", "cmaes", "nsgaii", "nsgaiii", "qmc", "random", "brute_force"] = Field(
+        "tpe",
+        description="[Optuna's sampler](https://optuna.readthedocs.io/en/stable/reference/samplers/). `tpe`: for all "
+        "kinds of values and many trials; `gp`: a Gaussian process, for few expensive trials; `cmaes`: for correlated "
+        "numbers; `nsgaii`, `nsgaiii`: genetic; `qmc`: evenly spread; `random`; `brute_force`: every configuration.",
+    )
+    options: dict[str, bool | int | float | str] = Field(
+        {},
+        description="Arguments of the sampler, such as `{n_startup_trials: 20}` for `tpe`, as Optuna has them.",
+        exclude_if=_is_empty,
     )
     trials: PositiveInt = Field(description="Number of trials.")
-    values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
+    values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
+
+    @model_validator(mode="after")
+    def _check_method(self) -> "Search":
+        for key, values in self.values.items():
+            if self.method == "brute_force" and isinstance(values, Uniform) and not (values.step or values.integer):
+                message = "brute_force cannot run every value of {key}: give a list, step or integer"
+                raise PydanticCustomError("search", message, {"key": key})
+        if self.options:
+            self._check_options()
+        return self
+
+    def _check_options(self) -> None:
+        parameters = signature(self._sampler_class).parameters.values()
+        known = [each.name for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"]
+        for name in self.options.keys() - set(known):
+            message = "{method} has no option {name}; {hint}"
+            raise PydanticCustomError(
+                "search", message, {"method": self.method, "name": name, "hint": suggest(name, known)}
+            )
+        try:
+            self.sampler(0)
+        except (TypeError, ValueError) as error:
+            raise PydanticCustomError("search", "{error}", {"error": str(error)}) from None
+
+    @property
+    def _sampler_class(self) -> "type[optuna.samplers.BaseSampler]":
+        import optuna  # takes a second
+
+        return getattr(optuna.samplers, _SAMPLERS[self.method])  # type: ignore[no-any-return]
+
+    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+        """Optuna's sampler; what its versions set differently by default is set here."""
+        defaults: dict[str, dict[str, Any]] = {
+            # Trials run side by side; keys with a condition have a joint distribution of their own.
+            "tpe": {"constant_liar": True, "multivariate": True, "group": any(map(condition_of, self.values.values()))},
+            "gp": {"warn_independent_sampling": False},
+            "cmaes": {"warn_independent_sampling": False},
+            "qmc": {"warn_independent_sampling": False, "scramble": True},
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which of them are experimental
+            return self._sampler_class(**{"seed": seed, **defaults.get(self.method, {}), **self.options})
+
+
+_SAMPLERS: Final = {
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "nsgaii": "NSGAIISampler",
+    "nsgaiii": "NSGAIIISampler",
+    "qmc": "QMCSampler",
+    "random": "RandomSampler",
+    "brute_force": "BruteForceSampler",
+}
+_SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of what YAML can give
 
 
 class Stop(Section):
@@ -361,10 +549,10 @@ class Sweep(Section):
     """
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
-    grid: dict[str, GridValues] = Field(
+    grid: Grid = Field(
         {},
         description="All combinations: for each key of `train` or `args` (dots for nested keys), a list or a range "
-        "`{start: , stop: , step: }`.",
+        "`{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`.",
     )
     trials: Annotated[list[dict[str, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
         [], description="List of configurations, each a mapping of such keys."
@@ -653,6 +841,12 @@ class CommandSweep(CommandOptions, ProgramSweep):
         if groups := self.metrics.groups if self.metrics else []:
             self._check_metric(final=groups, epoch=groups)
         self.check_resume(self.command, self._argument_names)
+        draws = [part.values for part in (self.sample, self.search) if part]
+        varied = [*self.grid.items(), *(item for part in draws for item in part.items())]
+        conditional = {key.split(".")[0] for key, values in varied if condition_of(values)}
+        if used := sorted(conditional & self.find_names(self.command)):
+            message = f"{used[0]} has no value where its `when` does not hold: write {{args}} instead of {{{used[0]}}}"
+            raise PydanticCustomError("command", "{error}", {"error": message})
         return self
 
     @property

@@ -19,14 +19,19 @@ from trainyard.config.placeholders import dotted_items, insert_resume_option
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
 from trainyard.config.sweep import (
     VARIED_KEY,
+    Choice,
     CommandSweep,
     Draw,
     FunctionSweep,
+    GridValues,
     ProgramSweep,
     Range,
     Sweep,
     TrainSweep,
     Uniform,
+    condition_of,
+    holds,
+    options_of,
 )
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
@@ -249,11 +254,13 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
     return frozenset(constant if len(constant) < len(keys) else ())
 
 
-def _distinct(choice: list[Any] | Range | Uniform) -> set[str]:
+def _distinct(choice: list[Any] | Choice | Range | Uniform) -> set[str]:
     """The different values of a key as text, or the two ends of a range."""
     if isinstance(choice, Uniform):
         return {repr(choice.low), repr(choice.high)}
-    return set(map(repr, [choice.start, choice.stop][: choice.count] if isinstance(choice, Range) else choice))
+    if isinstance(choice, Range):
+        return set(map(repr, [choice.start, choice.stop][: choice.count]))
+    return set(map(repr, options_of(choice)))
 
 
 def count_configured(sweep: Sweep) -> int:
@@ -263,7 +270,7 @@ def count_configured(sweep: Sweep) -> int:
 
 def _counts(sweep: Sweep) -> dict[str, int]:
     """The number of configurations in each part of the sweep."""
-    lengths = (values.count if isinstance(values, Range) else len(values) for values in sweep.grid.values())
+    lengths = (each.count if isinstance(each, Range) else len(options_of(each)) for each in sweep.grid.values())
     counts = {"grid": math.prod(lengths) if sweep.grid else 0, "trials": len(sweep.trials)}
     counts |= {"sample": sweep.sample.count} if sweep.sample else {}
     return counts | ({"search": sweep.search.trials} if sweep.search else {})
@@ -272,27 +279,54 @@ def _counts(sweep: Sweep) -> dict[str, int]:
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place in the config and values of the varied keys of each configuration of the sweep."""
     if sweep.grid:
-        choices = [values.values() if isinstance(values, Range) else values for values in sweep.grid.values()]
+        choices = [options_of(values) for values in sweep.grid.values()]
         for combination in itertools.product(*choices):
-            yield "grid", dict(zip(sweep.grid, combination, strict=True))
+            yield "grid", _applicable(sweep.grid, dict(zip(sweep.grid, combination, strict=True)))
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:
         generator = random.Random(sweep.sample.seed)
         for _ in range(sweep.sample.count):
-            yield "sample", {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
+            drawn = {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
+            yield "sample", _applicable(sweep.sample.values, drawn)
     if sweep.search:
-        ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
-        for index in range(max(map(len, ends.values()))):
-            yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
+        yield from (("search", values) for values in _examples(sweep.search.values))
     if isinstance(sweep, ProgramSweep) and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
         yield "args", {}  # a single call
 
 
-def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
-    if isinstance(choice, list):
-        return generator.choice(choice)
-    if choice.log:
+def _applicable(varied: Mapping[str, GridValues | Draw], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of the keys whose condition holds; `varied` has each key after those that it depends on."""
+    found = dict[str, Any]()
+    for key, value in values.items():
+        if holds(condition_of(varied[key]), found):
+            found[key] = value
+    return found
+
+
+def _examples(draws: Mapping[str, Draw]) -> Iterator[dict[str, Any]]:
+    """Configurations in which each choice and both ends of each range occur."""
+    ends = {key: _ends(choice) for key, choice in draws.items()}
+    for index in range(max(map(len, ends.values()))):
+        yield _applicable(draws, {key: choice[index % len(choice)] for key, choice in ends.items()})
+    for key, choice in ends.items():
+        if needed := _needed(draws, key):
+            for value in choice:
+                yield _applicable(draws, {each: ends[each][0] for each in ends} | needed | {key: value})
+
+
+def _needed(draws: Mapping[str, Draw], key: str) -> dict[str, Any]:
+    """Values of other keys with which a key is used."""
+    needed = {other: allowed[0] for other, allowed in condition_of(draws[key]).items()}
+    return {name: value for other in needed for name, value in _needed(draws, other).items()} | needed
+
+
+def _draw(generator: random.Random, choice: Draw) -> Any:
+    if not isinstance(choice, Uniform):
+        return generator.choice(options_of(choice))
+    if choice.step:
+        value = choice.low + choice.step * generator.randint(0, choice.steps)
+    elif choice.log:
         value = math.exp(generator.uniform(math.log(choice.low), math.log(choice.high)))
     else:
         value = generator.uniform(choice.low, choice.high)
@@ -305,7 +339,9 @@ def in_table(value: float, choice: Uniform) -> float | int:
 
 
 def _ends(choice: Draw) -> list[Any]:
-    return choice if isinstance(choice, list) else [in_table(choice.low, choice), in_table(choice.high, choice)]
+    if isinstance(choice, Uniform):
+        return [in_table(choice.low, choice), in_table(choice.highest, choice)]
+    return options_of(choice)
 
 
 def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:

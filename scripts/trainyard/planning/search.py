@@ -6,11 +6,11 @@ killed makes the same suggestions as an uninterrupted one if its trials end in t
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trainyard.config.metric_names import Mode
-from trainyard.config.sweep import Draw, Search, Sweep
+from trainyard.config.sweep import Choice, Draw, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import in_table
 from trainyard.planning.attempts import Attempt
@@ -23,97 +23,159 @@ if TYPE_CHECKING:
     import optuna  # it takes a second: imported only where there is something to draw
 
 
-def draw(
-    sweep: Sweep, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
+class OptunaStudy:
+    """The study of Optuna that a search draws from. It follows the order of the sweep."""
 
-    Trials that were stopped early count with their last value, those that diverged as worse than all others, and failed
-    ones do not count. Running trials are passed to Optuna, too.
-    """
-    import optuna
+    def __init__(self, sweep: Sweep) -> None:
+        import optuna
 
-    assert sweep.search is not None
-    search, (metric, mode) = sweep.search, sweep.compared_by
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(
-        sampler=_sampler(search, number=len(drawn)), direction="maximize" if mode == "max" else "minimize"
-    )
-    distributions = {key: _distribution(choice) for key, choice in search.values.items()}
-    bad = _worse_than_all(ends.values(), metric, mode)
-    study.add_trials([_as_known(each, ends.get(each.name), sweep, distributions, bad=bad) for each in drawn])
-    drawn_trial = study.ask(distributions)
-    attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
-    values = {key: _value(choice, drawn_trial.params[key]) for key, choice in search.values.items()}
-    return values, dict(drawn_trial.params), attrs
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        assert sweep.search is not None
+        self._sweep, self._search = sweep, sweep.search
+        self._start()
+
+    def _start(self) -> None:
+        import optuna
+
+        self._storage = optuna.storages.InMemoryStorage()
+        self._study = optuna.create_study(
+            storage=self._storage, direction="maximize" if self._sweep.compared_by[1] == "max" else "minimize"
+        )
+        self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
+
+    def draw(
+        self, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
+
+        Trials that were stopped early count with their last value, those that diverged as worse than all others, and
+        failed ones do not count. Running trials are passed to Optuna, too.
+        """
+        self._tell([(each, ends.get(each.name)) for each in drawn], bad=self._worse_than_all(ends.values()))
+        asked = self._ask()
+        values = {key: _value(self._search.values[key], param) for key, param in asked.params.items()}
+        return values, dict(asked.params), {name: attr for name, attr in asked.system_attrs.items() if name != _GUESS}
+
+    def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: float) -> None:
+        """Bring the study up to date with the trials before the next draw. `bad` is the value of a diverged trial."""
+
+        def is_same(told: tuple[dict[str, Any], Attempt | None], now: tuple[Suggestion, Attempt | None]) -> bool:
+            return told[0] == now[0].params and told[1] in (None, now[1])
+
+        # To add all trials again for each draw takes a quarter of a second with 4,000 of them. Other methods save what
+        # they have worked out in the study, which would then depend on when the job started.
+        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known)
+        if self._told and not (is_kept and all(map(is_same, self._told, known))):
+            self._start()
+        for number, (each, end) in enumerate(known):
+            if number < len(self._told):
+                if end is not None and self._told[number][1] is None:
+                    self._finish(number, self._as_known(each, end, bad))
+            elif self._search.method == "qmc":
+                self._ask()  # the study counts what it has drawn
+            else:
+                self._study.add_trial(self._as_known(each, end, bad))
+                self._told.append((each.params, None))
+            self._told[number] = (each.params, end)
+
+    def _finish(self, number: int, known: "optuna.trial.FrozenTrial") -> None:
+        study = self._storage.get_study_id_from_name(self._study.study_name)
+        trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
+        for epoch, value in known.intermediate_values.items():
+            self._storage.set_trial_intermediate_value(trial, epoch, value)
+        self._storage.set_trial_state_values(trial, known.state, known.values)
+
+    def _ask(self) -> "optuna.trial.FrozenTrial":
+        """Have Optuna draw the next trial."""
+        import optuna
+
+        search, number = self._search, len(self._told)
+        seed = digest_of([search.seed, 0 if search.method == "qmc" else number], length=8)
+        self._study.sampler = search.sampler(int(seed, 16) % 2**31)
+        guesses = {key: guess for key, choice in search.values.items() if (guess := _guess(choice)) is not None}
+        if guesses and not number:
+            self._study.enqueue_trial(guesses)
+        values = dict[str, Any]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            trial = self._study.ask()
+            for key, choice in search.values.items():
+                if holds(condition_of(choice), values):
+                    values[key] = _value(choice, _suggest(trial, key, _distribution(choice)))
+        self._told.append((trial.params, None))
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _as_known(self, each: Suggestion, end: Attempt | None, bad: float) -> "optuna.trial.FrozenTrial":
+        """A trial as Optuna has it."""
+        import optuna
+        from optuna.trial import TrialState
+
+        state, value, curve = TrialState.RUNNING, None, dict[int, float]()
+        if end is not None:
+            metric = self._sweep.compared_by[0]
+            value = end.metrics.get(metric)
+            usable = value is not None and math.isfinite(value)
+            states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
+            state = states.get(end.outcome, TrialState.FAIL)
+            curve = {row["epoch"]: row[metric] for row in end.epochs if row.get(metric) is not None}
+            if end.outcome == TrialStatus.DIVERGED:
+                # TPE ranks pruned trials without values last; the others use completed trials only.
+                state, value = (TrialState.PRUNED, None) if self._search.method == "tpe" else (TrialState.COMPLETE, bad)
+                curve = {}
+            elif not usable:
+                state, value = TrialState.FAIL, None
+        return optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params=each.params,
+            distributions={key: _distribution(self._search.values[key]) for key in each.params},
+            system_attrs=each.attrs,
+            intermediate_values=curve,
+        )
+
+    def _worse_than_all(self, ends: Iterable[Attempt]) -> float:
+        """A value that is clearly worse than the values of all trials so far."""
+        metric, mode = self._sweep.compared_by
+        reported = [end.metrics.get(metric) for end in ends if end.outcome in WITH_RESULT]
+        values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
+        spread = (max(values) - min(values)) or abs(values[0]) or 1.0
+        return min(values) - spread if mode == "max" else max(values) + spread
 
 
-def _as_known(
-    each: Suggestion, end: Attempt | None, sweep: Sweep, distributions: dict[str, Any], *, bad: float
-) -> "optuna.trial.FrozenTrial":
-    import optuna
-    from optuna.trial import TrialState
-
-    state, value, curve = TrialState.RUNNING, None, dict[int, float]()
-    if end is not None:
-        metric = sweep.compared_by[0]
-        value = end.metrics.get(metric)
-        usable = value is not None and math.isfinite(value)
-        states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
-        state = states.get(end.outcome, TrialState.FAIL)
-        curve = {row["epoch"]: row[metric] for row in end.epochs if row.get(metric) is not None}
-        if end.outcome == TrialStatus.DIVERGED:
-            # TPE ranks pruned trials without values last; CMA-ES uses completed trials only.
-            is_cmaes = sweep.search is not None and sweep.search.method == "cmaes"
-            state, value = (TrialState.COMPLETE, bad) if is_cmaes else (TrialState.PRUNED, None)
-            curve = {}
-        elif not usable:
-            state, value = TrialState.FAIL, None
-    return optuna.trial.create_trial(
-        state=state,
-        value=value,
-        params=each.params,
-        distributions=distributions,
-        system_attrs=each.attrs,
-        intermediate_values=curve,
-    )
-
-
-def _worse_than_all(ends: Iterable[Attempt], metric: str, mode: Mode) -> float:
-    """A value that is clearly worse than the values of all trials so far."""
-    reported = [end.metrics.get(metric) for end in ends if end.outcome in WITH_RESULT]
-    values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
-    spread = (max(values) - min(values)) or abs(values[0]) or 1.0
-    return min(values) - spread if mode == "max" else max(values) + spread
-
-
-def _sampler(search: Search, *, number: int) -> "optuna.samplers.BaseSampler":
-    import warnings
-
-    import optuna
-
-    seed = int(digest_of([search.seed, number], length=8), 16) % 2**31
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if search.method == "tpe":  # `constant_liar` avoids drawing close to running trials
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        if search.method == "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        return optuna.samplers.RandomSampler(seed=seed)
+_GUESS: Final = "fixed_params"  # where Optuna keeps the values of an enqueued trial
 
 
 def _distribution(choice: Draw) -> "optuna.distributions.BaseDistribution":
     from optuna import distributions
 
-    if isinstance(choice, list):
-        return distributions.CategoricalDistribution(range(len(choice)))
+    if not isinstance(choice, Uniform):
+        return distributions.CategoricalDistribution(range(len(options_of(choice))))
     if choice.integer:
-        return distributions.IntDistribution(math.ceil(choice.low), math.floor(choice.high), log=choice.log)
-    return distributions.FloatDistribution(choice.low, choice.high, log=choice.log)
+        low, high, step = math.ceil(choice.low), math.floor(choice.highest), int(choice.step or 1)
+        return distributions.IntDistribution(low, high, log=choice.log, step=step)
+    return distributions.FloatDistribution(choice.low, choice.highest, log=choice.log, step=choice.step)
+
+
+def _suggest(trial: "optuna.Trial", key: str, of: "optuna.distributions.BaseDistribution") -> Any:
+    from optuna import distributions
+
+    if isinstance(of, distributions.CategoricalDistribution):
+        return trial.suggest_categorical(key, of.choices)
+    if isinstance(of, distributions.IntDistribution):
+        return trial.suggest_int(key, of.low, of.high, log=of.log, step=of.step)
+    assert isinstance(of, distributions.FloatDistribution)
+    return trial.suggest_float(key, of.low, of.high, log=of.log, step=of.step)
+
+
+def _guess(choice: Draw) -> Any:
+    """The guess of a value as Optuna draws it: of a list, the index."""
+    if isinstance(choice, Choice):
+        return None if choice.guess is None else choice.choices.index(choice.guess)
+    return choice.guess if isinstance(choice, Uniform) else None
 
 
 def _value(choice: Draw, param: Any) -> Any:
-    return choice[param] if isinstance(choice, list) else in_table(param, choice)
+    return in_table(param, choice) if isinstance(choice, Uniform) else options_of(choice)[param]
 
 
 class Order(Protocol):
@@ -134,10 +196,9 @@ class SuggestionSource:
 
     def __init__(self, state: SweepState, order: Order, *, reread: Callable[[Attempt], object]) -> None:
         """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
-        import optuna  # noqa: F401  (it takes a second or two: while the slots start)
-
         self._state, self._order = state, order
         self._reread = reread
+        self._study = OptunaStudy(state.sweep)
         ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
 
@@ -164,7 +225,7 @@ class SuggestionSource:
         drawn, events = list(space.suggestions), list[Suggested]()
         known = {each.name for each in drawn}
         while len(drawn) - len(space.suggestions) < self.remaining:
-            values, params, attrs = draw(state.sweep, drawn, self._ends)
+            values, params, attrs = self._study.draw(drawn, self._ends)
             event = Suggested(
                 time=round(read_clock(), 4), search=space.search_key, values=values, params=params, attrs=attrs
             )

@@ -50,6 +50,35 @@ def test_samples_are_the_same_for_the_same_seed_and_in_their_range():
         assert 1 <= trial.spec.epochs <= 9
 
 
+MOMENTUM = {"optimizer": ["adam", "sgd"], "momentum": {"choices": [0.0, 0.9], "when": {"optimizer": "sgd"}}}
+
+
+def test_a_key_with_a_condition_is_left_out_where_it_does_not_apply():
+    of_momentum = {"choices": [True, False], "when": {"momentum": [0.9]}}
+    found = [each.values for each in expand(sweep(grid={"nesterov": of_momentum, **MOMENTUM})).trials]
+    assert found == [
+        {"optimizer": "adam"},
+        {"optimizer": "sgd", "momentum": 0.0},
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": False},
+    ]
+    drawn = [each.values for each in expand(sweep(sample={"count": 40, "values": MOMENTUM})).trials]
+    assert sorted(map(str, drawn)) == sorted(map(str, [*found[:2], {"optimizer": "sgd", "momentum": 0.9}]))
+    examples = [each.values for each in expand(sweep(search={"trials": 3, "values": MOMENTUM})).examples]
+    assert {"optimizer": "sgd", "momentum": 0.0} in examples, "for the checks: each value occurs"
+    assert {"optimizer": "sgd", "momentum": 0.9} in examples
+
+
+def test_draws_with_a_step_are_steps():
+    values = {
+        "lr": {"low": 0.1, "high": 0.65, "step": 0.2},
+        "epochs": {"low": 2, "high": 9, "integer": True, "step": 3},
+    }
+    drawn = expand(sweep(sample={"count": 60, "values": values})).trials
+    assert {each.spec.lr for each in drawn} == {0.1, 0.3, 0.5}
+    assert {each.spec.epochs for each in drawn} == {2, 5, 8}
+
+
 def test_adding_configurations_keeps_the_identities_of_the_others():
     before = identities(sweep(grid={"lr": [0.1, 0.2]}))
     after = identities(sweep(grid={"lr": [0.3, 0.2, 0.1]}, slots={"gpus_per_node": 8}, retries=5))

@@ -3,13 +3,14 @@
 import pytest
 from sweep_journals import order_beside, session_of
 from trainyard.config.load import check_config
+from trainyard.config.parser import ConfigError
 from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.search import SuggestionSource, draw
+from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
 
 VALUES = {
@@ -34,13 +35,13 @@ def ended(name, values):
 
 def run(made, count, *, known=()):
     """Draw and end trials one after another, as one slot does; what is `known` goes before."""
-    drawn, ends = list(known), {}
+    drawn, ends, study = list(known), {}, OptunaStudy(made)
     for each in drawn:
         ends[each.name] = Attempt(
             each.name, 1, 0, 1, outcome="finished", metrics={"val_accuracy": score(each.trial.values)}
         )
     while len(drawn) < count:
-        values, params, attrs = draw(made, drawn, ends)
+        values, params, attrs = study.draw(drawn, ends)
         trial = make_trial(made, values)
         name = trial.identity("digest")
         drawn.append(Suggestion(trial, name, params, attrs))
@@ -77,8 +78,8 @@ def test_tpe_finds_what_is_good():
 def test_what_runs_is_not_drawn_again_and_what_failed_does_not_count():
     made = sweep()
     first = run(made, 1)
-    running = draw(made, first, {})[0]
-    failed = draw(made, first, {first[0].name: Attempt(first[0].name, 1, 0, 1, outcome="failed")})[0]
+    running = OptunaStudy(made).draw(first, {})[0]
+    failed = OptunaStudy(made).draw(first, {first[0].name: Attempt(first[0].name, 1, 0, 1, outcome="failed")})[0]
     assert running != first[0].trial.values
     assert failed != first[0].trial.values
 
@@ -96,7 +97,7 @@ def test_a_search_learns_where_trials_diverge(method):
     def diverging(outcome, count=30):
         drawn, ends = [], {}
         while len(drawn) < count:
-            values, params, attrs = draw(made, drawn, ends)
+            values, params, attrs = OptunaStudy(made).draw(drawn, ends)
             drawn.append(Suggestion(make_trial(made, values), f"t{len(drawn)}", params, attrs))
             ends[drawn[-1].name] = end(drawn[-1].name, values, outcome)
         return sum(each.trial.values["lr"] > 0.05 for each in drawn[count // 2 :])
@@ -107,7 +108,7 @@ def test_a_search_learns_where_trials_diverge(method):
 def test_a_search_of_which_all_has_diverged_goes_on():
     made = sweep("cmaes")
     first = run(made, 3)
-    assert draw(made, first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
+    assert OptunaStudy(made).draw(first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
 
 
 def test_another_search_begins_where_something_changes_but_not_with_more_trials():
@@ -171,3 +172,108 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
         again = next_task("min")
     assert again.trial == first.trial
     assert [list(each.epoch_times) for each in again.earlier] == [[1]]
+
+
+METHODS = ["tpe", "gp", "cmaes", "nsgaii", "nsgaiii", "qmc", "random", "brute_force"]
+CONDITIONAL = {
+    "optimizer": ["adam", "sgd"],
+    "momentum": {"low": 0.0, "high": 0.9, "step": 0.1, "when": {"optimizer": "sgd"}},
+    "nesterov": {"choices": [True, False], "when": {"momentum": "never"}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_search_continued_by_another_job_draws_the_same_with_each_sampler(method):
+    """Values of a step or a list, so that `brute_force` has an end; a second job knows the first one's draws only."""
+    values = {
+        "lr": {"low": 0.1, "high": 1.0, "step": 0.1},
+        "model_args.blocks": {"low": 1, "high": 9, "step": 2, "integer": True},
+        "optimizer": ["sgd", "adam"],
+    }
+    made = sweep(method, values=values)
+    whole = run(made, 12)
+    assert [each.name for each in run(made, 12, known=whole[:7])] == [each.name for each in whole]
+    drawn = [each.trial.values for each in whole]
+    assert {each["lr"] for each in drawn} <= {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0}
+    assert {each["model_args.blocks"] for each in drawn} <= {1, 3, 5, 7, 9}
+    assert len({str(each) for each in drawn}) > 6
+
+
+def test_a_draw_of_tpe_adds_only_what_is_new(monkeypatch):
+    import optuna
+
+    added = []
+    add = optuna.study.Study.add_trial
+    monkeypatch.setattr(optuna.study.Study, "add_trial", lambda self, trial: (added.append(trial), add(self, trial)))
+    run(sweep(trials=40), 40)
+    assert not added, "each is in the study since it was drawn"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_key_that_does_not_apply_is_not_drawn(method):
+    values = {key: CONDITIONAL[key] for key in ("optimizer", "momentum")}
+    command = {"command": "./run {args}", "metrics": {"file": "m.json"}, "metric": "val_accuracy"}
+    made = CommandSweep.model_validate({**command, "search": {"method": method, "trials": 20, "values": values}})
+    drawn, ends, study = [], {}, OptunaStudy(made)
+    for number in range(14):
+        found, params, attrs = study.draw(drawn, ends)
+        drawn.append(Suggestion(make_trial(made, found), f"t{number}", params, attrs))
+        ends[f"t{number}"] = Attempt(f"t{number}", 1, 0, 1, outcome="finished", metrics={"val_accuracy": number % 5})
+    assert all(("momentum" in each.trial.values) == (each.trial.values["optimizer"] == "sgd") for each in drawn)
+    assert {each.trial.values["optimizer"] for each in drawn} == {"adam", "sgd"}
+
+
+def test_a_search_begins_with_what_its_author_would_guess():
+    values = {
+        "lr": {"low": 0.001, "high": 1.0, "log": True, "guess": 0.01},
+        "optimizer": {"choices": ["sgd", "adam"], "guess": "adam"},
+        "model_args.blocks": {"low": 1, "high": 9, "integer": True},
+    }
+    first, second = (each.trial.values for each in run(sweep(values=values), 2))
+    assert (first["lr"], first["optimizer"]) == (0.01, "adam")
+    assert second["lr"] != 0.01
+
+
+def test_a_whole_section_can_be_drawn():
+    sections = [{"name": "step", "step_size": 1}, {"name": "cosine"}]
+    drawn = [each.trial for each in run(sweep(values={**VALUES, "schedule": sections}), 8)]
+    assert {each.spec.schedule.name for each in drawn} == {"step", "cosine"}
+
+
+@pytest.mark.parametrize(
+    ("search", "wrong"),
+    [
+        (
+            {"options": {"n_startup_trial": 3}},
+            "tpe has no option n_startup_trial; did you mean 'n_startup_trials'",
+        ),
+        (
+            {"method": "nsgaii", "options": {"population_size": 1}},
+            "`population_size` must be greater than or",
+        ),
+        ({"method": "brute_force", "values": VALUES}, "brute_force cannot run every value of lr: give a list, step"),
+        ({"values": {"lr": {"low": 0, "high": 1, "guess": 3}}}, "guess (3.0) is not from 0.0 to 1.0"),
+        ({"values": {"lr": {"low": 0, "high": 1, "step": 0.25, "guess": 0.3}}}, "guess (0.3) is not a step of 0.25"),
+        ({"values": {"lr": {"low": 0.1, "high": 1, "step": 0.1, "log": True}}}, "with log there is no step"),
+        ({"values": {"lr": {"choices": [0.1], "guess": 0.2}}}, "guess (0.2) is not among the choices"),
+        ({"values": {"lr": {"choices": [0.1], "when": {"optimiser": "sgd"}}}}, "lr depends on optimiser, which is not"),
+        ({"values": CONDITIONAL}, "nesterov depends on momentum: never, but momentum is never never"),
+        (
+            {"values": {"lr": {"choices": [1], "when": {"seed": 1}}, "seed": {"choices": [1], "when": {"lr": 1}}}},
+            "lr depends on itself",
+        ),
+    ],
+)
+def test_a_search_that_cannot_be_drawn_is_an_error(search, wrong):
+    raw = {"dataset": "d", "search": {"trials": 3, "values": {"optimizer": ["sgd"]}, **search}}
+    with pytest.raises(ConfigError) as caught:
+        check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": raw}})
+    assert wrong in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_command_with_a_key_that_may_be_absent_needs_args():
+    values = {key: CONDITIONAL[key] for key in ("optimizer", "momentum")}
+    raw = {"command": "./run {optimizer} {momentum}", "metrics": {"file": "m.json"}, "metric": "val_accuracy"}
+    with pytest.raises(ConfigError, match=r"momentum has no value where its `when` does not hold: write {args} inst"):
+        check_config({"sweeps": {"s": {**raw, "search": {"trials": 3, "values": values}}}})

@@ -1,0 +1,190 @@
+"""Search: what is found after some trials, beside plain Optuna with the same sampler, and the time that a draw takes.
+
+python benchmarks/search.py [--seeds 20] [--trials 60]
+
+The regret is the distance of the best trial, without its noise, to the optimum: the median over the seeds, and the
+quartiles. The trials of Trainyard's searches run one after another, as on one slot; `resumed` is the same search whose
+job was killed ten times, which must draw the same.
+"""
+
+import argparse
+import math
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from common import print_table
+from trainyard.config.sweep import CommandSweep
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import make_trial
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.search import OptunaStudy
+from trainyard.planning.sweep_state import Suggestion
+
+Values = dict[str, Any]
+KILLS = 10
+HARTMANN: tuple[list[float], list[list[float]], list[list[float]]] = (
+    [1.0, 1.2, 3.0, 3.2],
+    [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]],
+    [
+        [0.1312, 0.1696, 0.5569, 0.0124, 0.8283, 0.5886],
+        [0.2329, 0.4135, 0.8307, 0.3736, 0.1004, 0.9991],
+        [0.2348, 0.1451, 0.3522, 0.2883, 0.3047, 0.6650],
+        [0.4047, 0.8828, 0.8732, 0.5743, 0.1091, 0.0381],
+    ],
+)
+
+
+def branin(at: Values) -> float:
+    """Branin's function less its minimum; see Dixon and Szegö 1978."""
+    x, y = float(at["x"]), float(at["y"])
+    bowl: float = (y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6) ** 2
+    return bowl + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10 - 0.397887
+
+
+def hartmann(at: Values) -> float:
+    """The function of Hartmann in six dimensions less its minimum; see Dixon and Szegö 1978."""
+    point = [at[f"x{index}"] for index in range(6)]
+    terms = (
+        weight * math.exp(-sum(a * (x - p) ** 2 for a, x, p in zip(factors, point, center, strict=True)))
+        for weight, factors, center in zip(*HARTMANN, strict=True)
+    )
+    return 3.32237 - sum(terms)
+
+
+def conditional(at: Values) -> float:
+    """Two optimizers with their own keys: with `sgd` and its best momentum and rate, 0."""
+    rate: float = abs(math.log10(at["lr"]) + 1)
+    return rate + float(abs(at["momentum"] - 0.9) if at["optimizer"] == "sgd" else 0.5 + abs(at["beta"] - 0.5))
+
+
+UNIT = {f"x{index}": {"low": 0, "high": 1} for index in range(6)}
+PLANE = {"x": {"low": -5, "high": 10}, "y": {"low": 0, "high": 15}}
+CONDITIONAL = {
+    "lr": {"low": 1e-4, "high": 1, "log": True},
+    "optimizer": ["adam", "sgd"],
+    "momentum": {"low": 0, "high": 1, "when": {"optimizer": "sgd"}},
+    "beta": {"low": 0, "high": 1, "when": {"optimizer": "adam"}},
+}
+PROBLEMS: dict[str, tuple[Values, Callable[[Values], float], float]] = {  # ranges, function, sd of the noise
+    "Branin": (PLANE, branin, 0.0),
+    "Branin, noisy": (PLANE, branin, 10.0),
+    "Hartmann 6": (UNIT, hartmann, 0.0),
+    "with conditions": (CONDITIONAL, conditional, 0.0),
+}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=60)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print_table(
+        ["", "sampler", "Trainyard", "killed and resumed ten times", "Optuna"],
+        [
+            [
+                problem,
+                method,
+                *(_regret(search, problem, method, arguments.seeds, arguments.trials) for search in SEARCHES),
+            ]
+            for problem in PROBLEMS
+            for method in ("tpe", "gp", "cmaes", "random")
+        ],
+    )
+    print_table(
+        ["trials before it", "first draw of a job", "each further"], list(map(_time_of_draw, (10, 1000, 10_000)))
+    )
+
+
+def _regret(search: Callable[..., list[Values]], problem: str, method: str, seeds: int, trials: int) -> str:
+    """Median and quartiles of the regret after some trials."""
+    values, function, noise = PROBLEMS[problem]
+    regrets = []
+    for seed in range(seeds):
+        generator = random.Random(seed)
+        tried = search(method, seed, trials, values, partial(_noisy, function, noise, generator))
+        regrets.append(min(map(function, tried)))
+    low, middle, high = statistics.quantiles(regrets, n=4)
+    return f"{middle:.3g} ({low:.2g} to {high:.2g})"
+
+
+def _noisy(function: Callable[[Values], float], noise: float, generator: random.Random, at: Values) -> float:
+    return function(at) + generator.gauss(0, noise)
+
+
+def _search(
+    method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float], kills: int = 0
+) -> list[Values]:
+    """The configurations that a search of Trainyard tries."""
+    search = {"method": method, "seed": seed, "trials": trials, "values": values}
+    sweep = CommandSweep(command="run {args}", metrics={"file": "m.json"}, metric="loss", mode="min", search=search)
+    drawn, ends, study = list[Suggestion](), dict[str, Attempt](), OptunaStudy(sweep)
+    for number in range(trials):
+        if kills and number % (trials // kills) == 0:
+            study = OptunaStudy(sweep)
+        found, params, attrs = study.draw(drawn, ends)
+        name = f"t{number}"
+        drawn.append(Suggestion(make_trial(sweep, found), name, params, attrs))
+        ends[name] = Attempt(name, 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": run(found)})
+    return [each.trial.values for each in drawn]
+
+
+def _resumed(method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float]) -> list[Values]:
+    return _search(method, seed, trials, values, run, kills=KILLS)
+
+
+def _plain(method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float]) -> list[Values]:
+    """The configurations that Optuna tries, as its documentation has it."""
+    import optuna
+
+    samplers = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "random": "RandomSampler"}
+    study = optuna.create_study(sampler=getattr(optuna.samplers, samplers[method])(seed=seed))
+
+    def objective(trial: optuna.Trial) -> float:
+        at: Values = {}
+        for key, of in values.items():
+            if isinstance(of, list):
+                at[key] = trial.suggest_categorical(key, of)
+            elif all(at[name] == value for name, value in of.get("when", {}).items()):
+                at[key] = trial.suggest_float(key, of["low"], of["high"], log=of.get("log", False))
+        return run(at)
+
+    study.optimize(objective, n_trials=trials)
+    return [trial.params for trial in study.trials]
+
+
+def _time_of_draw(trials: int) -> list[str]:
+    """The processor time of a draw, when as many trials have ended."""
+    sweep = CommandSweep(
+        command="run {args}", metrics={"file": "m.json"}, metric="loss", search={"trials": trials + 20, "values": UNIT}
+    )
+    generator, study = random.Random(0), OptunaStudy(sweep)
+    drawn = list[Suggestion]()
+    for number in range(trials):
+        at = {key: generator.random() for key in UNIT}
+        drawn.append(Suggestion(make_trial(sweep, at), f"t{number}", at, {}))
+    ends = {each.name: Attempt(each.name, 1, 0, 1, metrics={"loss": generator.random()}) for each in drawn}
+    for attempt in ends.values():
+        attempt.outcome = TrialStatus.FINISHED
+    times = []
+    for number in range(10):
+        begin = time.process_time()
+        found, params, attrs = study.draw(drawn, ends)
+        times.append(time.process_time() - begin)
+        drawn.append(Suggestion(make_trial(sweep, found), f"n{number}", params, attrs))
+        ends[f"n{number}"] = Attempt(
+            f"n{number}", 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": generator.random()}
+        )
+    return [f"{trials:,}", f"{times[0] * 1000:.0f} ms", f"{statistics.median(times[1:]) * 1000:.1f} ms"]
+
+
+SEARCHES = (_search, _resumed, _plain)
+
+if __name__ == "__main__":
+    main()
