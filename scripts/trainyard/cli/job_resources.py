@@ -17,7 +17,7 @@ from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
-from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import Slots
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
@@ -40,7 +40,7 @@ from trainyard.planning.queue_forecast import forecast_jobs
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 
 log = logging.getLogger("workflow")
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
@@ -422,15 +422,28 @@ class TrainJobs(Jobs):
         if self._only_rereads(wildcards):
             return Job()
         nodes, ranks = split_scale(wildcards.scale)
-        cpus = self._config.scaling[wildcards.name].cpus_per_gpu * ranks
-        return Job(nodes, ranks, cpus, ("--ntasks-per-node=1",) if nodes > 1 else ())
+        cpus = self._cpus_per_gpu(wildcards) or 1
+        return Job(nodes, ranks, cpus * ranks, ("--ntasks-per-node=1",) if nodes > 1 else ())
+
+    def _cpus_per_gpu(self, wildcards: Wildcards) -> int | None:
+        """As configured, or as the nodes have; None if neither is known."""
+        given = self._config.scaling[wildcards.name].cpus_per_gpu
+        return given or self._profile.cpus_per_gpu(self.rule, split_scale(wildcards.scale)[1])
+
+    def _describe_cpus(self, wildcards: Wildcards) -> str:
+        """That a GPU may wait for its CPUs, for messages; "" if there are enough, or it is not known."""
+        cpus = self._cpus_per_gpu(wildcards)
+        if cpus is None or cpus >= ENOUGH_CPUS_PER_GPU:
+            return ""
+        return f"; {count_of(cpus, 'CPU')} per GPU may keep it waiting: {ENOUGH_CPUS_PER_GPU} are enough for most"
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
         node = self._profile.node_memory(self.rule, self.job(wildcards, attempt).gpus or 0)
         if self._only_rereads(wildcards):
             return tables_memory(node)
-        return scale_memory(self._config, wildcards.name, wildcards.scale, self._results, node)
+        cpus = self._cpus_per_gpu(wildcards) or 1
+        return scale_memory(self._config, wildcards.name, wildcards.scale, self._results, node, cpus_per_gpu=cpus)
 
     def _only_rereads(self, wildcards: Wildcards) -> bool:
         """Whether a job only parses the saved output of a script again."""
@@ -463,7 +476,8 @@ class TrainJobs(Jobs):
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         effect = self._profile.limits(self.rule).describe(0, gpus=row.gpus, max_gpus=row.gpus)
-        return f"{what}; {describe_scale(row)}{effect}{self._describe_walltime(wildcards, study, row)}"
+        effect += self._describe_walltime(wildcards, study, row)
+        return f"{what}; {describe_scale(row)}{effect}{self._describe_cpus(wildcards)}"
 
     def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
         """Why the walltime that the profile sets for a scale is not enough, or too much; "" if it suits."""

@@ -21,6 +21,7 @@ from trainyard.cluster.slurm_queries import (
     max_walltime_minutes,
     named_partitions,
 )
+from trainyard.config.scaling import MOST_CPUS_PER_GPU
 from trainyard.planning.memory_request import MemoryRequest, NodeMemory, node_memory
 from trainyard.planning.queue_forecast import Queue
 from trainyard.utils.errors import UserError
@@ -156,6 +157,13 @@ class Profile:
 
     def _named_partitions(self, rule: str, gpus: int) -> list[Partition]:
         return named_partitions(self._partitions, self._partition_names(rule, gpus))
+
+    def cpus_per_gpu(self, rule: str, gpus: int) -> int | None:
+        """The CPUs for each GPU on the nodes for a rule's jobs, at most `MOST_CPUS_PER_GPU`; None if unknown."""
+        nodes = self._named_partitions(rule, gpus)
+        counts = [(int(each.cpus.rstrip("+")), each.gpu_count(self.gpu_type)) for each in nodes]
+        shares = [cpus // count for cpus, count in counts if count >= max(1, gpus)]
+        return max(1, min([MOST_CPUS_PER_GPU, *shares])) if shares else None
 
     def _partition_names(self, rule: str, gpus: int) -> str:
         """The partitions in which the jobs of a rule may start; "" for the default one."""

@@ -93,6 +93,16 @@ def _query_allocation(job: str) -> Allocation:
     return parse_allocation(job, line, nodes)
 
 
+def cpus_per_gpu(gpus: int, *, most: int) -> int:
+    """The CPUs for each of so many GPUs of this node, at most `most`: those of the job, or outside of one, all.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    given = current_allocation()
+    return max(1, min(most, (given.cpus_per_node if given else len(os.sched_getaffinity(0))) // gpus))
+
+
 def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:
     """The allocation that a line of `scontrol show job --details --oneliner` describes."""
     fields = parse_fields(line)

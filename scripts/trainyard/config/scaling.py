@@ -31,6 +31,8 @@ Scale = Annotated[
     ),
 ]
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun")
+MOST_CPUS_PER_GPU = 8  # by default
+ENOUGH_CPUS_PER_GPU = 4  # to launch kernels, load images, and for the threads of NCCL
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
@@ -45,7 +47,11 @@ class Scaling(Section):
     repeats: int = Field(
         1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
     )
-    cpus_per_gpu: PositiveInt = Field(1, description="CPUs (and threads) per GPU.")
+    cpus_per_gpu: PositiveInt | None = Field(
+        None,
+        description="CPUs, and threads of a rank, per GPU. By default, as many as the nodes have for each of their GPUs, "
+        f"at most {MOST_CPUS_PER_GPU}; 1 if that is not known, or without a GPU.",
+    )
     retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 
     def runs(self, scale: str) -> list[str]:

@@ -151,7 +151,9 @@ def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
     return (slots.gpus_per_node, "GPU") if counts_gpus else (slots.per_node, "slot")
 
 
-def scale_memory(config: Config, name: str, run: str, results: Path, node: NodeMemory) -> MemoryRequest:
+def scale_memory(
+    config: Config, name: str, run: str, results: Path, node: NodeMemory, *, cpus_per_gpu: int = 1
+) -> MemoryRequest:
     """The memory of the job of a scale of a scaling study; measured on any of its scales."""
     study, (_, ranks) = config.scaling[name], split_scale(run)
     folder = results / "scaling" / name
@@ -159,7 +161,7 @@ def scale_memory(config: Config, name: str, run: str, results: Path, node: NodeM
     records = [record for each in (run, *others) for record in read_records(folder / each)]
     if not isinstance(study, TrainScaling):
         return request_memory(MemoryNeed(ranks, PROGRAM_MIB, "rank"), records, node)
-    each = _training_mib(study.train) + _loader_mib(config, study.dataset, study.cpus_per_gpu)
+    each = _training_mib(study.train) + _loader_mib(config, study.dataset, cpus_per_gpu)
     return request_memory(MemoryNeed(ranks, each, "rank", data_mib(results, study.dataset)), records, node)
 
 

@@ -19,7 +19,7 @@ from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
-from trainyard.config.scaling import TrainScaling, split_scale
+from trainyard.config.scaling import MOST_CPUS_PER_GPU, TrainScaling, split_scale
 from trainyard.config.trials import training_spec
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
@@ -105,7 +105,8 @@ def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tup
             count = count_of(nodes * gpus, "rank")
             remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
             raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
-        torch.set_num_threads(study.cpus_per_gpu)
+        found = slurm_allocation.cpus_per_gpu(gpus, most=MOST_CPUS_PER_GPU) if group.device.type == "cuda" else 1
+        torch.set_num_threads(study.cpus_per_gpu or found)  # on CPUs, their number changes the last digits
         group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         yield group, stop_request
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
+from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option
-from trainyard.config.scaling import ScriptScaling, repeat_of, split_scale
+from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of, split_scale
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest, script_digest, script_inputs_digest
 from trainyard.planning.attempts import epochs_before
@@ -91,6 +92,12 @@ class UserScript:
     def _allocation(self) -> slurm_allocation.Allocation | None:
         return slurm_allocation.current_allocation()
 
+    @cached_property
+    def _cpus_per_gpu(self) -> int:
+        if self._study.cpus_per_gpu is not None:
+            return self._study.cpus_per_gpu
+        return slurm_allocation.cpus_per_gpu(self._gpus, most=MOST_CPUS_PER_GPU) if has_gpu() else 1
+
     def reusable_end(self, results: Path) -> Event | None:
         """The end of the last launch, if a new one would give the same output."""
         end = self._launches.end()
@@ -150,7 +157,7 @@ class UserScript:
             "nodes": self._nodes,
             "gpus": self._nodes * self._gpus,
             "gpus_per_node": self._gpus,
-            "cpus_per_gpu": study.cpus_per_gpu,
+            "cpus_per_gpu": self._cpus_per_gpu,
             "dataset": dataset,
             "seed": repeat_of(self._run) - 1,
         }
@@ -163,7 +170,7 @@ class UserScript:
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry")]
-        watch_options += ["--threads", str(study.cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
+        watch_options += ["--threads", str(self._cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
         given = check_allocation(self._run, self._allocation)
         nodes = list(given.nodes) if given else [host.node_name()]
         watch_options += ["--rendezvous", meeting, "--nodes", ",".join(nodes)]
@@ -182,7 +189,7 @@ class UserScript:
             python=str(script_interpreter(study)),
             watch_options=watch_options,
             hostfile=hostfile,
-            cpus_per_gpu=study.cpus_per_gpu,
+            cpus_per_gpu=self._cpus_per_gpu,
             job_nodes=self._allocation.nodes if self._allocation else (),
         )
 

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -209,8 +209,54 @@ def _device(local_rank: int) -> torch.device:
             "GPU, and let each rank see all GPUs of its node (CUDA_VISIBLE_DEVICES)"
         )
     device = torch.device("cuda", local_rank)
+    if manages_virtual_memory(local_rank):
+        use_expandable_segments()
     torch.accelerator.set_device_index(device)
+    run_near(device, share=len(os.sched_getaffinity(0)) // count)
     return device
+
+
+ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_VIRTUAL_MEMORY: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of cuda.h
+
+
+def manages_virtual_memory(index: int) -> bool:
+    """Whether the driver maps memory of a GPU to addresses that a process has reserved; some virtual GPUs cannot."""
+    try:
+        cuda, device, supported = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    except OSError:  # AMD's driver
+        return False
+    failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), index)
+    failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(supported), _VIRTUAL_MEMORY, device)
+    return not failed and bool(supported.value)
+
+
+def use_expandable_segments() -> None:
+    """Let torch's allocator extend its segments, unless the user's environment configures the allocator.
+
+    Memory that batches of other sizes have left, as in the next trial or after a micro-batch was halved, is then of use
+    to larger tensors. torch reads the variable when it first allocates memory of a GPU. CUDA graphs have other segments.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def run_near(device: torch.device, *, share: int) -> None:
+    """Let this process, and what it starts, run on the CPUs of the NUMA node of its GPU.
+
+    It stays as it is if this process may use fewer than its `share` of them, or the kernel does not know the node.
+    """
+    found: Any = torch.cuda.get_device_properties(device)
+    place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    with suppress(OSError, ValueError):
+        parts = [part.partition("-") for part in (PCI_DEVICES / place / "local_cpulist").read_text().split(",")]
+        local = {cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)}
+        near = local & os.sched_getaffinity(0)
+        if len(near) >= max(1, share):
+            os.sched_setaffinity(0, near)
 
 
 # From malloc.h of glibc: https://man7.org/linux/man-pages/man3/mallopt.3.html

@@ -192,6 +192,29 @@ def test_memory_is_limited_by_the_nodes_that_have_the_gpus(partitions, settings,
     assert profile.Profile(parsed("runtime=60", *settings), lambda: None).node_memory("train", gpus) == memory
 
 
+@pytest.mark.parametrize(
+    ("settings", "given", "cpus", "warning"),
+    [
+        (["slurm_partition=gpu"], None, 2, "; 2 CPUs per GPU may keep it waiting: 4 are enough for most"),
+        (["slurm_partition=gpu", "gpu_type=v100"], None, 4, ""),
+        (["slurm_partition=big"], None, 8, ""),
+        (["slurm_partition=big"], 16, 16, ""),
+        (["slurm_partition=gpu"], 1, 1, "; 1 CPU per GPU may keep it waiting: 4 are enough for most"),
+        (["slurm_partition=cpu"], None, 1, ""),  # whose nodes have no GPUs: their shape is not known
+    ],
+)
+def test_a_gpu_gets_the_cpus_that_its_node_has_for_it(tmp_path, slurm, settings, given, cpus, warning):
+    slurm.prints("sinfo", "\n".join([*PARTITIONS, "big|up|1-0|1|128|1000|gpu:h100:8|(null)"]))
+    study = {"dataset": "d", "scales": ["1x2"], **({"cpus_per_gpu": given} if given else {})}
+    config, defaults = CONFIG | {"scaling": {"s": study}}, parsed("runtime=60", *settings)
+    jobs = Workflow(config, results=tmp_path, default_resources=defaults, executor=lambda: None).train
+    wildcards = SimpleNamespace(name="s", scale="1x2")
+    assert jobs.cpus(wildcards, 1) == 2 * cpus
+    assert jobs.summary(wildcards, 1).partition("known until a scale has been trained")[2] == warning
+    local = Workflow(config, results=tmp_path, default_resources=None, executor=lambda: None).train
+    assert local.cpus(wildcards, 1) == 2 * (given or 1)
+
+
 def test_several_partitions_and_gpu_models_are_named(slurm):
     slurm.prints("sinfo", "a|up|5:00|1|8|1000|gpu:a100:4|(null)\nb|up|5:00|1|8|1000|gpu:h100:2|(null)\n")
     found = profile.Profile(parsed("runtime=60", "slurm_partition=a,b"), lambda: None)

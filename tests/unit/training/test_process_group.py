@@ -1,6 +1,8 @@
 """The device of a process, and how ranks join and leave their process group."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +24,67 @@ def test_a_missing_gpu_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
         single_process()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert single_process().device.type == "cpu", "a job without GPUs on a node that has some"
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed", "share", "used"),
+    [
+        ("0-3,8-11\n", range(16), 4, {0, 1, 2, 3, 8, 9, 10, 11}),
+        ("0-3\n", [2, 3, 4, 5], 2, {2, 3}),
+        ("0-3\n", [3, 4, 5, 6], 2, None),  # on the other socket, there are more
+        ("\n", range(16), 4, None),  # a virtual machine that hides its topology
+        (None, range(16), 4, None),
+    ],
+)
+def test_a_process_runs_on_the_cpus_next_to_its_gpu(tmp_path, monkeypatch, listed, allowed, share, used):
+    found, asked = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xB1, pci_device_id=1), []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(process_group, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: asked.append(cpus))
+    if listed is not None:
+        (tmp_path / "0000:b1:01.0").mkdir()
+        (tmp_path / "0000:b1:01.0" / "local_cpulist").write_text(listed)
+    process_group.run_near(torch.device("cuda", 0), share=share)
+    assert asked == ([used] if used else [])
+
+
+@pytest.mark.parametrize("name", [None, *process_group.ALLOCATOR_VARIABLES])
+def test_the_allocator_extends_its_segments_unless_the_user_configures_it(monkeypatch, name):
+    for each in process_group.ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(each, "")  # so that it is as before after the test
+        del os.environ[each]
+    if name:
+        os.environ[name] = "max_split_size_mb:64"
+    process_group.use_expandable_segments()
+    found = {each: os.environ[each] for each in process_group.ALLOCATOR_VARIABLES if each in os.environ}
+    assert found == ({name: "max_split_size_mb:64"} if name else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_torch_reads_how_to_allocate_when_it_first_allocates_and_not_when_it_is_imported():
+    """No GPU is needed for it to refuse a setting that it does not know."""
+    code = "import os, torch; os.environ['PYTORCH_ALLOC_CONF'] = 'unknown:1'; "
+    code += "torch._C._accelerator_setAllocatorSettings('expandable_segments:True')"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+    assert "Unrecognized key 'unknown'" in done.stderr
+
+
+@pytest.mark.parametrize(("error", "supported"), [(0, True), (0, False), (100, True)])
+def test_segments_are_only_extended_where_the_driver_maps_memory(monkeypatch, error, supported):
+    class Driver:
+        def cuInit(self, flags):
+            return error
+
+        def cuDeviceGet(self, device, index):
+            device._obj.value = 40 + index
+            return 0
+
+        def cuDeviceGetAttribute(self, value, attribute, device):
+            value._obj.value = supported and attribute == 102 and device.value == 43
+            return 0
+
+    monkeypatch.setattr(process_group.ctypes, "CDLL", lambda name: Driver())
+    assert process_group.manages_virtual_memory(3) is (supported and not error)
 
 
 def test_rank_alone_does_not_make_a_process_a_rank(monkeypatch):
