@@ -49,8 +49,8 @@ class Scaling(Section):
     )
     cpus_per_gpu: PositiveInt | None = Field(
         None,
-        description="CPUs, and threads of a rank, per GPU. By default, as many as the nodes have for each of their GPUs, "
-        f"at most {MOST_CPUS_PER_GPU}; 1 if that is not known, or without a GPU.",
+        description="CPUs, and threads of a rank, per GPU. By default, as many as the nodes have for each GPU, at most "
+        f"{MOST_CPUS_PER_GPU}; 1 if that is not known, or without a GPU.",
     )
     retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 

@@ -235,7 +235,8 @@ def use_expandable_segments() -> None:
     """Let torch's allocator extend its segments, unless the user's environment configures the allocator.
 
     Memory that batches of other sizes have left, as in the next trial or after a micro-batch was halved, is then of use
-    to larger tensors. torch reads the variable when it first allocates memory of a GPU. CUDA graphs have other segments.
+    to larger tensors. torch reads the variable when it first allocates memory of a GPU. CUDA graphs have segments of
+    their own.
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
