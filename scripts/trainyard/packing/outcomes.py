@@ -112,6 +112,8 @@ class OutcomeHandler:
 
     def handle(self, slot: Slot, end: TrialEnded) -> bool:
         """Handle the end of an attempt; returns whether the slot is ready for the next trial."""
+        if end.seconds is not None and (paused := self._order.paused_seconds - slot.paused_before):
+            end = replace(end, seconds=max(0.0, end.seconds - paused))
         self.warn_once("metrics", slot, end.warning)
         if end.status is TrialStatus.FAILED and self._queue.is_closed:  # the job's signal ended it
             end = replace(end, status=TrialStatus.INTERRUPTED)

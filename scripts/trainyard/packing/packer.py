@@ -354,7 +354,7 @@ class Packer:
             bad_checkpoints=task.bad_checkpoints,
             measures_gpu=self._measures_gpu,
         )
-        slot.began = time.monotonic()
+        slot.began, slot.paused_before = time.monotonic(), self._order.paused_seconds
         slot.expect(Phase.RUNNING, slot.worker.begin.remote(request), due=slot.began + self._limits.kill_seconds(task))
 
 

@@ -63,6 +63,9 @@ class SessionWatch:
         self._names = set[str]()  # of the others
         self._looked_at, self._ended = time.monotonic(), threading.Event()
         self._lock = threading.Lock()
+        self.paused_seconds = (
+            0.0  # in which this process was stopped, as in a job that Slurm suspends; not shorter ones
+        )
 
     def __enter__(self) -> Self:
         path = self._beat(self._session)
@@ -80,10 +83,18 @@ class SessionWatch:
         return self._folder / f"{session}.beat"
 
     def _watch(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._wait():
             with suppress(OSError):
                 os.utime(self._beat(self._session))
             self.look()
+
+    def _wait(self) -> bool:
+        """Wait until the next sign of life is due; returns whether this session has ended."""
+        began = time.monotonic()
+        has_ended = self._ended.wait(BEAT_SECONDS)
+        if (late := time.monotonic() - began - BEAT_SECONDS) > BEAT_SECONDS:
+            self.paused_seconds += late
+        return has_ended
 
     def look(self) -> None:
         """Look at the other sessions. After a pause of this process itself, the count begins again."""

@@ -147,6 +147,11 @@ class SharedOrder:
         live = {name for name in self._others() if self._watch.life_of(name) is Life.RUNS}
         return [place for (name, _), place in self._places.items() if name in live]
 
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds in which this process was stopped, with its trials, as in a job that Slurm suspends."""
+        return self._watch.paused_seconds
+
     # ---- claiming
 
     def batch(self, waiting: int, slots: int, seconds: float | None) -> int:

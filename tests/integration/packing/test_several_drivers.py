@@ -1,8 +1,10 @@
 """Several drivers on one sweep, each with a Ray of its own: every trial counts once, whatever happens to a driver."""
 
 import signal
+import time
 from collections import Counter
 
+import psutil
 from claim_model import ended_by_file
 from drivers import TRIALS
 from slurm_cluster.waiting import wait_until
@@ -34,6 +36,26 @@ def test_when_one_is_killed_and_one_comes_late_only_what_ran_is_repeated(drivers
     assert len(drivers.ran()) == TRIALS
     assert drivers.ran().total() - TRIALS <= 1, "one slot of the killed driver"
     assert len(ClaimLog(drivers.folder).read()) > 2
+
+
+def test_the_seconds_of_a_trial_leave_out_how_long_its_job_was_suspended(drivers):
+    """Slurm stops all processes of a job; the clocks go on."""
+    drivers.write(command="sleep {n}", grid={"n": [0, 5]}, slots={"gpus_per_node": 0, "slots_per_node": 1})
+    driver = drivers.start(0)
+    attempts = Fold(drivers.folder)
+    wait_until(lambda: len(attempts.update().attempts) == 2, what="the second trial to start", while_running=driver)
+    processes = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    began = time.monotonic()
+    time.sleep(8)
+    paused = time.monotonic() - began
+    for process in processes:
+        process.resume()
+    drivers.end(driver)
+    last = list(attempts.update().attempts.values())[-1]
+    assert last.outcome == "finished"
+    assert last.seconds < last.end - last.start - paused / 2
 
 
 def test_a_driver_that_was_stopped_for_long_begins_again_and_nothing_counts_twice(drivers):
