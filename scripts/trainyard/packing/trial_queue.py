@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -113,7 +113,7 @@ class TrialQueue:
         if self._failures.avoids(place, others):
             return None
         while task := self._find(place, others):
-            if self._claim(task, slots=len(places)):
+            if self._claim(task, places, others):
                 self._tasks.remove(task)
                 return self._order.claimed(task)
         while self._source and self._may_suggest() and (task := self._source.next_task()):
@@ -121,14 +121,15 @@ class TrialQueue:
                 return self._order.claimed(task)
         return None
 
-    def _claim(self, task: Task, *, slots: int) -> bool:
-        """Claim a task, and some of those that follow it; False if another job has it."""
+    def _claim(self, task: Task, places: Sequence[SlotLocation], all_places: Sequence[SlotLocation]) -> bool:
+        """Claim a task, and some of those that follow it and may run here; False if another job has it."""
         if self._order.is_mine(task.trial):
             return True
         others = [each.trial for each in self._tasks if each is not task and not self._order.is_mine(each.trial)]
         mean = sum(self._finished.values()) / len(self._finished) if self._finished else task.expected_seconds
-        size = self._order.batch(1 + len(others), slots, mean)
-        is_claimed = self._order.claim([task.trial, *others[: size - 1]])
+        size = self._order.batch(1 + len(others), len(places), mean)
+        allowed = (each for each in others if any(self._failures.allows(each, place, all_places) for place in places))
+        is_claimed = self._order.claim([task.trial, *islice(allowed, size - 1)])
         self._take_changes()
         return is_claimed
 

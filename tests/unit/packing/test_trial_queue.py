@@ -90,6 +90,18 @@ def test_a_failed_trial_goes_to_another_slot(queue_of):
     assert drain(queue, THERE) == ["a"]
 
 
+def test_a_trial_that_may_not_run_again_here_is_not_claimed_with_others(tmp_path):
+    """Another job has a better place for it, and would end without it."""
+    failures = FailurePolicy(retries=1)
+    failures.record_failure(TrialFailure("b", HERE, "ValueError", 1.0))
+    with session_of(tmp_path) as journal:
+        order = order_beside(journal)
+        queue = TrialQueue(limits=ENDLESS, failures=failures, order=order, source=None, predict=None)
+        queue.add(map(task, "abcdef"))
+        assert queue.take(HERE, [HERE], [THERE]).trial == "a"
+        assert [name for name in "abcdef" if order.is_mine(name)] == ["a", "c", "d"]
+
+
 def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial(queue_of):
     class Search:
         remaining = 1
