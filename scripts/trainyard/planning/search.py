@@ -7,7 +7,7 @@ killed makes the same suggestions as an uninterrupted one if its trials end in t
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.sweep import Choice, Draw, Sweep, Uniform, condition_of, holds, options_of
@@ -49,7 +49,7 @@ class OptunaStudy:
         """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
 
         Trials that were stopped early count with their last value, those that diverged as worse than all others, and
-        failed ones do not count. Running trials are passed to Optuna, too.
+        failed and cancelled ones do not count. Running trials are passed to Optuna, too.
         """
         self._tell([(each, ends.get(each.name)) for each in drawn], bad=self._worse_than_all(ends.values()))
         asked = self._ask()
@@ -181,6 +181,10 @@ def _value(choice: Draw, param: Any) -> Any:
 class Order(Protocol):
     """What a search needs of the order that the jobs of its sweep share."""
 
+    @property
+    def cancelled(self) -> Set[str]:
+        """The trials that users have cancelled."""
+
     def may_run(self, trial: str) -> bool:
         """Whether this job may run an unfinished trial."""
 
@@ -225,7 +229,9 @@ class SuggestionSource:
         drawn, events = list(space.suggestions), list[Suggested]()
         known = {each.name for each in drawn}
         while len(drawn) - len(space.suggestions) < self.remaining:
-            values, params, attrs = self._study.draw(drawn, self._ends)
+            cancelled = self._order.cancelled - self._ends.keys()
+            gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
+            values, params, attrs = self._study.draw(drawn, self._ends | gone)
             event = Suggested(
                 time=round(read_clock(), 4), search=space.search_key, values=values, params=params, attrs=attrs
             )

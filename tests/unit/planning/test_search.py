@@ -8,8 +8,10 @@ from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.requests import UserRequest
 from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
 
@@ -150,6 +152,28 @@ def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_t
     space = TrialSpace(made, "digest", [of_other, *own])
     assert [each.trial.values["lr"] for each in space.suggestions] == [lr / 100 for lr in range(1, 13)]
     assert (len(space.trials), space.undrawn_count) == (12, 0)
+
+
+def test_what_a_user_has_cancelled_does_not_run_for_optuna(tmp_path):
+    """Otherwise TPE would keep away from it for ever."""
+    space = {"method": "tpe", "trials": 9, "values": {"x": {"low": 0, "high": 1}}}
+    config = check_config({"sweeps": {"s": {"command": "./p {x}", "metrics": {"file": "m.json"}, "search": space}}})
+    claims = ClaimLog(tmp_path / "sweeps/s")
+    with session_of(tmp_path / "sweeps/s") as journal:
+        state = plan_sweep(config, "s", tmp_path).state
+        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+
+        def states():
+            return [each.state.name for each in source._study._study.get_trials()]
+
+        first, second = (source.next_task().trial for _ in range(2))
+        claims.request(UserRequest("cancel", 0.0, trial=first))
+        source.next_task()
+        assert states() == ["FAIL", "RUNNING", "RUNNING"]
+        claims.request(UserRequest("restore", 0.0, trial=first))
+        claims.request(UserRequest("cancel", 0.0, trial=second))
+        source.next_task()
+        assert states() == ["RUNNING", "FAIL", "RUNNING", "RUNNING"]
 
 
 def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_number_of_its_epoch(tmp_path):
