@@ -56,6 +56,16 @@ def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:
         yield Finding(checked.place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
 
 
+def _check_slots(checked: CheckedStudy) -> Iterator[Finding]:
+    """GPUs that no trial gets, because a trial has several and their number does not divide that of a node."""
+    if not isinstance(sweep := checked.study, Sweep) or sweep.goal is not None or sweep.slots.share <= 1:
+        return
+    slots, used = sweep.slots, sweep.slots.per_node * int(sweep.slots.share)
+    if idle := slots.gpus_per_node - used:
+        message = f"{idle} of {slots.gpus_per_node} GPUs of each node idle, as a trial has {int(slots.share)}"
+        yield Finding(f"{checked.place}.slots", "warns", message, f"request {used}, or {used + int(slots.share)}")
+
+
 def _count_trials(sweep: Sweep) -> int:
     return sweep.search.trials if sweep.search else len(expand(sweep).trials)
 
@@ -166,6 +176,7 @@ def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
 
 STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
     _check_trials,
+    _check_slots,
     _check_model_arguments,
     _check_batches,
     _check_patterns,

@@ -154,6 +154,22 @@ def test_trials_that_share_a_folder_are_reported(mistakes, caplog, sweep, report
     assert ("sweeps.s.workdir" in caplog.text) == reported
 
 
+@pytest.mark.parametrize(
+    ("slots", "idle"),
+    [
+        ({"gpus_per_node": 3, "gpus_per_trial": 2}, "1 of 3 GPUs of each node idle, as a trial has 2: request 2, or 4"),
+        ({"gpus_per_node": 8, "gpus_per_trial": 3}, "2 of 8 GPUs of each node idle, as a trial has 3: request 6, or 9"),
+        ({"gpus_per_node": 4, "gpus_per_trial": 2}, ""),
+        ({"gpus_per_node": 3, "gpus_per_trial": 0.5}, ""),
+        ({"gpus_per_node": 3}, ""),
+    ],
+)
+def test_gpus_that_no_trial_gets_are_reported(mistakes, caplog, slots, idle):
+    assert mistakes({"sweeps": {"s": {"command": "true {n} {trial}", "grid": {"n": [1, 2]}, "slots": slots}}}) == []
+    assert ("sweeps.s.slots: " in caplog.text) == bool(idle)
+    assert idle in caplog.text
+
+
 def test_scales_that_share_a_folder_are_reported(mistakes, caplog):
     Path("t.py").touch()
     study = {"script": "t.py", "python": sys.executable}
