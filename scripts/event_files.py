@@ -16,7 +16,7 @@ log = logging.getLogger("event_files")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the event files once, or until interrupted."""
-    config = read_current_config(arguments.config, arguments.results)
+    config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     if arguments.name and arguments.kind:
         command_line.check_name(config, arguments.kind, arguments.name)
     elif arguments.name or arguments.kind:

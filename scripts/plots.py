@@ -12,7 +12,7 @@ log = logging.getLogger("plots")
 
 def main(arguments: argparse.Namespace) -> None:
     """Draw all plots of this kind of study."""
-    config = read_current_config(arguments.config, arguments.results)
+    config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     command_line.check_name(config, "datasets" if arguments.kind == "data" else arguments.kind, arguments.name)
     with command_line.results_expected(arguments):
         folder = draw_plots(config, arguments.kind, arguments.name, arguments.results)

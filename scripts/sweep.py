@@ -8,6 +8,7 @@ after they have ended.
 
 import argparse
 import logging
+from functools import partial
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
@@ -28,7 +29,8 @@ log = logging.getLogger("sweep")
 def main(arguments: argparse.Namespace) -> None:
     """Run the pending trials, then write the best configuration and the tables; a job of several writes none."""
     name, results = arguments.sweep, arguments.results
-    config = read_current_config(arguments.config, results) if arguments.tables else read_config(arguments.config)
+    read = partial(read_current_config, results=results, study=name) if arguments.tables else read_config
+    config = read(arguments.config)
     command_line.check_name(config, "sweeps", name)
     if arguments.order_job is not None:
         plan = run_sweep(config, name, results, order_job=arguments.order_job)

@@ -12,7 +12,7 @@ log = logging.getLogger("tables")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
-    config = read_current_config(arguments.config, arguments.results)
+    config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     command_line.check_name(config, arguments.kind, arguments.name)
     with command_line.results_expected(arguments):
         page = write_tables(config, arguments.kind, arguments.name, arguments.results)

@@ -67,14 +67,16 @@ def add_trials(config: Config, name: str, results: Path, requests: UserRequests,
     return config
 
 
-def read_current_config(path: Path, results: Path) -> Config:
+def read_current_config(path: Path, results: Path, *, study: str | None = None) -> Config:
     """The config of a file, with the trials that runs after the one of this process have added to its sweeps.
+
+    Only the sweep with the name of the `study` needs to have them, if it is given.
 
     Raises:
         ConfigError: it cannot be read, or has errors.
     """
     config, run = read_config(path), os.environ.get(RUN)
-    for name in config.sweeps:
+    for name in [each for each in config.sweeps if study in (None, each)]:
         claims = ClaimLog(results / "sweeps" / name)
         claims.read()
         if entry := claims.requests.entry_of(run):

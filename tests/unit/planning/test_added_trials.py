@@ -77,5 +77,7 @@ def test_each_run_takes_up_what_later_ones_add_and_nothing_of_those_before_it(tm
     copy = config_copy(configs["third"], tmp_path)
     write_json(copy, as_given(configs["third"]))
     assert values_of(read_current_config(copy, tmp_path)) == [1, 2, 4]
+    assert values_of(read_current_config(copy, tmp_path, study="s")) == [1, 2, 4]
+    assert values_of(read_current_config(copy, tmp_path, study="another")) == [1, 2], "only of that study"
     monkeypatch.delenv(RUN)
     assert values_of(read_current_config(copy, tmp_path)) == [1, 2], "by hand, as the file is"
