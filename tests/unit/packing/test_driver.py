@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from sweep_journals import killed_session, session_of
@@ -46,7 +47,7 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
     output.parent.mkdir(parents=True)
     output.write_text("loss 0.5\n")
     ran = []
-    allocation = object() if in_slurm_job else None
+    allocation = SimpleNamespace(gpu_model="") if in_slurm_job else None
     monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
     monkeypatch.setattr(driver, "_run_pending", lambda plan, *_: ran.append(plan.forecast.pending))
     monkeypatch.setattr(driver, "_record_session", lambda *_: None)
