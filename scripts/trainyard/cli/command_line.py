@@ -20,18 +20,21 @@ from trainyard.utils.errors import ContinuedError, FinalError, UserError, storag
 from trainyard.utils.typed_commands import as_typed, installed_program, snakemake_call
 
 
-def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
-    """A parser with the options that all programs share; `example` are some that work with the demo."""
+def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
+    """A parser with the options that all programs share; `example` are some that work with the demo.
+
+    A program that does not read the config has only the option for its log.
+    """
     call = f"{installed_program('python')} {shlex.quote(as_typed(Path(sys.argv[0])))}"
     shared = argparse.ArgumentParser(
         description=description,
         epilog=f"example: {call} {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    shared.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (YAML or JSON)")
-    shared.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results (default: results)"
-    )
+    if reads_config:
+        shared.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (YAML or JSON)")
+        shared.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",
+                            help="folder of the results (default: results)")  # fmt: skip
     shared.add_argument("--log-file", type=Path, metavar="FILE", help="also append the log to this file")
     return shared
 

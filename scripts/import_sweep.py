@@ -1,0 +1,49 @@
+"""Write a config from a sweep of Weights & Biases (YAML), or from the sbatch script of a Slurm job array.
+
+Comments in the config say what could not be carried over. An existing file is never overwritten.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from trainyard.cli import command_line
+from trainyard.cli.array_script import import_array_script
+from trainyard.cli.imported_sweep import ImportedSweep
+from trainyard.cli.wandb_sweep import import_wandb_sweep
+from trainyard.config.parser import read_file
+from trainyard.utils.errors import UserError, storage_errors
+
+log = logging.getLogger("import")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Read the source, and write the config."""
+    source, out = arguments.source, arguments.out
+    text = _read(source, arguments.array).text(source)
+    try:
+        with storage_errors(out), open(out, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{out} exists already, and is not overwritten: name another file with --out") from None
+    log.info("%s\nwritten to %s: see the comments in its first lines, then check it with scripts/check.py", text, out)
+
+
+def _read(source: Path, array: str | None) -> ImportedSweep:
+    if not source.is_file():
+        raise UserError(f"{source}: there is no such file")
+    if array or source.suffix not in (".yaml", ".yml", ".json"):
+        return import_array_script(source, array)
+    raw = read_file(source)
+    if not isinstance(raw, dict) or "parameters" not in raw:
+        raise UserError(f"{source} is no sweep of Weights & Biases: it has no `parameters`")
+    return import_wandb_sweep(raw)
+
+
+if __name__ == "__main__":
+    parser = command_line.build_parser(str(__doc__), example="sweep.yaml", reads_config=False)
+    parser.add_argument("source", type=Path, metavar="FILE", help="sweep.yaml, or the script of a job array")
+    parser.add_argument("--out", type=Path, default=Path("trainyard.yaml"), metavar="FILE",
+                        help="config to write (default: trainyard.yaml)")  # fmt: skip
+    parser.add_argument("--array", metavar="IDS", help="task IDs of a job array, if its script does not have them")
+    command_line.run_program(main, parser.parse_args())

@@ -1,0 +1,247 @@
+"""A sweep of Weights & Biases as a sweep of the config.
+
+Kinds of parameters and their defaults are those of the schema in github.com/wandb/sweeps; the words of a command are
+those of `create_sweep_command_args` in wandb.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from trainyard.cli.imported_sweep import ImportedSweep, key_for
+from trainyard.config.placeholders import dotted_items
+from trainyard.utils.errors import UserError
+
+RUNS: Final = 20  # of a random or Bayesian sweep without `run_cap`, which W&B continues until it is stopped
+_KNOWN: Final = {"program", "method", "metric", "metrics", "parameters", "early_terminate", "command", "run_cap"}
+_KNOWN_WITHOUT_EFFECT: Final = {"name", "entity", "project", "description", "apiVersion", "kind"}
+_MACRO: Final = re.compile(r"\$\{([a-z_]+)(?::(\w+))?\}")
+_DEFAULT_COMMAND: Final = ("${env}", "${interpreter}", "${program}", "${args}")
+_STYLES: Final = {  # of W&B: the placeholder for all arguments, and one argument
+    "args": ("{args}", "--{name}={value}"),
+    "args_no_equals": ("{args}", "--{name} {value}"),
+    "args_no_boolean_flags": ("{args}", "--{name}={value}"),
+    "args_no_hyphens": ("{args:hydra}", "{name}={value}"),
+    "args_append_hydra": ("", "+{name}={value}"),
+    "args_override_hydra": ("", "++{name}={value}"),
+}
+
+
+def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
+    """The sweep of a W&B configuration.
+
+    Raises:
+        UserError: the configuration is not valid for W&B either.
+    """
+    found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
+    method, cap = raw.get("method", "grid"), raw.get("run_cap")
+    words = raw.get("command") or _DEFAULT_COMMAND
+    as_text = not {"${args_no_boolean_flags}", "${args_no_hyphens}", "${args_json}", "${args_json_file}"} & set(words)
+    fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    for name, parameter in _parameters(raw.get("parameters") or {}):
+        key = names[name] = key_for(name)
+        values = _values(name, parameter, found)
+        if isinstance(values, list) and as_text:
+            values = [_as_passed(value) for value in values]
+        if isinstance(values, list) and len(values) == 1:
+            fixed[key] = values[0]
+        else:
+            varied[key] = values
+    texts = {
+        key for key, values in (varied | {key: [value] for key, value in fixed.items()}).items() if _is_text(values)
+    }
+    found.sweep["command"] = _command(raw, words, names, texts, found)
+    if fixed:
+        found.sweep["args"] = _nested(fixed)
+    _set_metric(raw, method, found)
+    if method == "grid" and varied:
+        found.sweep["grid"] = {key: _steps(key, values) for key, values in varied.items()}
+        if cap:
+            found.note(f"`run_cap: {cap}`: a grid runs all its combinations")
+    elif varied:
+        if not cap:
+            found.note(f"there was no `run_cap`, and W&B would never end: {RUNS} trials, change it to what you want")
+        kind, count = ("sample", "count") if method == "random" else ("search", "trials")
+        found.sweep[kind] = {count: cap or RUNS, "values": varied}
+        if method not in ("random", "bayes"):
+            found.note(f"`method: {method}`: searched by Optuna's TPE instead")
+    found.sweep["slots"] = {"gpus_per_node": 1}
+    found.note("`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU")
+    found.note("the program must take its parameters from its command line: `wandb.config` alone has none here")
+    for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
+        found.note(f"`{key}`: there is nothing like it")
+    return found
+
+
+def _parameters(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The dotted names of all parameters, also of nested ones, and what they are."""
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, Mapping):
+            raise UserError(f"parameters.{prefix}{name}: must be a mapping such as {{value: {parameter!r}}}")
+        if isinstance(nested := parameter.get("parameters"), Mapping):
+            yield from _parameters(nested, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", parameter
+
+
+def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> list[Any] | dict[str, Any]:
+    """The values of a parameter: one, a list, or a range to draw from."""
+    low, high = parameter.get("min"), parameter.get("max")
+    are_integers = isinstance(low, int) and isinstance(high, int)
+    kinds = {"value": "constant", "values": "categorical", "min": "int_uniform" if are_integers else "uniform"}
+    kind = str(parameter.get("distribution") or next((kinds[key] for key in kinds if key in parameter), "normal"))
+    if "value" in parameter:
+        return [parameter["value"]]
+    if "values" in parameter:
+        if "probabilities" in parameter:
+            found.note(f"`{name}`: its values are equally probable here")
+        return list(parameter["values"])
+    shape, step = kind.removeprefix("q_"), parameter.get("q", 1) if kind.startswith("q_") else 0
+    low, high, is_log = _bounds(name, shape, parameter, found)
+    if step and step != 1 and not is_log:
+        return {"low": _tidy(round(low / step) * step), "high": _tidy(round(high / step) * step), "step": step}
+    if step and step != 1:
+        found.note(f"`{name}`: drawn without its steps of {step:g}")
+    if shape == "int_uniform" or step == 1:
+        return {"low": round(low), "high": round(high), **({"log": True} if is_log else {}), "integer": True}
+    return {"low": _tidy(low), "high": _tidy(high), **({"log": True} if is_log else {})}
+
+
+def _bounds(name: str, shape: str, parameter: Mapping[str, Any], found: ImportedSweep) -> tuple[float, float, bool]:
+    """The range of a distribution, and whether it is drawn on a logarithmic scale."""
+    mean, deviation = parameter.get("mu", 0), parameter.get("sigma", 1)
+    low, high = parameter.get("min"), parameter.get("max")
+    if shape in ("normal", "log_normal"):
+        found.note(f"`{name}`: drawn evenly from two standard deviations around the mean of its {shape} distribution")
+        low, high = mean - 2 * deviation, mean + 2 * deviation
+    elif shape == "beta":
+        found.note(f"`{name}`: drawn evenly from 0 to 1, not by its beta distribution")
+        low, high = 0.0, 1.0
+    if low is None or high is None:
+        raise UserError(f"parameters.{name}: {shape} needs min and max")
+    match shape:
+        case "uniform" | "int_uniform" | "normal" | "beta":
+            return low, high, False
+        case "log_uniform_values" | "inv_log_uniform_values":
+            return low, high, True
+        case "log_uniform" | "log_normal":
+            return math.exp(low), math.exp(high), True
+        case "inv_log_uniform":
+            return math.exp(-high), math.exp(-low), True
+    raise UserError(f"parameters.{name}: there is no distribution {shape!r}")
+
+
+def _steps(key: str, values: list[Any] | dict[str, Any]) -> Any:
+    """The values of a grid."""
+    if isinstance(values, list):
+        return values
+    if values.get("log") or not (values.get("integer") or "step" in values):
+        raise UserError(f"parameters.{key}: a grid needs `values`, or whole numbers from min to max")
+    return {"start": values["low"], "stop": values["high"], "step": values.get("step", 1)}
+
+
+def _tidy(number: float) -> float:
+    """A number without what binary fractions add: `0.3` for 3 * 0.1."""
+    return number if isinstance(number, int) else float(f"{number:.12g}")
+
+
+def _as_passed(value: Any) -> Any:
+    """A value as W&B passes it in `--name=value`."""
+    return value if type(value) in (int, float, str) else str(value)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted keys as a nested mapping."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        inner = nested
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    assert dict(dotted_items(nested)).keys() == values.keys()
+    return nested
+
+
+def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> None:
+    """Set the metric, how it is found in the output, and early stopping."""
+    metrics = [raw["metric"]] if raw.get("metric") else list(raw.get("metrics") or [])
+    stop = raw.get("early_terminate")
+    if not metrics:
+        if stop or method not in ("grid", "random"):
+            raise UserError(f"metric: {'early_terminate' if stop else method} needs one")
+        found.note("`metrics`: nothing says what the program reports, so trials have no metric and no ranking")
+        return
+    metric = metrics[0]
+    name = re.sub(r"\W", "_", metric["name"]).lstrip("_0123456789") or "metric"
+    before = re.escape(metric["name"]).replace(r"\-", "-") + r"""[\s=:"']+"""
+    pattern = rf"(?<![\w/]){before}(?P<{name}>{{number}})"
+    found.sweep |= {"metrics": {"pattern": pattern}, "metric": name}
+    found.sweep["mode"] = "max" if metric.get("goal") == "maximize" else "min"
+    found.note(
+        f"`metrics`: the pattern finds lines such as `{metric['name']}: 0.5`, also in the summary that W&B prints at "
+        "the end; `wandb.log` alone prints nothing" + ", so print it in each epoch" * bool(stop)
+    )
+    for other in metrics[1:]:
+        found.note(f"`metrics`: {other['name']} is not part of the ranking")
+    for key in sorted(metric.keys() - {"name", "goal"}):
+        found.note(f"`metric.{key}`: there is nothing like it")
+    if stop:
+        eta = round(stop.get("eta", 3))
+        first = stop.get("min_iter") or round(stop["max_iter"] / eta ** stop.get("s", 1))
+        found.sweep["stop"] = {"method": "asha", "grace_period": max(1, first), "reduction_factor": max(2, eta)}
+        found.note(
+            f"`stop`: W&B counts calls of `wandb.log`, Trainyard rows of metrics: {max(1, first)} before the first cut"
+        )
+
+
+def _is_text(values: Any) -> bool:
+    return isinstance(values, list) and any(isinstance(value, str) for value in values)
+
+
+def _command(
+    raw: Mapping[str, Any], words: Any, names: Mapping[str, str], texts: Collection[str], found: ImportedSweep
+) -> str:
+    """The command line, with its macros replaced, and with an option for each parameter whose key has another name.
+
+    `texts` are the keys whose values are strings in JSON.
+    """
+    parts = []
+    for word in map(str, words):
+        match = _MACRO.fullmatch(word)
+        macro = match[1] if match else ""
+        if macro == "env":
+            continue
+        if macro in _STYLES:
+            every, one = _STYLES[macro]
+            named = {name: key for name, key in names.items() if name != key or not every}
+            parts += [one.format(name=name, value=f"{{{key}}}") for name, key in named.items()]
+            parts += [every] if len(named) < len(names) else []
+            if any("." in name for name in names) and macro == "args":
+                found.note("`parameters`: nested ones are options such as `--optimizer.lr`; W&B passes a mapping")
+        elif macro in ("args_json", "args_json_file"):
+            marks = {key: '"' * (key in texts) for key in names.values()}
+            items = (f"\"{name}\": {marks[key]}'{{{key}}}'{marks[key]}" for name, key in names.items())
+            parts.append(f"'{{ {', '.join(items)} }}'")
+            if macro == "args_json_file":
+                found.note("`command`: the parameters are passed as JSON, not as the name of a file with it")
+        else:
+            parts.append(_literal(word, raw))
+    return " ".join(parts)
+
+
+def _literal(word: str, raw: Mapping[str, Any]) -> str:
+    """A word of the command for a shell, with variables of the environment in place of their macros."""
+    text, position = "", 0
+    for match in _MACRO.finditer(word):
+        text += shlex.quote(word[position : match.start()]) if match.start() > position else ""
+        if match[1] == "program":
+            if not raw.get("program"):
+                raise UserError("program: is required, since the command has ${program}")
+            text += shlex.quote(str(raw["program"]))
+        else:
+            text += {"interpreter": "python", "envvar": f'"${match[2]}"'}.get(match[1], shlex.quote(match[0]))
+        position = match.end()
+    return text + (shlex.quote(word[position:]) if position < len(word) or not word else "")

@@ -1,0 +1,75 @@
+"""A config is written from what users have, passes the check, runs, and never replaces a file."""
+
+import pandas as pd
+import pytest
+import yaml
+
+WANDB = """
+program: train.py
+method: bayes
+metric: {name: val_loss, goal: minimize}
+run_cap: 4
+early_terminate: {type: hyperband, min_iter: 2}
+parameters:
+  learning-rate: {distribution: log_uniform_values, min: 1e-4, max: 0.1}
+  layers: {min: 1, max: 4}
+  dataset: {value: digits}
+"""
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=sizes
+#SBATCH --array=1-3
+#SBATCH --cpus-per-task=1
+#SBATCH --time=10
+OPTIONS=$(sed -n "${SLURM_ARRAY_TASK_ID}p" options.txt)
+python train.py --dataset digits $OPTIONS
+"""
+TRAIN = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning-rate", type=float, default=0.1)
+parser.add_argument("--layers", type=int, default=1)
+parser.add_argument("--dataset", required=True)
+arguments = parser.parse_args()
+for epoch in range(1, 4):
+    print("val_loss", arguments.learning_rate * arguments.layers / epoch)
+"""
+
+
+@pytest.fixture
+def folder(project):
+    for name, content in (("sweep.yaml", WANDB), ("job.sbatch", SCRIPT), ("train.py", TRAIN)):
+        (project.folder / name).write_text(content)
+    (project.folder / "options.txt").write_text("--layers 3\n--layers 1\n--layers 2\n")
+    return project.folder
+
+
+def run_import(project, *options, check=True):
+    done = project.run(*project.script("import_sweep")[:2], *options, check=check)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("source", "name", "expected"), [("sweep.yaml", "sweep", 4), ("job.sbatch", "sizes", 3)])
+def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, name, expected):
+    output = run_import(project, source, "--out", "config.yaml")
+    assert "written to config.yaml" in output
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    checked = project.run(*project.script("check"))
+    assert "Nothing fails" in checked.stdout
+    config["sweeps"][name]["slots"] = {"gpus_per_node": 0}
+    project.write(config)
+    project.run(*project.script("sweep", "--sweep", name))
+    trials = pd.read_csv(project.results / "sweeps" / name / "trials.csv")
+    assert len(trials) == expected
+    assert set(trials["status"]) <= {"finished", "stopped"}
+
+
+def test_no_file_is_overwritten(project, folder):
+    (folder / "trainyard.yaml").write_text("mine")
+    output = run_import(project, "sweep.yaml", check=False)
+    assert "trainyard.yaml exists already, and is not overwritten: name another file with --out" in output
+    assert (folder / "trainyard.yaml").read_text() == "mine"
+    for source, message in (("absent.yaml", "there is no such file"), ("train.py", "has no line `#SBATCH --array=`")):
+        assert message in run_import(project, source, "--out", "new.yaml", check=False)
+    (folder / "other.yaml").write_text("a: 1")
+    assert "is no sweep of Weights & Biases" in run_import(project, "other.yaml", "--out", "new.yaml", check=False)
+    assert not (folder / "new.yaml").exists()

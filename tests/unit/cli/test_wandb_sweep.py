@@ -1,0 +1,171 @@
+"""A sweep of Weights & Biases as a sweep of the config: its trials are what agents would run, with the same options."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from trainyard.cli.wandb_sweep import import_wandb_sweep
+from trainyard.config.load import check_config
+from trainyard.config.placeholders import build_argv
+from trainyard.config.trials import expand
+from trainyard.utils.errors import UserError
+
+METRIC = {"name": "val/loss", "goal": "minimize"}
+
+
+def imported(**options):
+    """The sweep of a W&B configuration, which is valid."""
+    found = import_wandb_sweep({"program": "train.py", "method": "random", "metric": METRIC, **options})
+    found.text(Path("sweep.yaml"))
+    return found
+
+
+def range_of(**parameter):
+    """What an agent would draw a parameter from, and the notes on it."""
+    found = imported(parameters={"x": parameter, "y": {"values": [1, 2]}}, run_cap=5)
+    return found.sweep["sample"]["values"]["x"], [note for note in found.notes if note.startswith("`x`")]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        ({"values": [1, "a", 0.5]}, [1, "a", 0.5]),
+        ({"values": [1, 2], "distribution": "categorical"}, [1, 2]),
+        ({"min": 1, "max": 8}, {"low": 1, "high": 8, "integer": True}),
+        ({"min": 1, "max": 8, "distribution": "int_uniform"}, {"low": 1, "high": 8, "integer": True}),
+        ({"min": 0, "max": 0.5}, {"low": 0, "high": 0.5}),
+        ({"min": 1, "max": 2, "distribution": "uniform"}, {"low": 1, "high": 2}),
+        ({"min": 1e-5, "max": 0.1, "distribution": "log_uniform_values"}, {"low": 1e-5, "high": 0.1, "log": True}),
+        ({"min": 1e-5, "max": 0.1, "distribution": "inv_log_uniform_values"}, {"low": 1e-5, "high": 0.1, "log": True}),
+        ({"min": math.log(0.5), "max": 0, "distribution": "log_uniform"}, {"low": 0.5, "high": 1, "log": True}),
+        ({"min": 0, "max": math.log(4), "distribution": "inv_log_uniform"}, {"low": 0.25, "high": 1, "log": True}),
+        ({"min": 32, "max": 128, "q": 32, "distribution": "q_uniform"}, {"low": 32, "high": 128, "step": 32}),
+        ({"min": 0.1, "max": 0.3, "q": 0.1, "distribution": "q_uniform"}, {"low": 0.1, "high": 0.3, "step": 0.1}),
+        ({"min": 1, "max": 9, "distribution": "q_uniform"}, {"low": 1, "high": 9, "integer": True}),
+        (
+            {"min": 8, "max": 512, "distribution": "q_log_uniform_values"},
+            {"low": 8, "high": 512, "log": True, "integer": True},
+        ),
+    ],
+)
+def test_kinds_of_parameters_are_those_of_the_config(parameter, expected):
+    found, notes = range_of(**parameter)
+    assert found == expected
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected", "note"),
+    [
+        ({"distribution": "normal", "mu": 1, "sigma": 0.25}, {"low": 0.5, "high": 1.5}, "two standard deviations"),
+        ({"distribution": "log_normal"}, {"low": 0.135335283237, "high": 7.38905609893, "log": True}, "log_normal"),
+        ({"distribution": "q_normal", "mu": 6, "sigma": 2}, {"low": 2, "high": 10, "integer": True}, "normal"),
+        ({"distribution": "beta", "a": 2, "b": 5}, {"low": 0, "high": 1}, "not by its beta distribution"),
+        (
+            {"distribution": "q_log_uniform_values", "min": 1, "max": 4, "q": 1.5},
+            {"low": 1, "high": 4, "log": True},
+            "without its steps of 1.5",
+        ),
+        ({"values": [1, 2], "probabilities": [0.9, 0.1]}, [1, 2], "equally probable"),
+    ],
+)
+def test_what_the_config_cannot_have_is_noted(parameter, expected, note):
+    found, notes = range_of(**parameter)
+    assert found == expected
+    assert len(notes) == 1
+    assert note in notes[0]
+
+
+def command_lines(found, **placeholders):
+    """The words that each trial runs."""
+    trials = expand(check_config({"sweeps": {"s": found.sweep}}).sweeps["s"]).trials
+    return [shlex.split(build_argv(trial.spec.command, trial.spec.args, placeholders)[-1]) for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (None, "python train.py --learning-rate=0.1 --dataset=c10 --opt.name adam --fp16 True"),
+        (["${env}", "python3", "-u", "${program}", "${args}", "--no-amp"],
+         "python3 -u train.py --learning-rate=0.1 --dataset=c10 --opt.name adam --fp16 True --no-amp"),
+        (["torchrun", "--nproc-per-node", 2, "${program}", "${args_no_boolean_flags}"],
+         "torchrun --nproc-per-node 2 train.py --learning-rate=0.1 --dataset=c10 --opt.name adam --fp16"),
+        (["${interpreter}", "${program}", "${args_no_hyphens}"],
+         "python train.py learning-rate=0.1 dataset=c10 opt.name=adam fp16=true"),
+        (["${interpreter}", "${program}", "${args_override_hydra}"],
+         "python train.py ++learning-rate=0.1 ++dataset=c10 ++opt.name=adam ++fp16=True"),
+        (["${interpreter}", "${program}", "--by=${envvar:ME}-x", "a b", "${args_no_equals}"],
+         "python train.py --by=$ME-x 'a b' --learning-rate 0.1 --dataset c10 --opt.name adam --fp16 True"),
+    ],
+)  # fmt: skip
+def test_the_command_passes_parameters_as_an_agent_does(command, expected):
+    parameters = {
+        "learning-rate": {"values": [0.1, 0.2]},
+        "dataset": {"value": "c10"},
+        "opt": {"parameters": {"name": {"value": "adam"}}},
+        "fp16": {"value": True},
+    }
+    found = imported(method="grid", parameters=parameters, **({"command": command} if command else {}))
+    first, second = command_lines(found)
+    assert first == shlex.split(expected)
+    assert second == [word.replace("0.1", "0.2") for word in first]
+
+
+def test_parameters_as_json_are_json():
+    parameters = {"lr": {"values": [0.1]}, "opt": {"values": ["adam", "sgd"]}, "amp": {"value": True}}
+    found = imported(method="grid", parameters=parameters, command=["python", "${program}", "--config", "${args_json}"])
+    words = command_lines(found)[1]
+    assert words[:3] == ["python", "train.py", "--config"]
+    assert json.loads(words[3]) == {"lr": 0.1, "opt": "sgd", "amp": True}
+
+
+def test_methods_become_grid_sample_and_search():
+    lr = {"lr": {"min": 0.1, "max": 0.2}}
+    assert imported(parameters=lr, run_cap=7).sweep["sample"] == {
+        "count": 7,
+        "values": {"lr": {"low": 0.1, "high": 0.2}},
+    }
+    searched = imported(method="bayes", parameters=lr)
+    assert searched.sweep["search"]["trials"] == 20
+    assert "there was no `run_cap`" in "".join(searched.notes)
+    grid = imported(method="grid", parameters={"n": {"min": 1, "max": 3}, "k": {"values": [1, 2]}}, run_cap=2)
+    assert grid.sweep["grid"] == {"n": {"start": 1, "stop": 3, "step": 1}, "k": [1, 2]}
+    assert "`run_cap: 2`: a grid runs all" in "".join(grid.notes)
+
+
+def test_hyperband_becomes_asha():
+    parameters = {"lr": {"values": [1, 2]}}
+    first = imported(parameters=parameters, early_terminate={"type": "hyperband", "min_iter": 3})
+    assert first.sweep["stop"] == {"method": "asha", "grace_period": 3, "reduction_factor": 3}
+    last = imported(parameters=parameters, early_terminate={"type": "hyperband", "max_iter": 27, "s": 2, "eta": 3})
+    assert last.sweep["stop"]["grace_period"] == 3
+    assert "print it in each epoch" in "".join(last.notes)
+
+
+def test_the_metric_is_found_in_common_lines_and_in_the_summary_of_wandb():
+    found = imported(parameters={"lr": {"values": [1, 2]}}, metric={"name": "val/acc", "goal": "maximize", "target": 1})
+    assert (found.sweep["metric"], found.sweep["mode"]) == ("val_acc", "max")
+    (pattern,) = check_config({"sweeps": {"s": found.sweep}}).sweeps["s"].metrics.compiled
+    for line in ("epoch 3 val/acc=0.5", "val/acc: 0.5", "{'val/acc': 0.5}", "wandb:  val/acc 0.5", "val/acc = 5e-1"):
+        assert float(pattern.search(line)["val_acc"]) == 0.5
+    assert not pattern.search("best_val/acc=0.5")
+    assert "`metric.target`" in "".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parameters": {"lr": 0.1}}, "parameters.lr: must be a mapping such as {value: 0.1}"),
+        ({"parameters": {"lr": {"distribution": "log_uniform"}}}, "parameters.lr: log_uniform needs min and max"),
+        ({"parameters": {"x": {"distribution": "zipf", "min": 1, "max": 2}}}, "parameters.x: there is no distribution"),
+        ({"method": "grid", "parameters": {"lr": {"min": 0.1, "max": 1}}}, "parameters.lr: a grid needs `values`"),
+        ({"program": None}, "program: is required"),
+        ({"method": "bayes", "metric": None, "parameters": {"x": {"min": 0, "max": 1}}}, "metric: bayes needs one"),
+    ],
+)
+def test_what_is_wrong_for_wandb_too_is_one_clear_error(options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        imported(**options)
