@@ -33,13 +33,16 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup", "efficiency"),
     "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images"),
     QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
-    "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction"),
+    "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
+                                 "epoch_start_seconds"),
+    "What was measured": ("program", "measured_steps", "measured_in"),
     "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib", "allreduce_mib", "hiding_gbit_per_second"),
+    "All-reduce": ("bus_gbit_per_second", "allreduce_ms", "allreduce_loss_fraction"),
     "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "memory_avg_scaling", "cpu_rss_peak_mib"),
     "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
     "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu", "roofline_images_per_second"),
     REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
-}
+}  # fmt: skip
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:

@@ -34,7 +34,7 @@ from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry
 from trainyard.training.trainer import Trainer, TrainingInterrupted
-from trainyard.training.untimed_steps import WarmUpResult, warm_up
+from trainyard.training.untimed_steps import WarmUpResult, measure_steady_steps, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.locks import hold
@@ -82,11 +82,13 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             except TrainingInterrupted as error:
                 kind = UserError if error.is_by_signal else ContinuedError
                 raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+            steady = measure_steady_steps(trainer) if group.device.type == "cuda" else None  # no verdict is on CPUs
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
             measured = _read_note(store, WARM_UP)
             warmed_up = WarmUpResult(**measured) if measured else None
-            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=store.folder.name)
+            digest = store.folder.name
+            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=digest, steady=steady)
 
 
 @contextmanager

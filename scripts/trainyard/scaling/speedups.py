@@ -33,7 +33,8 @@ SCALING_COLUMNS: Final = (
     "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision",
     "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
     "images_per_second_spread", "device", "gpu_peak",
-    "epochs", "lr",
+    "epochs", "lr", "program", "measured_steps", "measured_in", "epoch_start_seconds", "bus_gbit_per_second",
+    "allreduce_ms", "allreduce_loss_fraction",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 
@@ -86,7 +87,8 @@ def scaling_table(
 
 
 _NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
-                   "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95")  # fmt: skip
+                   "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95", "epoch_start_seconds",
+                   "measured_steps", "bus_gbit_per_second")  # fmt: skip
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
@@ -161,13 +163,22 @@ def _add_communication(frame: pd.DataFrame) -> None:
     `allreduce_mib`: sent and received by each of N GPUs per step, 2 (N - 1) / N of the gradients (Patarasu and Yuan
     2009). `hiding_gbit_per_second`: the bandwidth with which this takes as long as the backward pass of the last
     micro-batch.
+
+    `allreduce_ms`: the time of an all-reduce at the measured `bus_gbit_per_second`. `allreduce_loss_fraction`: the part
+    of the lost efficiency that it explains: what the backward pass cannot hide of it, as a share of a step, relative to
+    1 - `efficiency`; at most 1.
     """
     ranks = frame["gpus"]
     frame["allreduce_mib"] = 2 * (ranks - 1) / ranks * frame["gradient_mib"]
     waits = frame["data_wait_fraction"].fillna(0) + frame["exposed_comm_fraction"].fillna(0)
     computing = frame["step_ms_p50"] / 1000 * (1 - waits) / frame["accumulation"].fillna(1)
-    needed = frame["allreduce_mib"] * 2**20 * 8 / 1e9 / (BACKWARD * computing)
-    frame["hiding_gbit_per_second"] = needed.where(ranks > 1)
+    gbit = frame["allreduce_mib"] * 2**20 * 8 / 1e9
+    frame["hiding_gbit_per_second"] = (gbit / (BACKWARD * computing)).where(ranks > 1)
+    seconds = gbit / frame["bus_gbit_per_second"]
+    frame["allreduce_ms"] = seconds * 1000
+    exposed = (seconds - BACKWARD * computing).clip(lower=0) / (frame["step_ms_p50"] / 1000)
+    lost = 1 - frame["efficiency"]
+    frame["allreduce_loss_fraction"] = (exposed / lost.where(lost > 0)).clip(upper=1)
 
 
 def _verdict(row: Any, recommended: bool) -> str:

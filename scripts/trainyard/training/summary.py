@@ -2,8 +2,9 @@
 
 import logging
 import statistics
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,19 +15,27 @@ from trainyard.training.models import gradient_bytes
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
-from trainyard.training.untimed_steps import WarmUpResult
+from trainyard.training.untimed_steps import SteadySteps, WarmUpResult
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
 
+TRAINING: Final = "the training"  # where the throughput was measured,
+REPEATS: Final = "steps after the training, with the same batches"  # if that had too few steps
 log = logging.getLogger(__name__)
 
 
 def write_results(
-    trainer: Trainer, probe: WarmUpResult | None, folder: Path, *, scale: str, spec_digest: str | None = None
+    trainer: Trainer,
+    probe: WarmUpResult | None,
+    folder: Path,
+    *,
+    scale: str,
+    spec_digest: str | None = None,
+    steady: SteadySteps | None = None,
 ) -> None:
     """Write `history.csv` and `summary.json` of a complete training to `folder`.
 
-    `spec_digest` changes with everything that changes its result.
+    `spec_digest` changes with everything that changes its result. `steady` are steps after it, whose times count then.
     """
     from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
@@ -35,7 +44,7 @@ def write_results(
     for each in memory:
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
-    measured = _summary(trainer, probe, scale) | telemetry_summary(folder / "telemetry", memory)
+    measured = _summary(trainer, probe, steady, scale) | telemetry_summary(folder / "telemetry", memory)
     write_json(folder / "summary.json", measured | {"spec_digest": spec_digest})
     spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
@@ -45,12 +54,19 @@ def write_results(
         log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.monitor, trainer.state.best_epoch)
 
 
-def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[str, Any]:
+def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps | None, scale: str) -> dict[str, Any]:
     history, group = trainer.history, trainer.group
     nodes, gpus_per_node = split_scale(scale)
     last, given = history[-1].as_row(), slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
-    medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
+    names = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds")
+    known = {name: [value for row in history if (value := row.value(name)) is not None] for name in names}
+    medians: dict[str, Any] = {name: statistics.median(each) if each else None for name, each in known.items()}
+    measured: dict[str, Any] = {"measured_steps": trainer.steps * len(history), "measured_in": TRAINING}
+    if steady:
+        times = asdict(steady)
+        measured = {"measured_steps": times.pop("steps"), "measured_in": REPEATS}
+        medians |= times
     return {
         "scale": scale.partition("/")[0],
         "repeat": repeat_of(scale),
@@ -64,14 +80,17 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "lr": trainer.spec.lr,
         "best_epoch": trainer.state.best_epoch,
         **{name: last[name] for name in kept},
-        **{name: statistics.median(row.as_row()[name] for row in history) for name in medians},
+        **medians,
+        **measured,
+        "program": "DDP" if group.world_size > 1 else "one process, without DDP",
         "gradient_mib": gradient_bytes(trainer.module) / 2**20,
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
+        "bus_gbit_per_second": probe.bus_gbit_per_second if probe else None,
         "train_seconds": sum(row.seconds for row in history) + trainer.checkpoints.total_seconds,
         "checkpoint_seconds": trainer.checkpoints.total_seconds,
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
-        **training_utilization(trainer, statistics.median(row.images_per_second for row in history)),
+        **training_utilization(trainer, medians["images_per_second"]),
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,

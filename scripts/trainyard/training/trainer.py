@@ -31,7 +31,15 @@ from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.step_sync import StepFlags, StepStatus
-from trainyard.training.step_timing import Moment, StepRate, StepTimer, moment, synchronize, wait_until_reached
+from trainyard.training.step_timing import (
+    Moment,
+    StepRate,
+    StepTimer,
+    StepTimes,
+    moment,
+    synchronize,
+    wait_until_reached,
+)
 from trainyard.training.training_state import EpochProgress, TrainingState, set_random_state
 from trainyard.utils.errors import Diverged, UserError
 
@@ -216,6 +224,13 @@ class Trainer:
             raise
         seconds = progress.seconds + time.perf_counter() - began
         return EpochMetrics.measured(train, val, progress.times, epoch=number, lr=progress.lr, seconds=seconds)
+
+    def repeat_epoch(self) -> StepTimes:
+        """The times of the steps of one more epoch, which is not in the history."""
+        self.state.begin_epoch()
+        with _collections_by_step():
+            self._train_steps(len(self.history) + 1, self.state.progress, StepTimer(self.group.device))
+        return self.state.progress.times
 
     def _train_steps_that_fit(self, number: int, progress: EpochProgress) -> None:
         """Take the remaining steps of an epoch, with smaller micro-batches where memory does not suffice."""

@@ -1,4 +1,7 @@
-"""Warm-up of a training: a few steps that compile, find the micro-batch and measure, without changing the model."""
+"""Steps that are no part of a training: a warm-up, and steps after a training that was short.
+
+The warm-up compiles, finds the micro-batch and measures, without changing the model.
+"""
 
 import logging
 import statistics
@@ -18,10 +21,13 @@ from trainyard.training.models import gradient_bytes
 from trainyard.training.optimizers import missing_state_bytes
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.running_statistics import unchanged_buffers
-from trainyard.training.step_timing import synchronize
+from trainyard.training.step_timing import StepTimes, synchronize
 from trainyard.training.trainer import Trainer, TrainingInterrupted
+from trainyard.utils.errors import Diverged
 
-STEPS = 3  # with and without gradient sync each; their median counts
+STEPS = 3  # with and without gradient sync each, and all-reduces; their median counts
+STEADY_STEPS = 50  # over which throughput is measured, at least,
+SETTLING_STEPS = 10  # after so many that do not count
 log = logging.getLogger(__name__)
 
 
@@ -31,13 +37,14 @@ class WarmUpResult:
 
     seconds: float
     exposed_comm_fraction: float | None  # of a step with gradient sync; None on one rank
+    bus_gbit_per_second: float | None = None  # of an all-reduce of the gradients alone; None on one rank
 
 
 def warm_up(trainer: Trainer) -> WarmUpResult:
     """Compile, select kernels, and halve the micro-batch on all ranks until it fits the memory of each.
 
     On several ranks, also measure the exposed communication: the share of a step (forward and backward pass of one
-    micro-batch) that gradient sync adds; the mean over the ranks.
+    micro-batch) that gradient sync adds; the mean over the ranks. And the bandwidth of an all-reduce.
 
     Raises:
         OutOfMemory: one of several ranks ran out of memory in a step that the others took with it.
@@ -52,13 +59,51 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
             raise TrainingInterrupted("the warm-up", signalled_rank=rank, world_size=group.world_size)
         try:
             _find_unused_parameters(trainer)
-            exposed = _exposed_communication(trainer)
+            exposed, bandwidth = _exposed_communication(trainer), _bus_bandwidth(trainer)
             _wrap_for_training(trainer)
         except RuntimeError as error:
             if group.world_size == 1 or not is_out_of_memory(error):
                 raise
             raise OutOfMemory("the warm-up", rank=group.rank, micro=trainer.batch.micro, error=error) from None
-    return WarmUpResult(time.perf_counter() - began, exposed)
+    return WarmUpResult(time.perf_counter() - began, exposed, bandwidth)
+
+
+@dataclass(frozen=True)
+class SteadySteps:
+    """Measurements of steps after a training."""
+
+    steps: int
+    images_per_second: float  # of all ranks
+    step_ms_p50: float
+    step_ms_p95: float
+    data_wait_fraction: float
+
+
+def measure_steady_steps(trainer: Trainer) -> SteadySteps | None:
+    """Take `STEADY_STEPS` more steps after a complete training that had fewer, with batches that it has seen before.
+
+    They change the model after its last checkpoint, and no result but the throughput. None if the training had enough,
+    if the loss becomes NaN, or if a rank must stop. Collective.
+    """
+    needed = SETTLING_STEPS + STEADY_STEPS
+    if trainer.steps * len(trainer.history) >= needed:
+        return None
+    times = StepTimes()
+    try:
+        if trainer.first_step_time is None:  # this run found the training complete
+            warm_up(trainer)
+        while len(times.steps_ms) < needed:
+            times += trainer.repeat_epoch()
+    except (Diverged, TrainingInterrupted) as error:
+        log.info("the throughput is that of %d steps: %s", trainer.steps * len(trainer.history), error)
+        return None
+    steady = StepTimes(steps_ms=times.steps_ms[SETTLING_STEPS:])
+    count, seconds = len(steady.steps_ms), sum(steady.steps_ms) / 1000
+    log.info(
+        "measured the throughput in %d further steps: the training had %d", count, len(trainer.history) * trainer.steps
+    )
+    rate = count * trainer.batch.images / seconds
+    return SteadySteps(count, rate, *steady.percentiles_ms(), times.waited_seconds / times.seconds)
 
 
 def _exposed_communication(trainer: Trainer) -> float | None:
@@ -71,6 +116,26 @@ def _exposed_communication(trainer: Trainer) -> float | None:
     )
     mine = torch.tensor(max(0.0, (synced - unsynced) / synced), device=trainer.group.device)
     return float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
+
+
+def _bus_bandwidth(trainer: Trainer) -> float | None:
+    """Gbit/s of an all-reduce of as much as the gradients, in float32; None on one rank.
+
+    Defined as `busbw` of nccl-tests (doc/PERFORMANCE.md there): bytes x 2 (N - 1) / N per second on N ranks. In a ring,
+    each link transfers so much.
+    """
+    group, size = trainer.group, gradient_bytes(trainer.module)
+    if group.world_size == 1:
+        return None
+    values, spent = torch.zeros(-(-size // 4), device=group.device), []
+    for _ in range(1 + STEPS):  # the first one connects
+        synchronize(group.device)
+        began = time.perf_counter()
+        group.all_reduce_sum(values)
+        synchronize(group.device)
+        spent.append(time.perf_counter() - began)
+    transferred = 4 * len(values) * 2 * (group.world_size - 1) / group.world_size
+    return transferred * 8 / 1e9 / statistics.median(spent[1:])
 
 
 def _wrap_for_training(trainer: Trainer) -> None:

@@ -230,8 +230,11 @@ def main(arguments):
         greedy = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
         probe = warm_up(greedy)
         found["exposed"] = group.all_gather_object(probe.exposed_comm_fraction)
+        found["bandwidth"] = group.all_gather_object(probe.bus_gbit_per_second)
         found["micro"] = group.all_gather_object(greedy.batch.micro)
         found["memory"] = rows(greedy)
+        steady = untimed_steps.measure_steady_steps(greedy)
+        found["steady steps"] = group.all_gather_object(steady.steps)
 
         skipping = start(SKIPPING["never"])
         warm_up(skipping)
@@ -454,6 +457,14 @@ def test_the_probe_for_memory_has_no_collectives(found):
 def test_the_exposed_communication_is_measured(found):
     assert found["exposed"][0] == found["exposed"][1]
     assert 0 <= found["exposed"][0] < 1
+
+
+def test_the_bandwidth_of_an_all_reduce_is_measured(found):
+    assert all(each > 0 for each in found["bandwidth"])
+
+
+def test_ranks_take_the_same_number_of_further_steps_to_measure_their_throughput(found):
+    assert found["steady steps"] == [50, 50], "in whole epochs of 4 steps, after 10 that do not count"
 
 
 def test_the_clock_of_rank_0_stops_all_and_they_resume_bit_identically(found):

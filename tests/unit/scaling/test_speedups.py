@@ -166,6 +166,23 @@ def test_the_bandwidth_that_hides_the_all_reduce(tmp_path):
     assert table["hiding_gbit_per_second"][2] == pytest.approx(175 * 2**20 * 8 / 1e9 / 0.032), "in the last half only"
 
 
+def test_the_measured_bandwidth_explains_a_part_of_the_lost_efficiency(tmp_path):
+    """The all-reduce takes 88 ms, of which the backward pass hides 64: a fifth of a step of 120 ms; 40 % are lost."""
+    more = {"gradient_mib": 100, "step_ms_p50": 120, "data_wait_fraction": 0.1, "exposed_comm_fraction": 0.1}
+    gbit = 150 * 2**20 * 8 / 1e9
+    rows = [
+        ("1x1", 1, 100, 40, more | {"bus_gbit_per_second": None}),
+        ("1x4", 4, 100, 96, more | {"bus_gbit_per_second": gbit / 0.088}),
+        ("2x2", 4, 100, 96, more | {"bus_gbit_per_second": gbit / 0.064}),  # all of it is hidden
+        ("4x1", 4, 100, 160, more | {"bus_gbit_per_second": gbit / 0.088}),  # nothing is lost
+        ("1x2", 2, 100, 79.9, more | {"bus_gbit_per_second": gbit / 1.5}),
+    ]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert table["allreduce_ms"][1] == pytest.approx(88)
+    assert table["allreduce_loss_fraction"][1:].tolist() == pytest.approx([0.5, 0, float("nan"), 1], nan_ok=True)
+    assert pd.isna(table["allreduce_loss_fraction"][0])
+
+
 def test_repeats_give_medians_and_their_spread(tmp_path):
     rows = [("1x1", 1, 100, 40), ("1x1/repeat-2", 1, 110, 36), ("1x1/repeat-3", 1, 98, 41),
             ("1x2", 2, 50, 78), ("1x2/repeat-2", 2, 60, 70), ("1x2/repeat-3", 2, 55, 75)]  # fmt: skip

@@ -17,9 +17,9 @@ from trainyard.scaling.speedups import scaling_table
 from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
-from trainyard.training.summary import write_results
+from trainyard.training.summary import REPEATS, write_results
 from trainyard.training.trainer import Diverged, TrainingInterrupted
-from trainyard.training.untimed_steps import warm_up
+from trainyard.training.untimed_steps import measure_steady_steps, warm_up
 from trainyard.utils.errors import UserError
 
 
@@ -330,6 +330,39 @@ def test_a_thread_draws_what_the_next_epoch_needs(data, monkeypatch):
     list(training.epochs())
     assert drawn == [(1, True), (2, False), (3, False)]
     assert all(0 < row.epoch_start_seconds < row.seconds for row in training.history)
+
+
+def test_a_short_training_repeats_batches_to_measure_its_throughput(data, tmp_path):
+    whole, _ = train(changed(SPEC, epochs=1), data)
+    training = start(changed(SPEC, epochs=1), data, store=CheckpointStore(tmp_path / "checkpoints"))
+    list(training.epochs())
+    before = CheckpointStore(tmp_path / "checkpoints").latest()["module"]
+    steady = measure_steady_steps(training)
+    assert steady.steps >= 50
+    assert 0 < steady.step_ms_p50 <= steady.step_ms_p95
+    assert [numbers(row) for row in training.history] == whole
+    assert_equal_states(CheckpointStore(tmp_path / "checkpoints").latest()["module"], before)
+    write_results(training, None, tmp_path, scale="1x1", steady=steady)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["images_per_second"] == steady.images_per_second
+    assert (summary["measured_steps"], summary["measured_in"]) == (steady.steps, REPEATS)
+    assert summary["program"] == "one process, without DDP"
+    assert len(pd.read_csv(tmp_path / "history.csv")) == 1
+
+
+def test_a_training_is_not_repeated_if_it_had_enough_steps_or_must_stop(data, tmp_path):
+    long = start(changed(SPEC, epochs=15), data)
+    list(long.epochs())
+    assert measure_steady_steps(long) is None
+    stopped, diverging = (start(changed(SPEC, epochs=1), data) for _ in range(2))
+    for each in (stopped, diverging):
+        list(each.epochs())
+    stopped.stop_request.make()
+    diverging.module.register_forward_hook(lambda module, images, output: output * float("nan"))
+    assert measure_steady_steps(stopped) is None
+    assert measure_steady_steps(diverging) is None
+    write_results(stopped, None, tmp_path, scale="1x1")
+    assert json.loads((tmp_path / "summary.json").read_text())["measured_in"] == "the training"
 
 
 def test_factors_of_learning_rates_find_parameters_in_checkpointed_blocks(data):
