@@ -17,7 +17,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels site tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -84,6 +84,10 @@ format: env ## Format the code: ruff, snakefmt
 docs: env ## Generate the config's schema and option tables, and the drawings in docs/
 	$(BIN)/python tools/options.py
 	$(BIN)/python docs/drawings.py
+
+site: env ## Write the documents as a site to site/: open site/index.html
+	@PYTHONPATH=tools:scripts NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@printf '%s\n' "$$PWD/site/index.html"
 
 tensorboard: env ## Write the event files of CONFIG=..., and show them in TensorBoard
 	@$(BIN)/python scripts/event_files.py --config '$(CONFIG)'
@@ -155,4 +159,4 @@ cluster-up cluster-down cluster-shell: cluster-%: env ## Start, stop or enter a 
 	@PYTHONPATH=tools $(BIN)/python -m slurm_cluster $(if $(SITE),--site $(SITE)) $*
 
 clean: ## Remove the environment and all results
-	rm -rf .venv .tools .snakemake results report.html
+	rm -rf .venv .tools .snakemake results report.html site
