@@ -1,6 +1,8 @@
 """A model checker of the claims: random schedules of sessions that see stale files, stop, die, and go on too long.
 
-    python tests/claim_model.py [--schedules 1000] [--seed 0] [--without fences | reading]
+Meanwhile, a user cancels and restores trials, puts them first, pauses the sweep, and changes the number of its jobs.
+
+    python tests/claim_model.py [--schedules 1000] [--seed 0] [--without fences | reading | requests]
 
 The sessions are real ones on a temporary folder: `ClaimLog`, `Fold`, `SharedOrder`, `TrialQueue`, `SuggestionSource`.
 Simulated are the trials, the clock, the watch, which gives up anyone at any time, and the views: a session sees the
@@ -15,7 +17,7 @@ import random
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,12 +39,15 @@ from trainyard.planning import attempts, journal, search
 from trainyard.planning.attempts import Attempts, Fold, group_by_trial, update_attempts
 from trainyard.planning.claims import ClaimLog, Entry
 from trainyard.planning.journal import SESSIONS, Ended, Epoch, Event, Journal, SessionStarted, Started, TrialEvent
+from trainyard.planning.requests import CANCELLED, UserRequest, UserRequests
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import SweepState, Task, TrialSpace, is_placeholder
 from trainyard.utils.event_log import Reader
 
 TRIALS = 5
-RULES = ("fences", "reading")  # what counts of a journal ends at its fence; it is read up to there before a decision
+# What counts of a journal ends at its fence; it is read up to there before a decision; requests that were read hold
+RULES = ("fences", "reading", "requests")
+REQUESTS = ("cancel", "restore", "first", "pause", "resume", "jobs")
 SESSIONS_AT_FIRST = 3
 STEPS = 80
 DRAIN_STEPS = 400  # far more than the rest of a schedule needs: what needs more does not end
@@ -168,6 +173,10 @@ class Order(SharedOrder):
 
     rng: random.Random
 
+    def _follow_requests(self) -> None:
+        if "requests" not in World.without:
+            super()._follow_requests()
+
     def batch(self, waiting: int, slots: int, seconds: float | None) -> int:
         return self.rng.randint(1, waiting)
 
@@ -233,15 +242,18 @@ class Job:
             attempts=group_by_trial(fold.attempts.values()),
             sessions=fold.sessions,
             takeovers=dict(fold.claims.takeovers),
+            requests=fold.claims.requests,
         )
 
     # ---- what it does
 
     def take(self) -> bool:
         """Start a trial, if there is one; returns whether there is."""
+        first = self.order.first & self._waiting  # when the queue chooses; it reads more when it claims
         if (task := self.queue.take(self.place, [self.place])) is None:
             return False
         self._schedule.check_folder(task, self)
+        self._schedule.check_requests(task, self, first & self._waiting)
         number = self.queue.start_attempt(task)
         where = vars(self.place) | {"job": self.session}
         self._record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
@@ -249,8 +261,11 @@ class Job:
         return True
 
     def end(self, status: TrialStatus, *, is_retried: bool = False, releases: bool = False) -> None:
-        """End a trial that runs; if it is retried, here or elsewhere."""
+        """End a trial that runs; if it is retried, here or elsewhere. One that was cancelled is not."""
         trial = self._schedule.rng.choice(sorted(self.running))
+        if status is TrialStatus.FAILED and trial in self.order.cancelled:
+            self.cancel(trial)
+            return
         task, number = self.running.pop(trial)
         retried = is_retried if status is TrialStatus.FAILED else None
         event = Ended(trial=trial, attempt=number, status=status, seconds=1.0, metrics={"loss": 1.0}, retried=retried)
@@ -259,6 +274,17 @@ class Job:
             self.order.release(trial)
         elif is_retried:
             self.queue.add([replace(task, earlier=(*task.earlier, attempt))])
+
+    def cancel(self, trial: str) -> None:
+        """End a trial that a user has cancelled, and give it back, as `OutcomeHandler` does."""
+        _, number = self.running.pop(trial)
+        self._record(Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, error=CANCELLED))
+        self.order.release(trial)
+
+    def end_cancelled(self) -> None:
+        """End those that run and that a user has cancelled."""
+        for trial in sorted(self.running.keys() & self.order.cancelled):
+            self.cancel(trial)
 
     def report(self) -> None:
         """A row of a trial that runs."""
@@ -289,7 +315,11 @@ class Job:
 
     def knows(self, trial: str) -> bool:
         """Whether it runs the trial, or will."""
-        return trial in self.running or any(task.trial == trial for task in self.queue._tasks)
+        return trial in self.running or trial in self._waiting
+
+    @property
+    def _waiting(self) -> set[str]:
+        return {task.trial for task in self.queue._tasks}
 
 
 class Schedule:
@@ -298,6 +328,7 @@ class Schedule:
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed, self.rng, self.folder = seed, random.Random(seed), folder
         self.sweep = SEARCH if self.rng.random() < 0.4 else GRID
+        self.requests = self.rng.choice([0.0, 0.08])  # probability of one, in each step
         self.live: set[str] = set()  # sessions whose process runs
         self.is_draining = False
         World.now, World.tokens = 0.0, itertools.count()
@@ -346,6 +377,8 @@ class Schedule:
             view.look(self.folder)
             with self._reading(view):
                 fold.update()
+        if rng.random() < self.requests:
+            self._request(rng.choice(REQUESTS))
         if chance < 0.03 and len(self.jobs) < 9:  # a job is added: Slurm starts another, or a killed one again
             self.jobs.append(Job(self, len(self.jobs)))
             return
@@ -362,6 +395,18 @@ class Schedule:
         else:
             self._act(job)
 
+    def _request(self, kind: str) -> None:
+        """Have a user make a request about a trial that is known by now, or about the sweep."""
+        log = ClaimLog(self.folder)
+        log.read()
+        trials = TrialSpace(self.sweep, "no dataset", log.draws).trials
+        known = [name for name in trials if not is_placeholder(name)]
+        if kind in ("cancel", "restore", "first"):
+            if known:
+                log.request(UserRequest(kind, World.now, trial=self.rng.choice(known)))
+        else:
+            log.request(UserRequest(kind, World.now, jobs=self.rng.randint(1, 4) if kind == "jobs" else None))
+
     def _act(self, job: Job) -> None:
         """Let a job do something, also one that others have given up and that does not know."""
         rng = self.rng
@@ -370,6 +415,8 @@ class Schedule:
                 chance = rng.random()
                 if chance < 0.35:
                     job.queue.poll()
+                    if rng.random() < 0.5:  # their programs may take their time
+                        job.end_cancelled()
                 elif chance < 0.6 and len(job.running) < 2:
                     job.take()
                 elif job.running and chance < 0.65:
@@ -387,8 +434,9 @@ class Schedule:
                 job.begin()
 
     def _drain(self) -> None:
-        """Let those that run finish the sweep, with nothing in their way."""
+        """Let those that run finish the sweep, with nothing in their way; what is cancelled stays so."""
         self.is_draining = True
+        self._request("resume")
         for job in self.jobs:
             job.view.is_full = True
         if all(job.has_died for job in self.jobs):
@@ -405,11 +453,12 @@ class Schedule:
         with self.seen_by(job):
             try:
                 job.queue.poll()
+                job.end_cancelled()
                 if job.take():
                     return
                 if job.running:
                     job.end(TrialStatus.FINISHED)
-                elif not job.queue.await_others():
+                elif not job.queue.await_others() or job.order.is_held:
                     job.leave()
                     job.has_died = True
             except GivenUpError:
@@ -425,6 +474,16 @@ class Schedule:
                 if other is not job and each.folder_name == task.folder_name:
                     raise ViolationError(f"{task.folder_name}: {other.session} still writes where {job.session} starts")
 
+    def check_requests(self, task: Task, job: Job, first: Set[str]) -> None:
+        """What a job has read of a user's requests holds when it starts a trial; those that are `first` still wait."""
+        requests = job.fold.claims.requests
+        if task.trial in requests.cancelled:
+            raise ViolationError(f"{task.trial} is cancelled, and {job.session} starts it")
+        if requests.paused_at is not None:
+            raise ViolationError(f"paused, and {job.session} starts {task.trial}")
+        if first and task.trial not in requests.first | job.queue._failures.suspect_trials:
+            raise ViolationError(f"{job.session} starts {task.trial} before {first}")
+
     def check(self) -> None:
         """Check what must hold at any time."""
         by_file = ended_by_file(self.folder)
@@ -437,6 +496,7 @@ class Schedule:
         if double_starts := [key for key, count in starts.items() if count > 1]:
             raise ViolationError(f"two attempts with the same number: {double_starts}")
         self._check_draws(fresh)
+        self._check_claims(fresh)
         self._check_owners(fresh, by_file)
         self._check_agreement(fresh)
         self.entries, self.fences = len(fresh.claims.entries), len(fresh.claims.fences)
@@ -459,6 +519,15 @@ class Schedule:
         if numbers != list(range(len(numbers))) or len(numbers) > TRIALS:
             raise ViolationError(f"draws: {numbers}")
 
+    def _check_claims(self, fold: Fold) -> None:
+        """Whoever claims a trial has read all earlier requests: neither is it cancelled, nor the sweep paused."""
+        requests = UserRequests()
+        for entry in fold.claims.entries:
+            if entry.request:
+                requests.add(entry.number, entry.request)
+            elif entry.take and (requests.paused_at is not None or requests.cancelled & {*entry.take}):
+                raise ViolationError(f"entry {entry.number} takes {entry.take} in spite of {requests}")
+
     def _check_owners(self, fold: Fold, ended: Mapping[str, int]) -> None:
         """An unfinished trial is open, or a job has it, or its job has died and will be given up."""
         of_session = {job.session: job for job in self.jobs}
@@ -478,11 +547,13 @@ class Schedule:
             for name in ("attempts", "released", "left", "closed", "failed", "suggested"):
                 if getattr(fold, name) != getattr(fresh, name):
                     raise ViolationError(f"{name}: {getattr(fold, name)} != {getattr(fresh, name)}")
+            if fold.claims.requests != fresh.claims.requests:
+                raise ViolationError(f"requests: {fold.claims.requests} != {fresh.claims.requests}")
 
     def _check_complete(self) -> None:
         ended, (fold, _) = ended_by_file(self.folder), self._read_all()
         trials = TrialSpace(self.sweep, "no dataset", fold.suggested).trials
-        if left := [trial for trial in trials if not ended[trial]]:
+        if left := [trial for trial in trials if not ended[trial] and trial not in fold.claims.requests.cancelled]:
             raise ViolationError(f"without a result: {left}")
 
 
