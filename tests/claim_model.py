@@ -249,11 +249,11 @@ class Job:
 
     def take(self) -> bool:
         """Start a trial, if there is one; returns whether there is."""
-        first = self.order.first & self._waiting  # when the queue chooses; it reads more when it claims
+        first = self.order.first & self._waiting  # when the queue chooses; it reads more while it claims
         if (task := self.queue.take(self.place, [self.place])) is None:
             return False
         self._schedule.check_folder(task, self)
-        self._schedule.check_requests(task, self, first & self._waiting)
+        self._schedule.check_requests(task, self, first & self.order.first & self._waiting)
         number = self.queue.start_attempt(task)
         where = vars(self.place) | {"job": self.session}
         self._record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
