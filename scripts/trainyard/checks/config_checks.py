@@ -9,7 +9,14 @@ from pathlib import Path
 
 from trainyard.checks.code_checks import check_code
 from trainyard.checks.findings import Finding
-from trainyard.checks.program_checks import CheckedStudy, check_environment, check_program, check_script, check_source
+from trainyard.checks.program_checks import (
+    CheckedStudy,
+    check_environment,
+    check_notify,
+    check_program,
+    check_script,
+    check_source,
+)
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
 from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
@@ -38,6 +45,8 @@ def check_use(
     for name, dataset in config.datasets.items():
         known = known_images(dataset, results / "data" / name)
         yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
+    if config.notify:
+        yield from check_notify(config.notify)
     may_be_elsewhere = has_scheduler or in_container or bool(config.env_modules)
     for place, study in config.studies():
         images = KnownImages()

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,14 +167,27 @@ def check_program(checked: CheckedStudy) -> Iterator[Finding]:
     if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
         message = f"there is no {SHELL} on your PATH, which runs a command that is text"
         yield Finding(place, "fails", message, "a list of words needs none")
-    elif _PLAIN.fullmatch(name := _first_word(command)) and not shutil.which(name, path=path):
-        line = [SHELL, "-c", 'type -- "$1"', SHELL, name]  # bash knows its own commands and the user's functions
-        if isinstance(command, str) and not subprocess.run(line, env=environment, capture_output=True).returncode:
-            return
+    elif name := _absent_program(command, environment):
         if os.sep in name and Path(name).exists():
             yield Finding(place, absent, f"{name}: is not executable", "`chmod +x` makes it so")
         elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script` looks for scripts
             yield Finding(place, absent, f"{name}: no such program on the PATH of the command", _REMEDY)
+
+
+def check_notify(command: str) -> Iterator[Finding]:
+    """Whether the program that sends notifications is here."""
+    if name := _absent_program(command, os.environ):
+        yield Finding("notify", "fails", f"{name}: no such program on your PATH", "it runs where you start Snakemake")
+
+
+def _absent_program(command: Command, environment: Mapping[str, str]) -> str:
+    """The program that a command starts if it is not there; "" if it is, or if its first word does not show it."""
+    name = _first_word(command)
+    if not _PLAIN.fullmatch(name) or shutil.which(name, path=environment.get("PATH")):
+        return ""
+    line = [SHELL, "-c", 'type -- "$1"', SHELL, name]  # bash knows its own commands and the user's functions
+    is_known = isinstance(command, str) and not subprocess.run(line, env=environment, capture_output=True).returncode
+    return "" if is_known else name
 
 
 def check_environment(checked: CheckedStudy) -> Iterator[Finding]:

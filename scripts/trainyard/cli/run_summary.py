@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainyard.config.config import Config
+from trainyard.config.placeholders import SHELL
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
@@ -17,10 +19,11 @@ from trainyard.results.best_config import FILE, find_files, has_study, paste_lin
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.text import count_of, format_duration
+from trainyard.utils.text import count_of, describe_exit, format_duration
 from trainyard.utils.typed_commands import as_typed, installed_program, program_as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
+NOTIFY_SECONDS: Final = 60.0
 SHOWN: Final = 8  # studies, failures
 # By rule. The tables of a sweep with several jobs are made once all its trials have ended.
 NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_tables": "sweep", "train": "scaling", "fit_trees": "trees"}
@@ -173,6 +176,18 @@ class RunSummary:
                 f"{study_name(trained[0])}: {call}"
             )
         return steps
+
+
+def notify(command: str, text: str) -> str:
+    """Run a user's command with the summary on its standard input; returns why it failed, or ""."""
+    try:
+        ended = subprocess.run(
+            [SHELL, "-c", command], input=text + "\n", text=True, capture_output=True, timeout=NOTIFY_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
+    return f"{describe_exit(ended.returncode)}: {said[-1]}" if ended.returncode else ""
 
 
 def _first(lines: list[str]) -> list[str]:

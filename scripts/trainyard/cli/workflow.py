@@ -21,7 +21,7 @@ from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
-from trainyard.cli.run_summary import RunSummary, read_jobs
+from trainyard.cli.run_summary import RunSummary, notify, read_jobs
 from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy
@@ -205,7 +205,9 @@ class Workflow:
             )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
                 summary.write_best()
-                print(summary.text(), flush=True)
+                print(text := summary.text(), flush=True)
+                if self.config.notify and not self._is_interrupted and (problem := notify(self.config.notify, text)):
+                    print(f"notify: {problem}", flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
         if self._is_interrupted:

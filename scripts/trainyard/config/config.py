@@ -121,6 +121,12 @@ class Config(Section):
         False,
         description="Write event files for TensorBoard to `results/tensorboard`, of all sweeps and scaling studies.",
     )
+    notify: str | None = Field(
+        None,
+        min_length=1,
+        description="Command for bash that gets the summary of a run on its standard input once the run ends, unless "
+        "you interrupt it, e.g. `mail -s Trainyard me@example.org`. It runs where you start Snakemake.",
+    )
     env_modules: list[EnvModule] = Field(
         [], description="Environment modules that each job loads, if Snakemake runs with `--sdm env-modules`."
     )

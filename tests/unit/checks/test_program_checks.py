@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from snakemake.settings.types import DeploymentMethod
-from trainyard.checks.program_checks import describe_environment
+from trainyard.checks.program_checks import check_notify, describe_environment
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.programs.user_environment import RECORD
@@ -85,3 +85,15 @@ def test_the_plan_names_the_python_of_a_command(venv, monkeypatch, options, expe
     monkeypatch.chdir(venv.parent)
     sweep = check_config({"sweeps": {"own": options}}).sweeps["own"]
     assert describe_environment(sweep) == expected.format(venv=venv)
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("cat > /dev/null", ""),
+        ("[ -t 0 ] || cat", ""),
+        ("no-such-mail -s Trainyard me@example.org", "no-such-mail: no such program on your PATH"),
+    ],
+)
+def test_the_program_of_notify_is_looked_for(command, problem):
+    assert "".join(each.message for each in check_notify(command)) == problem

@@ -207,15 +207,19 @@ def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatc
     )
 
 
+def ended_run(*jobs, touch=False):
+    """A run of Snakemake whose jobs are done."""
+    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: True)
+    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[])
+    return SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
+
+
 @pytest.mark.parametrize("touch", [False, True])
 def test_touching_files_finishes_nothing(tmp_path, capsys, touch):
     """`snakemake --touch` runs no job, and takes each of them for done."""
     workflow = Workflow({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1]}}}}, results=tmp_path)
     done = SimpleNamespace(rule=SimpleNamespace(name="sweep"), wildcards={"name": "s"}, log=[])
-    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter([done]), finished=lambda each: True)
-    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[])
-    run = SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
-    workflow.print_summary(run, succeeded=True)
+    workflow.print_summary(ended_run(done, touch=touch), succeeded=True)
     assert ("finished  sweep s" in capsys.readouterr().out) == (not touch)
 
 
@@ -223,6 +227,25 @@ def test_many_failures_are_counted(tmp_path):
     lines = lines_of(tmp_path, [job("stage", str(number), state="failed") for number in range(20)], succeeded=False)
     assert len([line for line in lines if "see results/logs" in line]) == 8
     assert "            and 12 more" in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("cat > message", ""),
+        ("no-such-program", "notify: exit code 127: bash: line 1: no-such-program: command not found"),
+        ("cat > message; echo no server; exit 3", "notify: exit code 3: no server"),
+    ],
+)
+def test_at_the_end_of_a_run_a_command_gets_the_summary(tmp_path, monkeypatch, capfd, command, printed):
+    monkeypatch.chdir(tmp_path)
+    workflow = Workflow({"notify": command}, results=tmp_path / "results")
+    workflow.print_summary(ended_run(), succeeded=False)
+    summary, _, rest = capfd.readouterr().out.partition("notify: ")
+    assert summary.startswith("Trainyard: ended before everything was done,")
+    assert f"notify: {rest}".strip() == (printed or "notify:")
+    if "message" in command:
+        assert Path("message").read_text() == summary
 
 
 def test_jobs_are_read_from_snakemakes_run():
