@@ -19,7 +19,7 @@ from trainyard.checks.code_probe import DRIVERS
 from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import ask_helper
 from trainyard.config.config import Config, Trees
-from trainyard.config.datasets import Python
+from trainyard.config.datasets import Python, Torchvision
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.sweep import FunctionSweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODELS, Train
@@ -30,6 +30,10 @@ from trainyard.utils.files import digest_of, expand_path, write_json
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import describe_exit
 
+# The extra of Trainyard, as in `trainyard[train]`, that has a package.
+EXTRAS: Final = {
+    "torch": "train", "torchvision": "train", "xgboost": "trees", "lightgbm": "trees", "tensorboard": "tensorboard"
+}  # fmt: skip
 MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a second
 CHECKS_VERSION: Final = 1  # increment it when a change of the code finds more than before
 MOST_KEPT: Final = 300  # answers in the cache
@@ -37,37 +41,50 @@ _TRIED: Final = ("pretrained", "freeze", "lr_scale", "metrics")  # and own losse
 _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_args", "monitor")
 
 
-def check_code(config: Config, results: Path, *, anew: bool = False) -> Iterator[Finding]:
+def check_code(
+    config: Config, results: Path, *, anew: bool = False, other_environment: bool = False
+) -> Iterator[Finding]:
     """Whether the user's code, the trainings and the tree models of a config work; from the cache, unless `anew`.
 
-    With `anew`, all trainings are tried; otherwise at most `MOST` of each study.
+    With `anew`, all trainings are tried; otherwise at most `MOST` of each study. `other_environment`: Snakemake creates
+    the environment of the jobs, which has what may be missing here.
 
     Raises:
         UserError: they cannot be tried, since the other process ended.
     """
     most = sys.maxsize if anew else MOST
-    tried = list(_trainings(config, results, most=most))
-    models: dict[str, list[Any]] = {"imports": list(_imports(config)), "trainings": tried}
     studies = [(f"trees.{name}.params", study) for name, study in config.trees.items()]
     for name, sweep in config.sweeps.items():
         studies += [(f"sweeps.{name}.args", Trees.of_trial(each.settings)) for each in tree_trials(sweep)[:most]]
+    needed = [*_packages(config), *dict.fromkeys(model for _, study in studies for model in study.models)]
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        extras = ",".join(sorted({EXTRAS[name] for name in missing}))
+        message = f"the config needs {', '.join(missing)}, missing where Snakemake runs"
+        remedy = f"install trainyard[{extras}] there, as in `uv tool install 'trainyard[{extras}]'`"
+        yield Finding("packages", "warns" if other_environment else "fails", message, remedy)
+    models: dict[str, list[Any]] = {}
+    if not (other_environment and importlib.util.find_spec("torch") is None):  # the user's code may import it
+        models["imports"] = list(_imports(config))
+    if "torch" not in missing:
+        models["trainings"] = list(_trainings(config, results, most=most))
     trees = [
         (f"{place}.{model}", model, params)
         for place, study in studies
         for model in study.models
-        if (params := study.given(model))
+        if model not in missing and (params := study.given(model))
     ]
-    for subject, library, request in (
-        ("models and your code", "torch", models),
-        ("tree models", "xgboost", {"trees": trees}),
-    ):
-        if not any(request.values()):
-            continue
-        if importlib.util.find_spec(library) is None:  # only the jobs have it, as with `--sdm conda`
-            message = f"not tried: {library} is missing where Snakemake runs"
-            yield Finding(subject, "warns", message, "run `make check` in an environment that has it")
-        else:
+    for request in (models, {"trees": trees}):
+        if any(request.values()):
             yield from (Finding(*each) for each in _answer(request, anew=anew)["findings"])
+
+
+def _packages(config: Config) -> Iterator[str]:
+    """The packages of extras that a config needs."""
+    trains = any(isinstance(study, (TrainSweep, TrainScaling)) for _, study in config.studies())
+    yield from ["torch"] * trains
+    if trains or any(isinstance(dataset, Torchvision) for dataset in config.datasets.values()):
+        yield "torchvision"
+    yield from ["tensorboard"] * config.tensorboard
 
 
 def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:

@@ -36,11 +36,13 @@ def check_use(
     has_scheduler: bool = False,
     dry_run: bool = False,
     in_container: bool = False,
+    other_environment: bool = False,
 ) -> Iterator[Finding]:
     """The findings of all checks. With `anew`, the user's code is tried again even if it has passed before.
 
     With a scheduler, it is a warning if a file is absent that only its nodes may have; in a dry run, which may plan for
     another machine, also if it is a script. `in_container`: jobs run in a container, which may have other programs.
+    `other_environment`: as in `check_code`.
     """
     for name, dataset in config.datasets.items():
         known = known_images(dataset, results / "data" / name)
@@ -55,7 +57,7 @@ def check_use(
         checked = CheckedStudy(place, study, images, has_scheduler, dry_run, may_be_elsewhere)
         for check in STUDY_CHECKS:
             yield from check(checked)
-    yield from check_code(config, results, anew=anew)
+    yield from check_code(config, results, anew=anew, other_environment=other_environment)
 
 
 def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:

@@ -65,7 +65,8 @@ class Site:
 
 def check_files_and_code(site: Site) -> Iterator[Finding]:
     """The checks of `make check`: of them, only what is wrong is shown."""
-    wrong = [each for each in check_use(site.config, site.results, has_scheduler=True) if each.verdict in WRONG]
+    found = check_use(site.config, site.results, has_scheduler=True, other_environment=True)
+    wrong = [each for each in found if each.verdict in WRONG]
     yield from wrong
     if not wrong:
         yield Finding("config", "ok", "its files and code are right, as far as this machine can tell")

@@ -35,6 +35,7 @@ from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.typed_commands import typed_argv
 
 log = logging.getLogger("workflow")
 
@@ -201,7 +202,7 @@ class Workflow:
         try:
             jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)
             summary = RunSummary(
-                self.config, self._results, jobs, seconds, succeeded, sys.argv, targets, self._is_interrupted
+                self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
                 summary.write_best()
@@ -227,6 +228,7 @@ class Workflow:
             has_scheduler=has_scheduler,
             dry_run=dry_run,
             in_container="APPTAINER" in self._deployment,
+            other_environment=not self._deployment.isdisjoint(("CONDA", "APPTAINER")),
         )
         refuse_mistakes(findings, notify=log.warning)
 

@@ -321,7 +321,11 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
 def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch):
     config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
     monkeypatch.setattr(code_checks.importlib.util, "find_spec", lambda name: None)
-    assert [finding.verdict for finding in code_checks.check_code(config, tmp_path)] == ["warns"]
+    assert list(code_checks.check_code(config, tmp_path, other_environment=True)) == []
+    config = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
+    for other, verdict in ((True, "warns"), (False, "fails")):
+        (found,) = code_checks.check_code(config, tmp_path, other_environment=other)
+        assert (found.verdict, "install trainyard[trees]" in found.remedy) == (verdict, True)
 
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
