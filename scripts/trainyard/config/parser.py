@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from trainyard.utils.errors import UserError
+from trainyard.utils.typed_commands import absent_config
 
 MAX_DEPTH: Final = 60  # a node that contains itself by an alias is deeper
 
@@ -30,6 +32,8 @@ def read_file(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8-sig")
         raw = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else _parse_yaml(text)
+    except FileNotFoundError:
+        raise ConfigError(absent_config(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
@@ -143,6 +147,13 @@ _Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
 _Loader.add_constructor(_TAG + "timestamp", _Loader.construct_date)
 
 
+@dataclass(frozen=True)
+class InLine:
+    """A mapping or list that is written in one line, as in `{low: 0, high: 1}`."""
+
+    value: Any
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes YAML without aliases; text that `_Loader` or YAML 1.1 would read as something else is quoted."""
 
@@ -154,10 +165,18 @@ class _Dumper(yaml.SafeDumper):
         """Text of several lines as a block."""
         return self.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
 
+    def represent_in_line(self, content: InLine) -> yaml.Node:
+        """The mapping or list in one line."""
+        node = self.represent_data(content.value)
+        assert isinstance(node, yaml.CollectionNode)
+        node.flow_style = True
+        return node
+
 
 _Dumper.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
 _Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 _Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(InLine, _Dumper.represent_in_line)
 
 
 def write_yaml(content: Any) -> str:

@@ -1,0 +1,94 @@
+"""Write a first config for a training script, without a question: its command, what to search, and its metrics.
+
+The options are read from the script's source (argparse, click, Hydra). The script then runs for a moment, in a
+temporary folder, for a pattern that finds the metrics in its output; `--no-run` leaves this out. On a Slurm cluster,
+profiles/slurm/config.yaml is written, too, with the partition, account and GPU type of `sinfo` and `sacctmgr`.
+No file is overwritten.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Final
+
+from trainyard.cli import command_line
+from trainyard.cli.first_config import (
+    Observed,
+    fill_profile,
+    first_config,
+    missing_options,
+    varied_options,
+)
+from trainyard.cli.first_run import observe
+from trainyard.cluster import host, slurm_queries
+from trainyard.programs.script_options import read_script
+from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call
+
+USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
+log = logging.getLogger("init")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the config and, on a cluster, the profile."""
+    path = arguments.script or next((path for path in map(Path, USUAL) if path.exists()), None)
+    if path is None:
+        call = script_call("init", "path/to/train.py")
+        raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
+    if arguments.out.exists():
+        raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
+    script = read_script(path)
+    if not (varied := varied_options(script)):
+        flags = ", ".join(option.flag for option in script.options) or "none"
+        raise UserError(
+            f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click or "
+            f"Hydra; found: {flags}. A config is short to write by hand: see docs/tutorial.md"
+        )
+    observed = Observed()
+    if missing := missing_options(script, varied):
+        log.info("%s is not run: it requires %s", path, ", ".join(missing))
+    elif arguments.run:
+        log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
+        observed = observe(script, varied, arguments.seconds)
+    _write(arguments.out, first_config(script, varied, observed))
+    _write_profile(Path("profiles/slurm/config.yaml"))
+    given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
+    log.info("next: `%s`", script_call("check", *given))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+    log.info("wrote %s", path)
+
+
+def _write_profile(path: Path) -> None:
+    """Write the profile for this cluster, if Slurm is here and there is no profile yet."""
+    try:
+        partitions = slurm_queries.list_partitions()
+    except UserError:
+        return
+    try:
+        associations = slurm_queries.list_associations(host.user_name())
+    except UserError:  # no accounting
+        associations = []
+    if path.exists():
+        log.info("%s exists, and is left as it is", path)
+        return
+    own = SCRIPTS.parent / "profiles/slurm/config.yaml"
+    _write(path, fill_profile(own.read_text(), partitions, list(dict.fromkeys(each.account for each in associations))))
+
+
+if __name__ == "__main__":
+    example = "--out trainyard.yaml train.py"
+    parser = command_line.build_parser(str(__doc__), example=example, reads_config=False)
+    parser.add_argument("script", type=Path, nargs="?", metavar="SCRIPT",
+                        help=f"your training script (default: the first of {', '.join(USUAL)})")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
+                        help=f"config file to write (default: {DEFAULT_CONFIG})")  # fmt: skip
+    parser.add_argument("--no-run", dest="run", action="store_false", help="do not run the script")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S",
+                        help="run the script for at most S seconds (default: 60)")  # fmt: skip
+    command_line.run_program(main, parser.parse_args())

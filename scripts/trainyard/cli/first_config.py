@@ -1,0 +1,176 @@
+"""The first config for a training script, and the profile for a Slurm cluster, as `trainyard init` writes them."""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_gpus
+from trainyard.config.metric_names import guess_mode
+from trainyard.config.parser import InLine, write_yaml
+from trainyard.config.user_programs import Metrics
+from trainyard.programs.script_options import Script, ScriptOption
+
+TRIALS: Final = 20
+MOST_KEYS: Final = 4  # that a first sweep varies
+MOST_CHOICES: Final = 6
+Values = list[Any] | dict[str, Any]
+Varied = dict[str, tuple[ScriptOption, Values]]  # by key
+
+
+def _around(factor: float, *, otherwise: tuple[float, float] | None = None) -> Callable[[ScriptOption], Values | None]:
+    """A range on a logarithmic scale around the default."""
+
+    def find(option: ScriptOption) -> Values | None:
+        default = _number(option)
+        low, high = (default / factor, default * factor) if default > 0 else otherwise or (0.0, 0.0)
+        return {"low": float(f"{low:.3g}"), "high": float(f"{high:.3g}"), "log": True} if low else None
+
+    return find
+
+
+def _doubled(option: ScriptOption) -> Values | None:
+    """Half the default, the default, and twice the default."""
+    default = _number(option)
+    return [int(default) // 2, int(default), 2 * int(default)] if default >= 2 and default == int(default) else None
+
+
+def _between(low: float, high: float) -> Callable[[ScriptOption], Values | None]:
+    return lambda option: {"low": low, "high": high}
+
+
+def _chosen(option: ScriptOption) -> Values | None:
+    return list(option.choices) if 1 < len(option.choices) <= MOST_CHOICES else None
+
+
+def _number(option: ScriptOption) -> float:
+    value = option.default
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+# By the name of an option, the values to search; what comes first is varied first.
+_VARIED: Final[tuple[tuple[str, Callable[[ScriptOption], Values | None]], ...]] = (
+    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", _around(10, otherwise=(1e-4, 1e-1))),
+    (r"weight_decay|wd|l2(_reg)?", _around(10, otherwise=(1e-6, 1e-2))),
+    (r"(train_)?(batch_size|bs)|per_device_train_batch_size", _doubled),
+    (r"(\w+_)?(dropout|drop_rate|drop_path)(_rate|_prob)?", _between(0.0, 0.5)),
+    (r"opt(im|imizer)?(_name|_type)?|activation|sched(uler)?|lr_scheduler|loss(_fn|_type)?", _chosen),
+    (r"momentum", _between(0.8, 0.99)),
+    (r"(n_?|num_)?(width|hidden(_size|_dim|_units)?|embd|d_model|depth|layers?|blocks?|channels|filters)", _doubled),
+    (r"label_smoothing", _between(0.0, 0.2)),
+    (r"arch|model(_name|_type)?|backbone", _chosen),
+)
+
+
+def varied_options(script: Script) -> Varied:
+    """The options that a first sweep varies, each with its values, by key."""
+    found: Varied = {}
+    for pattern, find in _VARIED:
+        for option in script.options:
+            is_option = option.flag.startswith("-") or script.uses_hydra
+            is_varied = is_option and re.fullmatch(pattern, option.key.rpartition(".")[2].lower()) is not None
+            if is_varied and len(found) < MOST_KEYS and (values := find(option)):
+                found[option.key] = option, values
+    return found
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a short run of a script has shown."""
+
+    metrics: Metrics | None = None
+    metric: str = ""
+    writes_here: bool | None = None  # files in the folder that it runs in; None if it did not run
+
+
+def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ()) -> str:
+    """The command line of a trial: the varied options, its folder where the script takes one, and given `inputs`."""
+    words = ["python", shlex.quote(str(script.path))]
+    flags = {key: option.flag for key, (option, _) in varied.items()}
+    if script.uses_hydra:
+        return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}"])
+    if all(flag == f"--{key}" for key, flag in flags.items()):
+        words.append("{args}")
+    elif all(flag == f"--{key.replace('_', '-')}" for key, flag in flags.items()):
+        words.append("{args:dashes}")
+    else:
+        words += [f"{flag} {{{key}}}" for key, flag in flags.items()]
+    for option in (option for option in script.options if option.is_output and option.key not in varied):
+        file = Path(str(option.default or ""))
+        words.append(f"{option.flag} {{trial_dir}}{f'/{file.name}' if file.suffix else ''}")
+        break
+    return " ".join([*words, *map(shlex.quote, inputs)])
+
+
+def missing_options(script: Script, varied: Varied) -> list[str]:
+    """The options that the script requires and the command lacks."""
+    return [each.flag for each in script.options if each.is_required and not (each.key in varied or each.is_output)]
+
+
+def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
+    """The options that name what the script reads, with paths that do not depend on the working directory."""
+    found = ((option, Path(option.default)) for option in script.options if option.is_input and not script.uses_hydra)
+    used = ((option, path) for option, path in found if path.parts and (path.exists() or not must_exist))
+    return [word for option, path in used for word in (option.flag, str(path.absolute()))]
+
+
+def first_config(script: Script, varied: Varied, observed: Observed) -> str:
+    """The text of a config with one sweep."""
+    in_own_folder = bool(observed.writes_here)
+    command = build_command(script, varied, inputs=input_words(script) if in_own_folder else ())
+    sweep: dict[str, Any] = {"command": command}
+    if in_own_folder or (observed.writes_here is False and "{trial_dir}" not in command):
+        sweep["workdir"] = "trial" if in_own_folder else "keep"
+    values = {key: InLine(values) for key, (_, values) in varied.items()}
+    if not observed.metrics:
+        sweep["sample"] = {"count": TRIALS, "values": values}
+    else:
+        sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
+        sweep["metrics"] = observed.metrics.model_dump(exclude_unset=True) | _sample(observed.metrics)
+        sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
+    sweep["slots"] = InLine({"gpus_per_node": 1})
+    notes = [f"A sweep of {script.path}: `trainyard check` says what is wrong with it, `trainyard plan` what it needs."]
+    notes += [f"TODO: {flag} is required: give its value in the command." for flag in missing_options(script, varied)]
+    if not observed.metrics:
+        notes += [
+            "TODO: say where its metrics are, as in",
+            "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}",
+        ]
+    notes += ["More GPUs, several trials per GPU, more jobs: `slots`; all options: docs/options.md."]
+    comments = "".join(f"# {note}\n" for note in notes)
+    name = re.sub(r"\W+", "_", script.path.stem) or "sweep"
+    return comments + write_yaml({"sweeps": {name: sweep}})
+
+
+def _sample(metrics: Metrics) -> dict[str, Any]:
+    return {"sample": metrics.sample} if metrics.sample else {}
+
+
+# ---- the profile
+
+
+def fill_profile(text: str, partitions: Sequence[Partition], accounts: Sequence[str]) -> str:
+    """Trainyard's profile for Slurm with the settings of a site: its partition with most GPUs, and the account."""
+    usable = [each for each in partitions if each.up]
+    best = max(usable, key=lambda each: (each.nodes * each.gpu_count(), each.default), default=None)
+    settings: dict[str, tuple[str, str]] = {}  # with a comment
+    if accounts:
+        settings["slurm_account"] = accounts[0], f"of {', '.join(accounts)}" * (len(accounts) > 1)
+    if best:
+        settings["slurm_partition"] = best.name, f"of {', '.join(dict.fromkeys(each.name for each in usable))}"
+        kinds = named_partitions(usable, best.name)
+        models = dict.fromkeys(model for each in kinds for model, _ in parse_gpus(each.gpus) if model)
+        own = next((model for model, _ in parse_gpus(best.gpus) if model), "")
+        if len(models) > 1 and own:
+            settings["gpu_type"] = own, f"of {', '.join(models)}"
+        if math.isfinite(limit := min(each.limit_minutes for each in kinds)):
+            settings["runtime"] = f"{min(60, limit):g}", f"minutes of walltime, at most {limit:g}; sweeps request less"
+        share = best.memory_share_mb(1) or best.node_memory_mb
+        text = re.sub(r"(# mem_mb: )\d+", rf"\g<1>{share:.0f}", text)
+    for name, (value, comment) in settings.items():
+        line = f"  {name}: {value}" + f" # {comment}" * bool(comment)
+        text = re.sub(rf"^  (# )?{name}: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.MULTILINE)
+    return text

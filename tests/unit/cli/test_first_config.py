@@ -1,0 +1,114 @@
+"""The first config for a script, and the profile for a site."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from project import ROOT
+from trainyard.cli.first_config import Observed, fill_profile, first_config, varied_options
+from trainyard.cluster.slurm_queries import parse_partition
+from trainyard.config.load import check_config
+from trainyard.config.parser import read_file
+from trainyard.config.user_programs import Metrics
+from trainyard.programs.script_options import Script, ScriptOption
+
+LR = ScriptOption("--lr", default=0.1)
+NOTHING = Observed()
+
+
+def written(tmp_path, *options, observed=NOTHING, uses_hydra=False):
+    """The sweep that is written for a script with these options, after it was checked as a config."""
+    script = Script(Path("train.py"), options, uses_hydra=uses_hydra)
+    path = tmp_path / "trainyard.yaml"
+    path.write_text(first_config(script, varied_options(script), observed))
+    content = read_file(path)
+    check_config(content)
+    return content["sweeps"]["train"]
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ([LR, ScriptOption("--batch_size", default=64)], "python train.py {args}"),
+        ([LR, ScriptOption("--batch-size", default=64)], "python train.py {args:dashes}"),
+        (
+            [ScriptOption("--batch_size", default=64), ScriptOption("--learning-rate")],
+            "python train.py --learning-rate {learning_rate} --batch_size {batch_size}",
+        ),
+        ([LR, ScriptOption("--out", default="model.pt")], "python train.py {args} --out {trial_dir}/model.pt"),
+        ([ScriptOption("--save", is_flag=True), LR, ScriptOption("--log_dir")],
+         "python train.py {args} --log_dir {trial_dir}"),
+    ],
+)  # fmt: skip
+def test_the_command_has_what_is_varied_and_the_folder_of_the_trial(tmp_path, options, command):
+    assert written(tmp_path, *options)["command"] == command
+
+
+def test_keys_of_hydra_are_varied_by_their_last_part(tmp_path):
+    keys = (ScriptOption("seed", default=1), ScriptOption("optimizer.lr", default=1e-3))
+    sweep = written(tmp_path, *keys, uses_hydra=True)
+    assert sweep["command"] == "python train.py {args:hydra} hydra.run.dir={trial_dir}"
+    assert sweep["sample"]["values"] == {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}
+
+
+def test_values_are_around_the_defaults_and_neither_epochs_nor_seeds_are_varied(tmp_path):
+    options = (
+        ScriptOption("--momentum", default=0.9), ScriptOption("--epochs", default=10),
+        ScriptOption("--seed", default=0),
+        ScriptOption("--min_lr", default=1e-6), ScriptOption("--weight_decay", default=0), LR,
+        ScriptOption("--optimizer", default="sgd", choices=("sgd", "adam")), ScriptOption("--width"),
+        ScriptOption("batch_size", is_required=True), ScriptOption("--bs", default=1),
+    )  # fmt: skip
+    assert written(tmp_path, *options)["sample"]["values"] == {
+        "lr": {"low": 0.01, "high": 1.0, "log": True},
+        "weight_decay": {"low": 1e-6, "high": 1e-2, "log": True},
+        "optimizer": ["sgd", "adam"],
+        "momentum": {"low": 0.8, "high": 0.99},
+    }
+    assert (tmp_path / "trainyard.yaml").read_text().count("TODO: batch_size is required") == 1
+
+
+def test_with_metrics_it_is_a_search(tmp_path):
+    metrics = Metrics(pattern="loss (?P<loss>{number})", sample="loss 0.1")
+    sweep = written(tmp_path, LR, observed=Observed(metrics, "loss", writes_here=False))
+    assert sweep["search"]["method"] == "tpe"
+    assert (sweep["metrics"], sweep["metric"], sweep["mode"]) == ({
+        "pattern": "loss (?P<loss>{number})", "sample": "loss 0.1"}, "loss", "min")  # fmt: skip
+    assert sweep["workdir"] == "keep"
+    assert "TODO" not in (tmp_path / "trainyard.yaml").read_text()
+
+
+def test_a_script_that_writes_where_it_runs_gets_a_folder_and_finds_its_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = (LR, ScriptOption("--data-dir", default="data"), ScriptOption("--val_path", default="/shared/val"))
+    sweep = written(tmp_path, *options, observed=Observed(writes_here=True))
+    assert sweep["workdir"] == "trial"
+    assert sweep["command"] == f"python train.py {{args}} --data-dir {tmp_path}/data --val_path /shared/val"
+
+
+PARTITIONS = (
+    "cpu*|up|infinite|100|64|256000|(null)|(null)",
+    "gpu|up|2-00:00:00|8|64|512000|gpu:a100:4|(null)",
+    "gpu|up|2-00:00:00|2|64|512000|gpu:h100:4|(null)",
+    "old|down|2-00:00:00|80|64|512000|gpu:k80:8|(null)",
+    "debug|up|30:00|1|8|64000|gpu:1|(null)",
+)
+
+
+def test_the_profile_names_the_partition_with_most_gpus_and_the_account():
+    own = (ROOT / "profiles/slurm/config.yaml").read_text()
+    text = fill_profile(own, list(map(parse_partition, PARTITIONS)), ["lab", "course"])
+    profile, before = yaml.safe_load(text), yaml.safe_load(own)
+    assert profile["default-resources"] == before["default-resources"] | {
+        "slurm_account": "lab", "slurm_partition": "gpu", "gpu_type": "a100", "runtime": 60
+    }  # fmt: skip
+    assert {**profile, "default-resources": None} == {**before, "default-resources": None}
+    assert "# of cpu, gpu, debug" in text
+    assert "# mem_mb: 128000" in text
+
+
+def test_a_site_with_one_kind_of_node_needs_no_more_than_its_partition():
+    own = (ROOT / "profiles/slurm/config.yaml").read_text()
+    profile = yaml.safe_load(fill_profile(own, [parse_partition("debug|up|30:00|1|8|64000|gpu:1|(null)")], []))
+    assert profile["default-resources"] == {"slurm_partition": "debug", "runtime": 30, "disk_mb": 1000}
+    assert fill_profile(own, [], []) == own
