@@ -17,7 +17,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels site tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -138,15 +138,18 @@ env: .venv/ready ## Create the environment in .venv from the pinned and hashed f
 	$(say) 'fetching uv into .tools'
 	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv $(OFFLINE) uv==0.13.8
 
+wheel: env ## Build the wheel of Trainyard, with the command `trainyard`, in dist/
+	$(BIN)/python -m hatchling build --target wheel
+
 wheels: ## Download the packages that a run needs into wheels/, for `make env` on a machine without internet
 	$(PYTHON) -m pip download --quiet --require-hashes --no-deps --dest wheels -r envs/requirements.txt
 	$(PYTHON) -m pip download --quiet --no-deps --dest wheels uv==0.13.8
 
 lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --custom-compile-command 'make lock' pyproject.toml -o envs/requirements.txt
+	  --custom-compile-command 'make lock' --extra all pyproject.toml -o envs/requirements.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --custom-compile-command 'make lock' -c envs/requirements.txt --group dev pyproject.toml -o envs/requirements-dev.txt
+	  --custom-compile-command 'make lock' -c envs/requirements.txt --extra all --group dev pyproject.toml -o envs/requirements-dev.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make lock' --group trackers -o envs/requirements-trackers.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

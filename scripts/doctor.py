@@ -14,7 +14,6 @@ A check is ok, warns, fails with a remedy, or cannot know. The exit code is 1 if
 import argparse
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +21,7 @@ from trainyard.checks import node_checks
 from trainyard.checks.findings import Finding, catch_errors, log_console, print_findings
 from trainyard.checks.site_checks import Site, check_site
 from trainyard.cli import command_line
+from trainyard.cli.paths import find_profile
 from trainyard.config.load import read_config
 
 NAME_WIDTH = 22
@@ -60,8 +60,8 @@ if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument(
         "--profile",
-        type=Path,
-        default=Path("profiles/slurm"),
+        type=find_profile,
+        default="slurm",
         metavar="DIR",
         help="the Snakemake profile (default: profiles/slurm)",
     )

@@ -13,6 +13,7 @@ from trainyard.cli.imported_sweep import ImportedSweep
 from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.config.parser import read_file
 from trainyard.utils.errors import UserError, storage_errors
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call
 
 log = logging.getLogger("import")
 
@@ -26,7 +27,9 @@ def main(arguments: argparse.Namespace) -> None:
             file.write(text)
     except FileExistsError:
         raise UserError(f"{out} exists already, and is not overwritten: name another file with --out") from None
-    log.info("%s\nwritten to %s: see the comments in its first lines, then check it with scripts/check.py", text, out)
+    given = [] if out == DEFAULT_CONFIG else ["--config", str(out)]
+    check = script_call("check", *given)
+    log.info("%s\nwritten to %s: see the comments in its first lines, then check it: `%s`", text, out, check)
 
 
 def _read(source: Path, array: str | None) -> ImportedSweep:
@@ -41,9 +44,9 @@ def _read(source: Path, array: str | None) -> ImportedSweep:
 
 
 if __name__ == "__main__":
-    parser = command_line.build_parser(str(__doc__), example="sweep.yaml", reads_config=False)
+    parser = command_line.build_parser(str(__doc__), example="--out trainyard.yaml sweep.yaml", reads_config=False)
     parser.add_argument("source", type=Path, metavar="FILE", help="sweep.yaml, or the script of a job array")
-    parser.add_argument("--out", type=Path, default=Path("trainyard.yaml"), metavar="FILE",
-                        help="config to write (default: trainyard.yaml)")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
+                        help=f"config to write (default: {DEFAULT_CONFIG})")  # fmt: skip
     parser.add_argument("--array", metavar="IDS", help="task IDs of a job array, if its script does not have them")
     command_line.run_program(main, parser.parse_args())

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from installing import UV
 from project import ROOT, TINY
 
 pytestmark = pytest.mark.slow
@@ -63,9 +64,6 @@ def test_environment_modules_are_loaded_and_the_python_stays(recording):
     recording.write({"datasets": TINY["datasets"], "env_modules": ["cuda/13.0", "gcc"]})
     recording.snakemake("data", "--sdm", "env-modules")
     assert (recording.folder / "programs").read_text() == "load cuda/13.0 gcc\n"
-
-
-UV = shutil.which("uv") or str(Path(sys.prefix).resolve().parent / ".tools/uv/bin/uv")  # as the Makefile finds it
 
 
 @pytest.fixture

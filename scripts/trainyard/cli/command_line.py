@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -17,7 +16,8 @@ from trainyard.cluster.job_step import end_rank, is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
-from trainyard.utils.typed_commands import as_typed, installed_program, snakemake_call
+from trainyard.utils.import_path import IS_INSTALLED
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call, snakemake_call
 
 
 def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
@@ -25,14 +25,16 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
 
     A program that does not read the config has only the option for its log.
     """
-    call = f"{installed_program('python')} {shlex.quote(as_typed(Path(sys.argv[0])))}"
+    call = script_call(Path(sys.argv[0]).stem)
     shared = argparse.ArgumentParser(
+        prog=call if IS_INSTALLED else None,
         description=description,
         epilog=f"example: {call} {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if reads_config:
-        shared.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (YAML or JSON)")
+        shared.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
+                            help=f"config file, YAML or JSON (default: {DEFAULT_CONFIG})")  # fmt: skip
         shared.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",
                             help="folder of the results (default: results)")  # fmt: skip
     shared.add_argument("--log-file", type=Path, metavar="FILE", help="also append the log to this file")

@@ -166,7 +166,9 @@ class RunSummary:
                 steps.append(f"run {trials} again, once the cause is corrected: {call}")
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
-            steps.append(f"write the report: {call_again(self.argv, *options)}")
+            is_verb = tuple(self.argv[1:2]) == ("run",)  # of `trainyard`
+            call = call_again([self.argv[0], "report", *self.argv[2:]]) if is_verb else call_again(self.argv, *options)
+            steps.append(f"write the report: {call}")
         trained = [name for name in self._states if has_study(self.config.sweeps[name])]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():

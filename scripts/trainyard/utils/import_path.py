@@ -18,6 +18,7 @@ SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainya
 USER_CODE_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
 CODE_LOCATION: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # as `user_code_location` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+IS_INSTALLED: Final = SCRIPTS.parents[1] in _INSTALLED  # from a wheel, with the command `trainyard`
 
 
 def import_object(path: str, *, role: str) -> Any:

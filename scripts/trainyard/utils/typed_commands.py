@@ -4,9 +4,27 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.import_path import IS_INSTALLED, SCRIPTS
+
+DEFAULT_CONFIG: Final = Path("trainyard.yaml")  # in the working directory
+TYPED: Final = "TRAINYARD_TYPED"  # the variable with the command line of `trainyard` that has started this process
+
+
+def typed_argv() -> Sequence[str]:
+    """The command line of this run, as it was typed."""
+    return shlex.split(os.environ.get(TYPED, "")) or sys.argv
+
+
+def absent_config(path: Path) -> str:
+    """That there is no config, and where one comes from."""
+    if path != DEFAULT_CONFIG:
+        return f"{path}: there is no such file"
+    init = script_call("init", "train.py")
+    return f"there is no {path} in {Path.cwd()}: `{init}` writes one for a script; `--config` names another"
 
 
 def as_typed(path: Path) -> str:
@@ -31,11 +49,16 @@ def installed_program(name: str) -> str:
 
 def script_call(name: str, *words: str) -> str:
     """The command that runs the program `scripts/<name>.py`, and its options."""
+    if IS_INSTALLED:
+        return f"{installed_program('trainyard')} {shlex.join([name.replace('_', '-'), *words])}"
     return f"{installed_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
 
 
 def snakemake_call(config: Path, *words: str) -> str:
     """The command that runs Snakemake with a config on this machine, and further words."""
+    if IS_INSTALLED:
+        named = [] if config == DEFAULT_CONFIG else ["--config", as_typed(config)]
+        return f"{installed_program('trainyard')} {shlex.join(['run', *named, *words])}"
     home = SCRIPTS.parent
     elsewhere = [] if as_typed(home / "Snakefile") == "Snakefile" else ["--snakefile", as_typed(home / "Snakefile")]
     options = [*elsewhere, "--profile", as_typed(home / "profiles/local"), "--configfile", as_typed(config)]

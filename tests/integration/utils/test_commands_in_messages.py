@@ -24,7 +24,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_a_command_of_snakemake_works_in_any_folder(elsewhere):
     command = snakemake_call(Path("my study.yaml"), "-n", "--", "data")
     done = finished(["bash", "-c", command], cwd=elsewhere, env=os.environ)
-    assert "dataset digits" in done.stdout + done.stderr
+    assert "stage digits" in done.stdout + done.stderr
 
 
 def test_a_command_of_a_program_works_in_any_folder(elsewhere):

@@ -1,0 +1,129 @@
+"""The command `trainyard` of an installed Trainyard: a thin line over Snakemake and the programs in `scripts/`.
+
+`trainyard check` runs `scripts/check.py`, `trainyard run` runs Snakemake with Trainyard's Snakefile, a profile and the
+config. In a clone, `python scripts/trainyard cli.commands check` does the same.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NoReturn
+
+SCRIPTS: Final = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
+
+from trainyard.cli.paths import find_profile  # noqa: E402
+from trainyard.utils.errors import UserError  # noqa: E402
+from trainyard.utils.import_path import IS_INSTALLED  # noqa: E402
+from trainyard.utils.text import suggest  # noqa: E402
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, TYPED, absent_config  # noqa: E402
+
+HOME: Final = SCRIPTS.parent
+REPORT: Final = ["--report", "report.html", "--report-stylesheet", str(HOME / "workflow/report/report.css")]
+# By verb: what it does, and the options of Snakemake for it.
+WITH_SNAKEMAKE: Final[dict[str, tuple[str, list[str]]]] = {
+    "plan": ("show what is pending, what it needs and what it costs", ["--dry-run"]),
+    "run": ("run what is pending; the same command continues after whatever stopped it", []),
+    "report": ("write report.html", [*REPORT, "--quiet", "all"]),
+}
+PROGRAMS: Final = {
+    "init": "write trainyard.yaml for a training script, and on a Slurm cluster its profile",
+    "check": "check the config, its data and your code before a job is queued",
+    "status": "show the progress; with --watch, while it runs",
+    "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
+    "doctor": "check a Slurm site before the first job",
+    "clean": "show which files of the results can go, and remove them",
+    "import": "write a config for a sweep of W&B or an array job of Slurm",
+}
+OTHER_NAMES: Final = {"import": "import_sweep"}  # `import` is no name of a module
+ORDER: Final = ("init", "check", "plan", "run", "status", "report", "control", "doctor", "clean", "import")
+
+
+def main() -> NoReturn:
+    """Run the verb of the command line in place of this process."""
+    verb, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    try:
+        if verb in ("", "-h", "--help", "help"):
+            print(usage())
+            sys.exit(0 if verb else 2)
+        if verb == "--version":
+            print(f"trainyard {version()}")
+            sys.exit()
+        if IS_INSTALLED:
+            os.environ[TYPED] = shlex.join(sys.argv)
+        if verb in WITH_SNAKEMAKE:
+            call = snakemake_call(verb, words)
+        else:
+            call = [sys.executable, str(find_program(verb)), *words]
+        os.execv(call[0], call)
+    except UserError as error:
+        sys.exit(f"trainyard: {error}")
+
+
+def usage() -> str:
+    """The verbs, each with what it does."""
+    texts = PROGRAMS | {verb: text for verb, (text, _) in WITH_SNAKEMAKE.items()}
+    lines = [f"  {verb:<8} {texts[verb]}" for verb in ORDER if verb in WITH_SNAKEMAKE or _path(verb).exists()]
+    config = f"The config is {DEFAULT_CONFIG} in this folder, or the one that --config names. Results lie in results/."
+    options = "`trainyard VERB --help` lists the options of a verb."
+    return "\n".join(["usage: trainyard VERB [OPTIONS]", "", *lines, "", config, options])
+
+
+def version() -> str:
+    """The version of the installed package, or of the clone."""
+    if (project := HOME / "pyproject.toml").exists():
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    return metadata.version("trainyard")
+
+
+def find_program(verb: str) -> Path:
+    """The program that a verb runs.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (path := _path(verb)).exists() and path.parent == SCRIPTS:
+        return path
+    raise UserError(f"there is no {verb!r}; {suggest(verb, ORDER)}; `trainyard --help` explains them")
+
+
+def _path(verb: str) -> Path:
+    return SCRIPTS / f"{OTHER_NAMES.get(verb, verb.replace('-', '_'))}.py"
+
+
+def snakemake_call(verb: str, words: Sequence[str]) -> list[str]:
+    """The call of Snakemake for a verb; all words that are not options of the verb itself are Snakemake's.
+
+    Raises:
+        UserError: there is no config, or no such profile.
+    """
+    text, own = WITH_SNAKEMAKE[verb]
+    parser = argparse.ArgumentParser(
+        prog=f"trainyard {verb}",
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog="All other words are Snakemake's, as in `trainyard run --profile slurm --jobs 4 -- sweeps`; "
+        "-C overrides keys of the config.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"config file (default: {DEFAULT_CONFIG})")
+    parser.add_argument("--profile", default="local", metavar="NAME",
+                        help="`local` (the default), `slurm`, or the folder of a profile; one in profiles/ of this "
+                        "folder comes before Trainyard's own")  # fmt: skip
+    end = words.index("--") if "--" in words else len(words)
+    given, options = parser.parse_known_args(words[:end])
+    if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
+        config = given.config or DEFAULT_CONFIG
+        if not config.exists():
+            raise UserError(absent_config(config))
+        options += ["--configfile", str(config)]
+    snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
+    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The command `trainyard`: what it runs for a verb, and what it says to a wrong one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from project import ROOT
+from trainyard.cli.commands import ORDER, find_program, snakemake_call, usage
+from trainyard.utils.errors import UserError
+
+SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "--profile"]
+LOCAL = str(ROOT / "profiles/local")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainyard.yaml").touch()
+    return tmp_path
+
+
+def test_options_and_targets_of_snakemake_are_passed_on(folder):
+    words = ["--jobs", "4", "--forcerun", "a", "b", "--", "sweeps"]
+    configured = ["--jobs", "4", "--forcerun", "a", "b", "--configfile", "trainyard.yaml"]
+    assert snakemake_call("run", words) == [*SNAKEMAKE, LOCAL, *configured, "--", "sweeps"]
+    assert snakemake_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, "sweeps", "--configfile", "trainyard.yaml"]
+
+
+def test_a_plan_is_a_dry_run(folder):
+    (folder / "my.yaml").touch()
+    words = ["--config", "my.yaml", "-C", "sweeps=none"]
+    configured = ["-C", "sweeps=none", "--configfile", "my.yaml"]
+    assert snakemake_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run"]
+
+
+def test_the_report_has_its_style(folder):
+    *_, report, stylesheet, path, quiet, what = snakemake_call("report", [])
+    assert (report, stylesheet, quiet, what) == ("report.html", "--report-stylesheet", "--quiet", "all")
+    assert Path(path).exists()
+
+
+def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):
+    (folder / "trainyard.yaml").unlink()
+    words = ["--configfile", "a.yaml", "b.yaml"]
+    assert snakemake_call("run", words) == [*SNAKEMAKE, LOCAL, *words]
+
+
+def test_a_profile_is_found_by_its_name_first_in_the_working_directory(folder):
+    assert snakemake_call("run", ["--profile", "slurm"])[4] == str(ROOT / "profiles/slurm")
+    (folder / "profiles/slurm").mkdir(parents=True)
+    (folder / "profiles/slurm/config.yaml").touch()
+    assert snakemake_call("run", ["--profile", "slurm"])[4] == "profiles/slurm"
+    with pytest.raises(UserError, match=r"no profile 'slurn', here or in profiles/; Trainyard's own are local, slurm"):
+        snakemake_call("run", ["--profile=slurn"])
+
+
+def test_without_a_config_the_error_says_where_one_comes_from(folder):
+    (folder / "trainyard.yaml").unlink()
+    with pytest.raises(UserError, match=r"there is no trainyard\.yaml in .*init.* writes one for a script"):
+        snakemake_call("run", [])
+
+
+def test_a_verb_runs_the_program_of_its_name(tmp_path):
+    assert find_program("check") == ROOT / "scripts/check.py"
+    assert find_program("event-files") == ROOT / "scripts/event_files.py"
+    for wrong in ("chek", "--chek", "trainyard/__main__"):
+        with pytest.raises(UserError, match=r"there is no .*`trainyard --help` explains them"):
+            find_program(wrong)
+
+
+def test_every_verb_of_the_help_does_something():
+    verbs = [line.split()[0] for line in usage().splitlines() if line.startswith("  ")]
+    assert {"init", "check", "plan", "run", "status", "report", "control", "doctor"} <= set(verbs) <= set(ORDER)
