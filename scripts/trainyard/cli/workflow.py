@@ -301,7 +301,9 @@ class Workflow:
         def dump(wildcards: Wildcards) -> str:
             terms: dict[str, Any] = {}
             if kind == "scaling":
-                terms |= {"mode": self.config.scaling[wildcards.name].mode, "gpu_hour": self.config.pricing.gpu_hour}
+                pricing = self.config.pricing
+                terms |= {"mode": self.config.scaling[wildcards.name].mode, "gpu_hour": pricing.gpu_hour}
+                terms |= {"kwh": pricing.kwh} if pricing.kwh is not None else {}
             elif kind == "sweeps":
                 terms |= {"target": self.config.sweeps[wildcards.name].target}
             return json.dumps(terms)

@@ -90,6 +90,10 @@ class Pricing(Section):
         None, description="Price of a CPU-hour of a sweep without GPUs (`slots: {gpus_per_node: 0}`)."
     )
 
+    kwh: NonNegativeFloat | None = Field(
+        None, description="Price of a kilowatt-hour, for the energy of the GPUs of a scaling study as they measure it."
+    )
+
     def per_hour(self, unit: Unit) -> float | None:
         """Price of an hour of a GPU or CPU; None if it is not known."""
         return self.gpu_hour if unit == "GPU" else self.cpu_hour

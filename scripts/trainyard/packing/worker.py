@@ -8,8 +8,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +56,7 @@ from trainyard.utils.locks import Hold
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
+    from trainyard.training.telemetry import Gpu
     from trainyard.training.trainer import Trainer
 
 # A training writes its first checkpoint at the first end of an epoch after this time. Short trials never write one:
@@ -65,6 +67,8 @@ TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 class Worker:
     """Prepares once, then runs one trial after another. After each message of a trial, it waits for an answer."""
+
+    _gpus: "Sequence[Gpu]" = ()
 
     def start(self, setup: WorkerSetup) -> WorkerStarted:
         """Prepare for trials.
@@ -81,12 +85,15 @@ class Worker:
         threading.Thread(target=self._await_stop_request, daemon=True).start()
         os.chdir(setup.cwd or ".")  # users' modules and files are relative to it
         device, startup = self._prepare_training() if setup.trains_here else self._prepare_user_programs()
+        from trainyard.training.telemetry import allocated_gpus  # imports pynvml
+
+        self._gpus = self._resources.enter_context(allocated_gpus())
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         return WorkerStarted(slurm_allocation.job_id(), host.node_name(), gpus, device, startup)
 
     def begin(self, request: TrialRequest) -> TrialMessage:
         """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
-        self._attempt, self._run = request.label, self._run_trial(request)
+        self._attempt, self._run, self._joules = request.label, self._run_trial(request), self._read_joules()
         return self.resume(None)
 
     def resume(self, stops: bool | None) -> TrialMessage:
@@ -96,7 +103,17 @@ class Worker:
             return self._run.send(stops)
         except StopIteration as end:
             message: TrialEnded = end.value
-            return message
+            spent = [joules - before for joules, before in zip(self._read_joules(), self._joules, strict=True)]
+            if not spent:
+                return message
+            from trainyard.training.telemetry import JOULES_PER_KWH
+
+            return replace(message, energy_kwh=min(1.0, self._setup.gpu_share) * sum(spent) / JOULES_PER_KWH)
+
+    def _read_joules(self) -> list[float]:
+        """The energy that each GPU of the slot has used so far; [] without GPUs, or if one does not count it."""
+        found = [joules for gpu in self._gpus if (joules := gpu.joules()) is not None]
+        return found if len(found) == len(self._gpus) else []
 
     def wake(self) -> None:
         """Returns if this process and its node are alive."""

@@ -64,6 +64,7 @@ class Attempt:
     stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
     exit_code: int | None = None  # of its program
+    energy_kwh: float | None = None  # of its GPUs; None if they did not count it
     is_retried: bool = False  # whether it failed, and the trial is run again
 
     @property
@@ -138,6 +139,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
     attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
     attempt.early = event.early or ""
+    attempt.energy_kwh = event.energy_kwh
 
 
 class Fold:

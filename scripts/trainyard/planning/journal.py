@@ -123,16 +123,27 @@ class Ended(TrialEvent):
     failure: str | None = None  # how the attempt failed after it had diverged
     retried: bool | None = None
     ended: float | None = None  # Unix seconds, if a later driver records the end
+    energy_kwh: float | None = None  # of its GPUs
 
 
-_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "metrics_digest")
+_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "metrics_digest", "energy_kwh")
 END_FIELDS: Final[
     dict[TrialStatus, tuple[str, ...]]
 ] = {  # in the journal's order; None is omitted, except for `seconds`
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
     TrialStatus.STOPPED: ("metrics", "seconds", "why", "rule", *_PROGRAM),
     TrialStatus.DIVERGED: ("error", "seconds", "early", "rule", *_PROGRAM, "failure", "log"),
-    TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "metrics_digest"),
+    TrialStatus.UNREADABLE: (
+        "error",
+        "seconds",
+        "log",
+        "output",
+        "precision",
+        "exit_code",
+        "tail",
+        "metrics_digest",
+        "energy_kwh",
+    ),
     TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
     TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),
 }

@@ -25,6 +25,7 @@ class TrialEnded:
     seconds: float | None = None
     traceback: str = ""
     warning: str = ""  # about how metrics are read
+    energy_kwh: float | None = None  # of its GPUs, as NVML counts it; of a shared GPU, its share
     interrupts_itself: bool = False  # a function that nothing asked to end
     # Of a command:
     exit_code: int | None = None  # or minus the signal that ended it

@@ -31,7 +31,7 @@ QUALITY: Final = "Quality"
 REPEATS: Final = "Repeats"
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup", "efficiency"),
-    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images"),
+    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images", "energy_kwh", "energy_cost"),
     QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
     "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
                                  "epoch_start_seconds"),
@@ -102,7 +102,7 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
 def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     folder, study = results / "scaling" / name, config.scaling[name]
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
-    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
+    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour, kwh=config.pricing.kwh)
     write_table(table, folder / "scaling.csv")
     advice = recommendation(table)
     log.info("%s", advice)

@@ -40,8 +40,8 @@ def write_sweep_tables(state: SweepState, folder: Path) -> None:
 def trials_table(state: SweepState) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
-    A diverged trial has no metrics, so that no comparison includes it. A metric with the same name as another column is
-    in the column `reported_<name>`.
+    `energy_kwh`, if GPUs have counted it, is that of all attempts. A diverged trial has no metrics, so that no
+    comparison includes it. A metric with the same name as another column is in the column `reported_<name>`.
     """
     keys = varied_keys(list(state.trials.values()))
     results = {name: state.result(name) for name in state.trials}
@@ -49,14 +49,19 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     if isinstance(state.sweep, TrainSweep):
         train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
         reported = dict.fromkeys([*METRICS, *train.further_metrics, train.best_metric, *trained])
-    metrics = tuple(reported)
+    metrics, has_energy = (
+        tuple(reported),
+        any(each.energy_kwh is not None for name in state.trials for each in state.attempts_at(name)),
+    )
     rows = []
     for name, trial in state.trials.items():
         tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": state.status(name), "attempts": len(tries), "seconds": state.seconds_of(end) if end else None}
         values = {metric: result.metrics.get(metric) if result else None for metric in metrics}
-        rows.append(row | _metric_columns(values, {*RESERVED, *keys}))
+        spent = [each.energy_kwh for each in tries if each.energy_kwh is not None]
+        row |= {"energy_kwh": sum(spent) if spent else None} if has_energy else {}
+        rows.append(row | _metric_columns(values, {*RESERVED, *keys, *(["energy_kwh"] if has_energy else [])}))
     return pd.DataFrame(rows)
 
 

@@ -34,13 +34,17 @@ SCALING_COLUMNS: Final = (
     "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
     "images_per_second_spread", "device", "gpu_peak",
     "epochs", "lr", "program", "measured_steps", "measured_in", "epoch_start_seconds", "bus_gbit_per_second",
-    "allreduce_ms", "allreduce_loss_fraction",
+    "allreduce_ms", "allreduce_loss_fraction", "energy_kwh", "energy_cost",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 
 
 def scaling_table(
-    runs: Mapping[str, Sequence[Path]], *, mode: Literal["weak", "strong"], gpu_hour: float | None
+    runs: Mapping[str, Sequence[Path]],
+    *,
+    mode: Literal["weak", "strong"],
+    gpu_hour: float | None,
+    kwh: float | None = None,
 ) -> pd.DataFrame:
     """One row per scale, from the `summary.json` in each folder: medians over repeats. The first scale is the baseline.
 
@@ -53,6 +57,7 @@ def scaling_table(
     - `efficiency`: speedup / G. `throughput_scaling`: I / I0. `memory_avg_scaling`: ratio of `gpu0_avg_mib`.
     - `gpu_hours`: GPUs x T. `gpu_hours_increase`: for the same number of images, 1 / efficiency - 1.
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.
+    - `energy_kwh`: of all GPUs during the training, as NVML counts it; `energy_cost` at the price `kwh`.
     - `<name>_spread`: (maximum - minimum) / median over the repeats.
 
     Scales that did another amount of work than the baseline are not compared, which is known of scripts that report
@@ -72,7 +77,7 @@ def scaling_table(
     frame.loc[[bool(each) for each in differences], ["speedup", "speedup_low", "speedup_high"]] = float("nan")
     frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
     frame["memory_avg_scaling"] = frame["gpu0_avg_mib"] / base["gpu0_avg_mib"]
-    _add_costs(frame, gpu_hour)
+    _add_costs(frame, gpu_hour, kwh)
     _add_communication(frame)
     # The fastest scale among the efficient ones with few more GPU-hours; none on CPUs.
     candidates = frame[(frame["efficiency"] >= EFFICIENT) & (frame["gpu_hours_increase"] <= MAX_INCREASE + 1e-9)]
@@ -88,7 +93,7 @@ def scaling_table(
 
 _NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
                    "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95", "epoch_start_seconds",
-                   "measured_steps", "bus_gbit_per_second")  # fmt: skip
+                   "measured_steps", "bus_gbit_per_second", "energy_kwh")  # fmt: skip
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
@@ -148,12 +153,13 @@ def _range(values: "pd.Series[float]") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _add_costs(frame: pd.DataFrame, gpu_hour: float | None) -> None:
+def _add_costs(frame: pd.DataFrame, gpu_hour: float | None, kwh: float | None) -> None:
     on_gpu = frame["device"] != "cpu"
     frame["gpu_hours"] = (frame["gpus"] * frame["train_seconds"] / 3600).where(on_gpu)
     frame["gpu_hours_increase"] = (1 / frame["efficiency"] - 1).where(on_gpu)
     price = float("nan") if gpu_hour is None else gpu_hour
     frame["cost"] = frame["gpu_hours"] * price
+    frame["energy_cost"] = frame["energy_kwh"] * (float("nan") if kwh is None else kwh)
     frame["cost_per_million_images"] = (price * frame["gpus"] / 3600 / frame["images_per_second"] * 1e6).where(on_gpu)
 
 

@@ -27,8 +27,9 @@ from trainyard.utils.errors import storage_error
 from trainyard.utils.files import append_whole
 
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
-               "temperature_celsius")  # fmt: skip
+               "temperature_celsius", "energy_joules")  # fmt: skip
 CPU_COLUMNS = ("time", "cpu_percent", "rss_mib", "processes")
+JOULES_PER_KWH = 3.6e6
 SAMPLE_SECONDS = 5.0  # between two samples
 SHORTEST_SECONDS = 0.2  # between two samples: the kernel counts CPU time in hundredths of a second
 log = logging.getLogger(__name__)
@@ -188,15 +189,47 @@ def visible_gpus() -> Iterator[list["Gpu"]]:
         yield gpus
 
 
-class Gpu:
-    """One GPU by its UUID, which torch and NVML share: their numbering differs when a job sees some GPUs only."""
+@contextmanager
+def allocated_gpus() -> Iterator[list["Gpu"]]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, without torch; none without a driver.
 
-    def __init__(self, uuid: str) -> None:
-        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]  # torch has no prefix
+    For numbers, the GPUs of a node must be of one model: then NVML numbers them as CUDA does.
+    """
+    names = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each not in ("", "-1")]
+    with contextlib.ExitStack() as stack:
+        gpus: list[Gpu] = []
+        with contextlib.suppress(pynvml.NVMLError):
+            if names:
+                pynvml.nvmlInit()
+                stack.callback(pynvml.nvmlShutdown)
+                gpus = [Gpu(each) for each in names]
+        yield gpus
+
+
+class Gpu:
+    """One GPU by its UUID, which torch and NVML share: their numbering differs when a job sees some GPUs only.
+
+    Or by its number, as NVML counts.
+    """
+
+    def __init__(self, name: str) -> None:
+        uuids = [name] if name.startswith(("GPU-", "MIG-")) else [f"GPU-{name}", f"MIG-{name}"]  # torch has no prefix
         try:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(names[0])
+            by_number = name.isdecimal()
+            self._handle = (pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_number
+                            else pynvml.nvmlDeviceGetHandleByUUID(uuids[0]))  # fmt: skip
         except pynvml.NVMLError_NotFound:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(names[-1])
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuids[-1])
+        self._first_joules = 0.0
+        self._first_joules = self.joules() or 0.0
+
+    def joules(self) -> float | None:
+        """The energy that the GPU has used since this object was made; None where NVML does not count it."""
+        try:
+            joules = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+        except pynvml.NVMLError:
+            return None
+        return joules - self._first_joules
 
     def sample(self) -> list[Any]:
         """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU, or the site, does not give."""
@@ -208,6 +241,7 @@ class Gpu:
             getattr(self._query(pynvml.nvmlDeviceGetUtilizationRates), "gpu", ""),
             "" if (milliwatts := self._query(pynvml.nvmlDeviceGetPowerUsage)) == "" else round(milliwatts / 1000, 1),
             self._query(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+            "" if (joules := self.joules()) is None else round(joules, 1),
         ]
 
     def faults(self) -> list[str]:
@@ -246,6 +280,22 @@ def gpu_memory(folder: Path) -> list[GpuMemory]:
     return found
 
 
+def energy_kwh(folder: Path) -> float | None:
+    """The energy of all GPUs with samples in `folder`; None if none has counted it.
+
+    The counter begins at 0 in each run, so that what other jobs used between two runs is not included.
+    """
+    increases: list[float] = []
+    for path in folder.glob("gpu-*.csv"):
+        last: dict[str, float] = {}
+        for row in _rows(path):
+            if row.get("energy_joules"):
+                joules, before = float(row["energy_joules"]), last.get(row["gpu"], 0.0)
+                increases.append(joules - before if joules >= before else joules)
+                last[row["gpu"]] = joules
+    return sum(increases) / JOULES_PER_KWH if increases else None
+
+
 def peak_resident_mib(folder: Path) -> float | None:
     """Peak resident memory of the processes of a node, over all nodes; None without samples."""
     values = [float(row["rss_mib"]) for path in folder.glob("cpu-*.csv") for row in _rows(path)]
@@ -266,6 +316,7 @@ def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, An
         "gpu0_avg_mib": first and first.avg_mib,
         "gpu0_mode_mib": first and first.mode_mib,
         "cpu_rss_peak_mib": peak_resident_mib(folder),
+        "energy_kwh": energy_kwh(folder),
         "gpu_memory": [asdict(each) for each in memory],
     }
 

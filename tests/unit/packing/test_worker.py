@@ -94,6 +94,20 @@ def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_pa
     assert len(found) > 16 * 10
 
 
+@pytest.mark.parametrize(("share", "kwh"), [(1.0, 0.75), (0.25, 0.1875)])
+def test_a_trial_has_the_energy_of_its_gpus_and_of_a_shared_one_its_share(data, monkeypatch, tmp_path, share, kwh):
+    joules = iter([1e6, 2e6, 2.8e6, 2.9e6])
+    worker = of_trainings()
+    worker._setup = replace(worker._setup, gpu_share=share)
+    worker._gpus = [SimpleNamespace(joules=lambda: next(joules))] * 2
+    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: start(spec, data))
+    worker.begin(TrialRequest(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
+    assert worker.resume(False).energy_kwh == pytest.approx(kwh)
+    worker._gpus = [SimpleNamespace(joules=lambda: None)]
+    worker.begin(TrialRequest(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
+    assert worker.resume(False).energy_kwh is None, "unknown is not zero"
+
+
 def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_path, monkeypatch):
     checkpoints = CheckpointStore(tmp_path)
     train(SPEC, data, store=checkpoints, epochs=1)

@@ -303,7 +303,7 @@ SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
     ({}, 180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min at most: set `runtime`"),
 ])  # fmt: skip
 def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, study, runtime, words):
-    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:4|(null)")])
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|16|1000|gpu:4|(null)")])
     config = CONFIG if not study else {"scaling": {"s": study}}
     trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1, **launched(study))
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(runtime)})

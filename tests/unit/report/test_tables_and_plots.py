@@ -470,6 +470,18 @@ def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     assert trial["seconds"] == 2.0
 
 
+def test_the_energy_of_a_trial_is_that_of_all_its_attempts(tmp_path):
+    events = [
+        (0, 1, 0.0, "started", {}),
+        (0, 1, 2.0, "interrupted", {"energy_kwh": 0.5}),
+        (0, 2, 3.0, "started", {}),
+        (0, 2, 4.0, "finished", {"seconds": 2.0, "metrics": {"rmse": 2.0}, "energy_kwh": 0.25}),
+    ]
+    assert trials_table(plan_of(tmp_path / "counted", OWN, events))["energy_kwh"].tolist()[0] == 0.75
+    unknown = [(*each[:4], {k: v for k, v in each[4].items() if k != "energy_kwh"}) for each in events]
+    assert "energy_kwh" not in trials_table(plan_of(tmp_path / "unknown", OWN, unknown))
+
+
 @pytest.mark.parametrize(
     ("reported", "curve"), [({"rmse": 2.0}, "rmse"), ({"rmse": 2.0, "val_loss": 1.0}, "reported_val_loss"), ({}, "")]
 )

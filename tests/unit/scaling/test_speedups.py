@@ -183,6 +183,16 @@ def test_the_measured_bandwidth_explains_a_part_of_the_lost_efficiency(tmp_path)
     assert pd.isna(table["allreduce_loss_fraction"][0])
 
 
+def test_the_energy_of_a_scale_has_a_price(tmp_path):
+    rows = [("1x1", 1, 100, 40, {"energy_kwh": 0.5}), ("1x2", 2, 100, 76, {"energy_kwh": None})]
+    runs = summaries(tmp_path, rows)
+    table = scaling_table(runs, mode="weak", gpu_hour=2.0, kwh=0.3)
+    assert table["energy_kwh"].tolist() == pytest.approx([0.5, float("nan")], nan_ok=True)
+    assert table["energy_cost"][0] == pytest.approx(0.15)
+    without = scaling_table(runs, mode="weak", gpu_hour=2.0)
+    assert without["energy_cost"].isna().all()
+
+
 def test_repeats_give_medians_and_their_spread(tmp_path):
     rows = [("1x1", 1, 100, 40), ("1x1/repeat-2", 1, 110, 36), ("1x1/repeat-3", 1, 98, 41),
             ("1x2", 2, 50, 78), ("1x2/repeat-2", 2, 60, 70), ("1x2/repeat-3", 2, 55, 75)]  # fmt: skip

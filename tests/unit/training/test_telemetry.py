@@ -18,6 +18,7 @@ from trainyard.training.telemetry import (
     CPU_COLUMNS,
     GPU_COLUMNS,
     GpuMemory,
+    energy_kwh,
     gpu_memory,
     peak_resident_mib,
     record_telemetry,
@@ -86,16 +87,19 @@ class MakeBelieveNvml:
 
     NVML_TEMPERATURE_GPU = 0
 
-    class NVMLError_NotSupported(Exception):
+    class NVMLError(Exception):
         pass
 
-    class NVMLError_NoPermission(Exception):
+    class NVMLError_NotSupported(NVMLError):
         pass
 
-    class NVMLError_LibraryNotFound(Exception):
+    class NVMLError_NoPermission(NVMLError):
         pass
 
-    class NVMLError_NotFound(Exception):
+    class NVMLError_LibraryNotFound(NVMLError):
+        pass
+
+    class NVMLError_NotFound(NVMLError):
         pass
 
     used = [1000, 3000, 3000]
@@ -103,6 +107,7 @@ class MakeBelieveNvml:
     def __init__(self):
         self.up = False
         self.looks = {"GPU-a": 0, "GPU-b": 0}
+        self.millijoules = 7.2e9  # since the driver was loaded
 
     def nvmlInit(self):
         self.up = True
@@ -115,6 +120,15 @@ class MakeBelieveNvml:
         if uuid not in self.looks:
             raise self.NVMLError_NotFound
         return uuid
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        return list(self.looks)[number]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if handle == "GPU-b":
+            raise self.NVMLError_NotSupported
+        self.millijoules += 1.8e9  # half a kilowatt-hour from one look to the next
+        return self.millijoules
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         self.looks[handle] += 1
@@ -152,9 +166,33 @@ def test_every_gpu_of_the_job_has_a_row_per_sample(two_gpus, tmp_path):
     samples = rows(tmp_path / "gpu-n1.csv")
     assert [row["gpu"] for row in samples] == ["0", "1", "0", "1"]
     assert samples[0] | {"time": ""} == dict(
-        zip(GPU_COLUMNS, ["", "0", "NVIDIA H200", "1000", "141000", "0", "612.3", "55"], strict=True)
+        zip(GPU_COLUMNS, ["", "0", "NVIDIA H200", "1000", "141000", "0", "612.3", "55", "1800000.0"], strict=True)
     )
     assert samples[1]["power_watts"] == "", "unknown is not zero"
+    assert not two_gpus.up
+
+
+def test_the_energy_is_that_of_the_training_and_not_of_other_jobs(two_gpus, tmp_path):
+    """Of both runs: each looks at the beginning, for its first sample, and for its last one."""
+    for overwrite in (True, False):
+        watch(tmp_path, 3600, overwrite=overwrite)
+        two_gpus.millijoules += 3.6e12  # of another job
+    assert energy_kwh(tmp_path) == pytest.approx(2 * 2 * 0.5)
+    assert [row["energy_joules"] for row in rows(tmp_path / "gpu-n1.csv")][1::2] == [""] * 4, "unknown is not zero"
+
+
+def test_without_a_counter_the_energy_is_unknown(two_gpus, tmp_path):
+    two_gpus.nvmlDeviceGetTotalEnergyConsumption = lambda handle: two_gpus.nvmlDeviceGetPowerUsage("GPU-b")
+    watch(tmp_path, 3600)
+    assert energy_kwh(tmp_path) is None
+    assert telemetry.telemetry_summary(tmp_path, [])["energy_kwh"] is None
+
+
+@pytest.mark.parametrize(("visible", "found"), [("0", 1), ("GPU-a,1", 2), ("", 0), ("-1", 0)])
+def test_the_gpus_of_a_slot_are_found_without_torch(two_gpus, monkeypatch, visible, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with telemetry.allocated_gpus() as gpus:
+        assert [each.joules() for each in gpus] == [1.8e6, None][:found]
     assert not two_gpus.up
 
 
