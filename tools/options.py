@@ -80,13 +80,14 @@ def anchor(heading: str) -> str:
 def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"\n## {heading}\n"
     yield inspect.cleandoc(model.__doc__ or "") + "\n"
-    yield "| option | type | default | meaning |"
-    yield "| --- | --- | --- | --- |"
     shared = {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", {})}  # in other tables
+    rows = []
     for name, field in model.model_fields.items():
         if name in shared or (len(get_args(field.annotation)) == 1 and get_origin(field.annotation) is Literal):
             continue  # a `source` is in the heading
-        yield f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {field.description} |"
+        rows.append(f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {field.description} |")
+    if rows:
+        yield from ["| option | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
 
 
 def _default(field: FieldInfo) -> str:
