@@ -246,7 +246,7 @@ class SweepJobs(Jobs):
         if sweep.slots.jobs == "auto" and not self._profile.has_scheduler:
             return 1
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
-        return useful_jobs(least, sweep.search.trials if sweep.search else len(state.trials))
+        return useful_jobs(least, sweep.draw_count or len(state.trials))
 
     def _useful_jobs(self, name: str, attempt: int) -> int:
         """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""

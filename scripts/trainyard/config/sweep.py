@@ -43,6 +43,7 @@ from trainyard.config.placeholders import (
     check_arithmetic,
     check_list_values,
     check_quoting,
+    dotted_items,
     insert_resume_option,
     make_values,
 )
@@ -63,6 +64,10 @@ RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", 
 
 def _is_empty(value: Any) -> bool:
     return value is None or value == {}  # left out of digests, so that new keys do not change those of old configs
+
+
+def _is_one(value: Any) -> bool:
+    return bool(value == 1)
 
 
 When = Annotated[
@@ -152,6 +157,11 @@ class Uniform(Section):
     def highest(self) -> float:
         """The highest value that can be drawn."""
         return self.low + self.steps * self.step if self.step else self.high
+
+
+def is_seed(key: str) -> bool:
+    """Whether a key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
+    return key.rpartition(".")[2] == "seed"
 
 
 def _kind_of_values(value: Any) -> str:
@@ -580,6 +590,12 @@ class Sweep(Section):
         "among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that need at most "
         "2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
     )
+    repeats: PositiveInt = Field(
+        1,
+        description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
+        "once, then again. A search draws each configuration from the means of the others.",
+        exclude_if=_is_one,
+    )
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
         0.5,
@@ -629,6 +645,35 @@ class Sweep(Section):
         if self.search and (self.grid or self.trials or self.sample):
             raise PydanticCustomError("search", "give search, or grid, trials and sample")
         return self
+
+    @model_validator(mode="after")
+    def _check_repeats(self) -> "Sweep":
+        if self.repeats > 1:
+            if varied := [key for key in self._keys_of_parts if is_seed(key)]:
+                message = "repeats varies the seed, as {key} does: give one of the two"
+                raise PydanticCustomError("repeats", message, {"key": varied[0]})
+            if self.seed_key is None:
+                message = "repeats needs your program's seed: give args: {seed: 0}, and {seed} or {args} in a command"
+                raise PydanticCustomError("repeats", "{error}", {"error": message})
+            if not isinstance(self.first_seed, int):
+                message = "repeats counts the seeds from {key}, which is {value}: give a whole number"
+                raise PydanticCustomError("repeats", message, {"key": self.seed_key, "value": repr(self.first_seed)})
+        return self
+
+    @property
+    @abstractmethod
+    def seed_key(self) -> str | None:
+        """The key of the random seed."""
+
+    @property
+    def first_seed(self) -> Any:
+        """The seed of the first trial of each configuration."""
+        return dict(dotted_items(self.base)).get(self.seed_key or "", 0)
+
+    @property
+    def draw_count(self) -> int:
+        """The trials that a search draws; 0 without a search."""
+        return self.search.trials * self.repeats if self.search else 0
 
     def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
         """Check that trials report the metric that compares them, among those of a whole trial and of an epoch."""
@@ -720,6 +765,10 @@ class Sweep(Section):
     @property
     def varied_keys(self) -> list[str]:
         """The keys that the config varies, without expanding its trials."""
+        return [*self._keys_of_parts, *([self.seed_key] if self.repeats > 1 and self.seed_key else [])]
+
+    @property
+    def _keys_of_parts(self) -> list[str]:
         draws = [part.values for part in (self.sample, self.search) if part]
         return list(dict.fromkeys(key for part in (self.grid, *self.trials, *draws) for key in part))
 
@@ -757,6 +806,11 @@ class TrainSweep(Sweep):
             message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"
             raise PydanticCustomError("patience", message, {"metric": metric})
         return self
+
+    @property
+    def seed_key(self) -> str:
+        """The seed of `train`."""
+        return "seed"
 
     @cached_property
     def base(self) -> dict[str, Any]:
@@ -810,6 +864,12 @@ class ProgramSweep(ProgramOptions, Sweep):
         """The arguments in the config."""
         return dict(self.args)
 
+    @property
+    def seed_key(self) -> str | None:
+        """The only argument that is called `seed`, or ends so, as `trainer.seed`."""
+        found = [key for key, _ in dotted_items(self.args) if is_seed(key)]
+        return found[0] if len(found) == 1 else None
+
     def _check_columns(self, settings: dict[str, Any]) -> None:
         """Raise a ValueError if an argument has the name of a column of the tables."""
         if taken := sorted(settings.keys() & RESERVED_COLUMNS):
@@ -848,6 +908,11 @@ class CommandSweep(CommandOptions, ProgramSweep):
             message = f"{used[0]} has no value where its `when` does not hold: write {{args}} instead of {{{used[0]}}}"
             raise PydanticCustomError("command", "{error}", {"error": message})
         return self
+
+    @property
+    def seed_key(self) -> str | None:
+        """The seed among the arguments, or `seed` if the command has a placeholder for it."""
+        return super().seed_key or ("seed" if "seed" in self.find_names(self.command) else None)
 
     @property
     def _argument_names(self) -> set[str]:

@@ -125,9 +125,9 @@ def _expand(sweep: Sweep) -> Expansion:
             )
     if expansion.errors:
         return expansion
-    for place, values in _configurations(sweep):
+    for repeat, (place, values) in itertools.product(range(sweep.repeats), _configurations(sweep)):
         try:
-            trial = make_trial(sweep, values)
+            trial = make_trial(sweep, with_seed(sweep, values, repeat))
             content = trial.content
         except WeightsError as error:
             expansion.errors.append((place if "pretrained" in values else "train.pretrained", error))
@@ -248,6 +248,7 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
     listed = [{key: [value] for key, value in values.items()} for values in sweep.trials]
     drawn = [part.values for part in (sweep.sample, sweep.search) if part]
     parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *listed, *drawn]
+    parts += [{sweep.seed_key or "": list(range(sweep.repeats))}] if sweep.repeats > 1 else []
     keys = sweep.varied_keys
     found = {key: {text for part in parts for text in (_distinct(part[key]) if key in part else {""})} for key in keys}
     constant = [key for key, texts in found.items() if len(texts) == 1]
@@ -273,7 +274,8 @@ def _counts(sweep: Sweep) -> dict[str, int]:
     lengths = (each.count if isinstance(each, Range) else len(options_of(each)) for each in sweep.grid.values())
     counts = {"grid": math.prod(lengths) if sweep.grid else 0, "trials": len(sweep.trials)}
     counts |= {"sample": sweep.sample.count} if sweep.sample else {}
-    return counts | ({"search": sweep.search.trials} if sweep.search else {})
+    counts |= {"search": sweep.search.trials} if sweep.search else {}
+    return {place: count * sweep.repeats for place, count in counts.items()}
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -342,6 +344,11 @@ def _ends(choice: Draw) -> list[Any]:
     if isinstance(choice, Uniform):
         return [in_table(choice.low, choice), in_table(choice.highest, choice)]
     return options_of(choice)
+
+
+def with_seed(sweep: Sweep, values: dict[str, Any], repeat: int) -> dict[str, Any]:
+    """The values of a repeat of a configuration, from 0 on; unchanged if configurations are not repeated."""
+    return values if sweep.repeats == 1 else {**values, sweep.seed_key or "": sweep.first_seed + repeat}
 
 
 def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:

@@ -6,13 +6,15 @@ killed makes the same suggestions as an uninterrupted one if its trials end in t
 """
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.sweep import Choice, Draw, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import in_table
+from trainyard.config.trials import in_table, with_seed
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
@@ -142,6 +144,8 @@ class OptunaStudy:
         return min(values) - spread if mode == "max" else max(values) + spread
 
 
+# Of repeats of a configuration: if one has diverged, it counts as diverged, and if one was stopped, as stopped.
+_BADNESS: Final = {TrialStatus.FAILED: 1, TrialStatus.STOPPED: 2, TrialStatus.DIVERGED: 3}
 _GUESS: Final = "fixed_params"  # where Optuna keeps the values of an enqueued trial
 
 
@@ -223,15 +227,41 @@ class SuggestionSource:
         trial = self._order.draw(self._choose)
         return None if trial is None else self._order.task(trial)
 
+    def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The next configuration, or the next repeat of the last one."""
+        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.repeats
+        if repeat:
+            first = drawn[-repeat]
+            return with_seed(sweep, first.trial.values, repeat), first.params, first.attrs
+        cancelled = self._order.cancelled - self._ends.keys()
+        gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
+        firsts, ends = drawn[:: sweep.repeats], self._ends | gone
+        if sweep.repeats > 1:
+            groups = zip(*(drawn[each :: sweep.repeats] for each in range(sweep.repeats)), strict=True)
+            ends = {group[0].name: end for group in groups if (end := self._mean_end(group, ends))}
+        values, params, attrs = self._study.draw(firsts, ends)
+        return with_seed(sweep, values, 0), params, attrs
+
+    def _mean_end(self, repeats: Sequence[Suggestion], known: Mapping[str, Attempt]) -> Attempt | None:
+        """How the repeats of a configuration ended, as one trial with their mean; None until all have ended."""
+        ends = [known[each.name] for each in repeats if each.name in known]
+        if len(ends) < len(repeats):
+            return None
+        metric = self._state.sweep.compared_by[0]
+        worst = max(ends, key=lambda end: _BADNESS.get(end.outcome, 0))
+        values = [end.metrics[metric] for end in ends if end.outcome in WITH_RESULT and metric in end.metrics]
+        if not values or worst.outcome == TrialStatus.DIVERGED:
+            return worst
+        outcome = worst.outcome if worst.outcome in WITH_RESULT else TrialStatus.FINISHED
+        return replace(worst, outcome=outcome, metrics={metric: statistics.fmean(values)})
+
     def _choose(self) -> tuple[list[Suggested], str | None]:
         """The next draws, up to one whose trial must run, and this trial, if any."""
         state, space = self._state, self._state.space
         drawn, events = list(space.suggestions), list[Suggested]()
         known = {each.name for each in drawn}
         while len(drawn) - len(space.suggestions) < self.remaining:
-            cancelled = self._order.cancelled - self._ends.keys()
-            gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
-            values, params, attrs = self._study.draw(drawn, self._ends | gone)
+            values, params, attrs = self._draw(drawn)
             event = Suggested(
                 time=round(read_clock(), 4), search=space.search_key, values=values, params=params, attrs=attrs
             )

@@ -74,7 +74,7 @@ class TrialSpace:
         if self.sweep.search is None:
             return {}
         example = Trial(expand(self.sweep).examples[0].spec, {})
-        return {f"{_PLACEHOLDER}{number}": example for number in range(after + 1, self.sweep.search.trials + 1)}
+        return {f"{_PLACEHOLDER}{number}": example for number in range(after + 1, self.sweep.draw_count + 1)}
 
     def grow(self, sweep: Sweep) -> list[str]:
         """Add the trials that another config of the sweep has more; returns their names, or placeholders of a search.
@@ -82,8 +82,7 @@ class TrialSpace:
         There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
-        drawn_before = before.search.trials if before.search else 0
-        found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=drawn_before)
+        found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=before.draw_count)
         added = {name: trial for name, trial in found.items() if name not in self.trials}
         self.trials |= added
         return list(added)
@@ -95,6 +94,7 @@ class TrialSpace:
             return ""
         search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
         content = [search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, self.sweep.retrain]
+        content += [self.sweep.repeats] if self.sweep.repeats > 1 else []
         return digest_of(content, length=10)
 
     @property
@@ -104,7 +104,7 @@ class TrialSpace:
     @property
     def undrawn_count(self) -> int:
         """Configurations that the search will still draw."""
-        return self.sweep.search.trials - len(self.suggestions) if self.sweep.search else 0
+        return self.sweep.draw_count - len(self.suggestions)
 
     def suggestion(self, event: Suggested) -> Suggestion:
         """A configuration that the search has drawn."""

@@ -3,8 +3,8 @@
 from typing import Final
 
 from trainyard.config.config import Config
+from trainyard.config.sweep import is_seed
 from trainyard.config.trials import constant_keys, count_configured
-from trainyard.results.ranking import is_seed
 
 # The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
 PLOT_LABELS: Final = {

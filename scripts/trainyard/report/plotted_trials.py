@@ -11,10 +11,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize, to_rgba
 from matplotlib.ticker import PercentFormatter
 
+from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
 from trainyard.report.style import readable_metric
-from trainyard.results.ranking import Ranking, describe_best, is_seed
+from trainyard.results.ranking import Ranking, describe_best
 
 BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
 MAX_TITLE: Final = 180  # characters, above which a title names no key instead of all

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from trainyard.config.config import Config
+from trainyard.config.sweep import is_seed
 from trainyard.config.trials import varied_keys
 from trainyard.data.staged import Staged, StagedImageMeta
 from trainyard.planning.plan import Plan, read_state
@@ -28,7 +29,7 @@ from trainyard.report import (
 from trainyard.report.plot_list import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import counted_unit, curve_column
-from trainyard.results.ranking import is_seed, rank_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.text import count_of, format_precise_duration
 

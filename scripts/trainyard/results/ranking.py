@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainyard.config.metric_names import Mode, guess_mode
-from trainyard.config.sweep import TrainSweep
+from trainyard.config.sweep import TrainSweep, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
@@ -125,11 +125,6 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
         (Configuration(*each) for each in found.values()),
         key=lambda each: (each.mean is None, each.mean is not None and each.is_incomplete, _cost(each.mean, mode)),
     )
-
-
-def is_seed(key: str) -> bool:
-    """Whether a varied key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
-    return key.rpartition(".")[2] == "seed"
 
 
 def _cost(score: float | None, mode: Mode) -> float:

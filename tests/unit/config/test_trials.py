@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from trainyard.config import trials
 from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import CommandSweep, Range, TrainSweep
@@ -77,6 +78,38 @@ def test_draws_with_a_step_are_steps():
     drawn = expand(sweep(sample={"count": 60, "values": values})).trials
     assert {each.spec.lr for each in drawn} == {0.1, 0.3, 0.5}
     assert {each.spec.epochs for each in drawn} == {2, 5, 8}
+
+
+def test_repeats_run_each_configuration_with_further_seeds_and_the_first_one_is_the_single_trial():
+    single = sweep(train={"seed": 4}, grid={"lr": [0.1, 0.2]})
+    made = sweep(train={"seed": 4}, grid={"lr": [0.1, 0.2]}, repeats=3)
+    assert [(each.spec.lr, each.spec.seed) for each in expand(made).trials] == [
+        *[(0.1, 4), (0.2, 4)],
+        *[(0.1, 5), (0.2, 5)],
+        *[(0.1, 6), (0.2, 6)],
+    ]
+    assert identities(made)[:2] == identities(single)
+    assert varied_keys(expand(made).trials) == ["lr", "seed"] == made.varied_keys
+    of_command = {"command": "./run {lr} --seed {seed}", "grid": {"lr": [1, 2]}}
+    found = expand(CommandSweep.model_validate({**of_command, "repeats": 2})).trials
+    assert [each.spec.args for each in found] == [{"lr": lr, "seed": seed} for seed in (0, 1) for lr in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"command": "./run {lr}", "grid": {"lr": [1]}}, "repeats needs your program's seed: give args: {seed: 0}"),
+        ({"command": "./run {args}", "grid": {"seed": [1, 2]}}, "repeats varies the seed, as seed does: give one of"),
+        (
+            {"command": "./run {args}", "args": {"seed": "a"}, "grid": {"lr": [1]}},
+            "from seed, which is 'a'",
+        ),
+    ],
+)
+def test_repeats_need_a_seed(fields, wrong):
+    with pytest.raises(ValidationError) as caught:
+        CommandSweep.model_validate({**fields, "repeats": 3})
+    assert wrong in str(caught.value)
 
 
 def test_adding_configurations_keeps_the_identities_of_the_others():

@@ -301,3 +301,35 @@ def test_a_command_with_a_key_that_may_be_absent_needs_args():
     raw = {"command": "./run {optimizer} {momentum}", "metrics": {"file": "m.json"}, "metric": "val_accuracy"}
     with pytest.raises(ConfigError, match=r"momentum has no value where its `when` does not hold: write {args} inst"):
         check_config({"sweeps": {"s": {**raw, "search": {"trials": 3, "values": values}}}})
+
+
+def test_a_search_draws_from_the_means_of_repeats(tmp_path, monkeypatch):
+    """Two seeds each: their mean counts when both have ended; one that has diverged makes its configuration bad."""
+    known = []
+    whole = OptunaStudy.draw
+    monkeypatch.setattr(OptunaStudy, "draw", lambda self, *given: (known.append(given), whole(self, *given))[1])
+    own = {"command": "./run {args}", "args": {"seed": 7}, "metrics": {"file": "m.json"}, "metric": "loss"}
+    made = {**own, "repeats": 2, "search": {"trials": 4, "values": {"lr": {"low": 0, "high": 1}}}}
+    state = plan_sweep(check_config({"sweeps": {"s": made}}), "s", tmp_path).state
+    assert len(state.trials) == 8
+    finished, diverged, stopped = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
+    results = [(0.2, finished), (0.4, finished), (0.1, finished), (None, diverged), (0.3, stopped), (0.1, finished)]
+    with session_of(tmp_path / "sweeps/s") as journal:
+        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        seeds = []
+        for loss, outcome in results:
+            task = source.next_task()
+            seeds.append(task.spec.args["seed"])
+            metrics = {} if loss is None else {"loss": loss}
+            event = Ended(trial=task.trial, attempt=1, status=outcome, metrics=metrics)
+            journal.record(Started(trial=task.trial, attempt=1))
+            journal.record(event)
+            source.update(event, Attempt(task.trial, 1, 0, 1, outcome=outcome, metrics=metrics))
+        source.next_task()
+    assert seeds == [7, 8] * 3
+    drawn, ends = known[-1]
+    assert len(drawn) == 3, "configurations"
+    found = [ends[each.name] for each in drawn]
+    assert [each.outcome for each in found] == [finished, diverged, stopped]
+    assert [round(found[0].metrics["loss"], 6), round(found[2].metrics["loss"], 6)] == [0.3, 0.2]
+    assert len(known) == 4, "one draw for both repeats of a configuration"
