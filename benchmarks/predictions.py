@@ -14,12 +14,12 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "tests", "tests/clust
 
 
 def main() -> None:
-    """Run 20 trials that sleep 2 to 53 s, first without and then with evidence, and print the second run."""
+    """Run 20 trials that sleep 1 to 20 s, first without and then with evidence, and print the second run."""
     from slurm_cluster.cluster import Cluster
     from submitting import depth_sweep_twice
 
     with Cluster() as cluster, tempfile.TemporaryDirectory(dir=cluster.shared) as folder:
-        _, second = depth_sweep_twice(cluster, Path(folder), seconds_per_block=2 / 3)
+        _, second = depth_sweep_twice(cluster, Path(folder), seconds_per_block=1 / 4)
         job = pd.read_csv(second / "jobs.csv").iloc[-1]
         strategies = pd.read_csv(second / "strategies.csv").set_index("strategy")
     low, high = job["predicted_low_seconds"], job["predicted_high_seconds"]

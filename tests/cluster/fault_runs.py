@@ -223,7 +223,7 @@ class Run:
 
 
 class Sweep(Run):
-    """A sweep of six trials on two slots: two GPUs of one node, or one on each of two nodes."""
+    """A sweep of six trials on two slots: two GPUs of one node, or two whole nodes, each of which is a job."""
 
     target, code = "results/sweeps/s/trials.csv", ("mine.py", TRIALS)
     rules = ("sweep",)
@@ -240,7 +240,7 @@ class Sweep(Run):
         return max(journal_files(self.sweep_folder), key=lambda path: path.stat().st_mtime_ns)
 
     def config(self) -> dict[str, Any]:
-        slots = {"nodes": self.nodes, "gpus_per_node": 2 // self.nodes}
+        slots = {"nodes": self.nodes, "gpus_per_node": 2, "gpus_per_trial": self.nodes}
         grid = {"n": list(range(self.trials)), "lasts": [self.lasts]}
         return {"sweeps": {"s": {"function": "mine:run", "grid": grid, "slots": slots, **self.options}}}
 
@@ -293,7 +293,7 @@ class Sweep(Run):
 
     @property
     def other_host(self) -> Host:
-        """The host of the job where the driver does not run."""
+        """The host of the other job."""
         names = {attempt.location.node for attempt in self.attempts()} - {self.driver_host.name}
         return self.cluster.hosts[names.pop()]
 

@@ -30,7 +30,7 @@ class Fault:
     bound_seconds: float  # from the fault to the end of the job
     shows: tuple[str, ...] = ()  # patterns, each in the output of a command or job
     job: type[Run] = Sweep
-    nodes: int = 1  # of a sweep; a training has two
+    nodes: int = 1  # of a sweep, with a job each; a training has two
     resources: tuple[str, ...] = ()  # of the job
     minutes: int = 30  # the walltime of the first job
     before: Step = nothing  # once the files are written, before the first command
@@ -90,13 +90,12 @@ def break_gpu(run: Sweep) -> None:
     (run.seen / f"broken-{place.node}-{place.gpu}").touch()
 
 
-def kill_ray(name: str, *, on: str) -> Step:
-    """Kill all processes of Ray with this name on the driver's host or on the other one."""
+def kill_ray(name: str) -> Step:
+    """Kill the process of Ray with this name."""
 
     def kill(run: Sweep) -> None:
-        host = run.driver_host if on == "driver" else run.other_host
-        found = [process for process in host.processes() if process.name.startswith(name)]
-        assert found, f"{name} runs on {host.name}"
+        found = [process for process in run.driver_host.processes() if process.name.startswith(name)]
+        assert found, f"{name} runs on {run.driver_host.name}"
         for process in found:
             process.signal(signal.SIGKILL)
 
@@ -104,7 +103,7 @@ def kill_ray(name: str, *, on: str) -> Step:
 
 
 def suspend(*, seconds: float) -> Step:
-    """Let Slurm suspend the job for so long, on all of its hosts."""
+    """Let Slurm suspend the job for so long."""
 
     def stop(run: Run) -> None:
         run.cluster.run(["scontrol", "suspend", str(run.jobs()[-1])])
@@ -395,16 +394,14 @@ SWEEP = [
     Fault("driver killed", kill_driver, 60, shows=("SIGKILL",)),
     Fault("worker of a slot killed", kill_worker, 60, shows=("the worker's process ended: it was killed.*see .*log",)),
     Fault("GPU on which every trial fails", break_gpu, 60, shows=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
-    Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
-    Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
-    Fault("Ray on the driver's node killed", kill_ray("raylet", on="driver"), 60, shows=("starting Ray again",)),
+    Fault("Ray's head killed", kill_ray("gcs_server"), 120),
+    Fault("Ray's raylet killed", kill_ray("raylet"), 60, shows=("starting Ray again",)),
     Fault("suspended for 45 s", suspend(seconds=45), 120),
-    Fault("suspended for 45 s on two nodes", suspend(seconds=45), 120, nodes=2),
-    Fault("host lost", lose_host, 120, nodes=2, shows=("the worker's process ended|node",), in_test=True),
-    Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
-    Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
+    Fault("host of one of two jobs lost", lose_host, 120, nodes=2, in_test=True),
+    Fault("host of one of two jobs cut off", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
+    Fault("host of one of two jobs cut off for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("driver's host cut off until the job runs again", cut_off_until_requeued, 300, leaves=KILLED_AT_ITS_RETURN),
-    Fault("slurmd killed", kill_slurmd, 60, nodes=2),
+    Fault("slurmd of one of two jobs killed", kill_slurmd, 60, nodes=2),
     Fault("slurmdbd away while the job ends", lose_daemon("slurmdbd", seconds=15), 120, opens=False),
     Fault("slurmctld away while the job ends", lose_daemon("slurmctld", seconds=15), 120, opens=False),
     Fault("slurmstepd killed", kill_slurmstepd, 300),
@@ -419,7 +416,7 @@ SWEEP = [
     Fault("journal: read-only", protect_journal, 60, then=release_journal, shows=(r"sessions/.*\.jsonl",)),
     Fault("second snakemake on the same sweep", start_a_second, 120, shows=WAITS),
     Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, shows=WAITS),
-    Fault("clocks a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),
+    Fault("clocks of two jobs a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),
     Fault("results deleted", delete_results, 60),
     Fault("results moved to another path", kill_driver, 60, then=move_project),
 ]

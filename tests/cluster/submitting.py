@@ -100,15 +100,13 @@ def run(config, context):
 """
 
 
-def depth_sweep_twice(
-    cluster: Cluster, folder: Path, *, seconds_per_block: float, nodes: tuple[int, int] = (4, 2)
-) -> tuple[Path, Path]:
+def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: float) -> tuple[Path, Path]:
     """Run 20 trials of 4 to 80 blocks without measurements, then again with the journal of the first run.
 
-    Returns the folders with the results of the two runs, on so many hosts with two GPUs each.
+    Returns the folders with the results of the two runs, on one GPU and on two.
     """
     results = []
-    for run, hosts in enumerate(nodes):
+    for run, gpus in enumerate((1, 2)):
         place = folder / f"run-{run}"
         place.mkdir()
         (place / "timed.py").write_text(TIMED.format(seconds=seconds_per_block))
@@ -119,7 +117,7 @@ def depth_sweep_twice(
         sweep = {
             "function": "timed:run",
             "grid": {"blocks": {"start": 4, "stop": 80, "step": 4}},
-            "slots": {"nodes": hosts, "gpus_per_node": 2},
+            "slots": {"gpus_per_node": gpus},
             "retrain": run,
         }
         snakemake(cluster, place, {"sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}, "--", "sweeps")

@@ -13,7 +13,7 @@ from slurm_cluster.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 
-SLOTS = {"nodes": 2, "gpus_per_node": 2}
+SLOTS = {"gpus_per_node": 2}
 OWN = {"function": "beside_the_config:run", "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 1}}
 CONFIG = {
     **TINY,
@@ -71,7 +71,7 @@ def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_di
     texts = {name: text for name, _, text in found}
     assert {name for name, verdict, _ in found if verdict == "FAILS"} == {"GPU"}, done.stdout
     assert all(job in done.stdout for job in JOBS), done.stdout
-    assert "2 nodes, 2 CPUs, 2 a100 GPUs per node" in texts["sweep s"]
+    assert "1 node, 2 CPUs, 2 a100 GPUs per node" in texts["sweep s"]
     assert re.search(
         r"submitted job \d+: sbatch .*--nodes=2 .*--account=lab .*--gres=gpu:a100:2", " ".join(done.stdout.split())
     )
@@ -83,7 +83,7 @@ def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_di
         "temporary files": "GiB free in /tmp",
         "CPUs": "n1, n2: a step can use its",
         "network": "n2 reached n1 at 10.77.0.1 through eth0; all-reduce with gloo",
-        "Ray": "started on n1, n2, ran a task and ended in",
+        "Ray": "started on n1, ran a task and ended in",
         "GPU": "n1, n2: Slurm allocated 2, but there is no NVIDIA driver",
         "preemption": "partition gpu: jobs are not preempted",
     }

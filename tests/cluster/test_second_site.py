@@ -25,12 +25,14 @@ def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_sit
     with ended_at_last(sweep), ended_at_last(training):
         for run in (sweep, training):
             run.write()
-            run.open()
             run.start()
+        for run in (sweep, training):
+            run.wait_for_progress()
+            run.open()
         for run in (sweep, training):
             assert run.wait_for_command() == 0, run.story()
             assert run.is_complete()
-            assert len(run.jobs()) == 1
+    assert (len(sweep.jobs()), len(training.jobs())) == (2, 1)
     timeline = pd.read_csv(sweep.seen / "results/sweeps/s/timeline.csv")
     assert set(timeline["gpu_model"]) == {"l40s"}
     assert len(set(timeline["node"])) == 2
@@ -95,17 +97,17 @@ def build(*, channels, classes, name):
 """
 
 
-def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_dir):
-    """One trial on each node, eight steps per epoch. Slurm gives five seconds, from SIGTERM to SIGKILL."""
+def test_a_preempted_sweep_repeats_no_step(second_site, second_dir):
+    """Two trials at a time, eight steps per epoch. Slurm gives five seconds, from SIGTERM to SIGKILL."""
     (second_dir / "gated.py").write_text(GATED)
     stage_tiny(second_dir / "results")
     train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
     trials = [{"lr": 0.01, "model_args.name": name} for name in ("a", "b")]
-    sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"nodes": 2, "gpus_per_node": 1}}
+    sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"gpus_per_node": 2}}
     (second_dir / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
     program = f"{sys.executable} {ROOT}/scripts/"
     script = f"export PYTHONPATH={second_dir}\n{program}sweep.py --config config.yaml --sweep s"
-    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:1"]
+    shape = ["--nodes=1", "--ntasks=1", "--cpus-per-task=2", "--gres=gpu:2"]
 
     def steps() -> list[int]:
         return [len(path.read_text().splitlines()) for path in second_dir.glob("steps-*")]
@@ -113,9 +115,9 @@ def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_di
     def outcomes() -> list[str]:
         return [attempt.outcome for attempt in attempts_in(second_dir / "results/sweeps/s")]
 
-    lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01,g02", *shape, cwd=second_dir)
+    lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01", *shape, cwd=second_dir)
     wait_until(lambda: steps() == [12, 12], what="both trials to be in their second epoch")
-    second_site.run(["srun", "--nodes=2", "--nodelist=g01,g02", "--gres=gpu:2", "true"])  # has priority
+    second_site.run(["srun", "--nodes=1", "--nodelist=g01", "--gres=gpu:2", "true"])  # has priority
     assert second_site.wait_until_out_of_queue(lesser) == "PREEMPTED"
     assert outcomes() == ["interrupted"] * 2, (second_dir / f"slurm-{lesser}.out").read_text()
     assert steps() == [12, 12], "they have stopped within a step"

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 7200
 
 
 class Soak(Sweep):
-    """A sweep on two GPUs of each of four hosts. A trial may lose many attempts, none of which is its own fault."""
+    """A sweep in four jobs with two GPUs each. A trial may lose many attempts, none of which is its own fault."""
 
     trials, lasts = 300, 5.0
     options = {"slots": {"nodes": 4, "gpus_per_node": 2}, "retries": 50, "max_failed_fraction": 1}

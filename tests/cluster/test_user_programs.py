@@ -113,7 +113,7 @@ OWN = {
             "grid": {"program": ["./shell.sh", "./compiled", "./where.sh", "./failing.sh", "./endless.sh"]},
             "timeout_minutes": 0.5,  # all but the last one end at once, also on a busy machine
             "retries": 0,
-            "slots": {"nodes": 2, "gpus_per_node": 1},
+            "slots": {"gpus_per_node": 2},
         },
         "function": {"function": "mine:run", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 1}},
     },

@@ -39,7 +39,7 @@ def cluster():
 
 def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     """benchmarks/predictions.py measures its accuracy."""
-    first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05, nodes=(1, 2))
+    first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05)
     unforeseen = pd.read_csv(first / "jobs.csv").iloc[0]
     assert pd.isna(unforeseen["predicted_seconds"])
     assert unforeseen["requested_seconds"] == 50 * 60, "as long as the QOS allows"
@@ -51,12 +51,12 @@ def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     record = cluster.jobs(int(foreseen["job"]))[0]
     assert record.state == "COMPLETED"
     assert foreseen["elapsed_seconds"] == pytest.approx(record.elapsed_seconds, abs=1)
-    assert "gres/gpu=4" in foreseen["allocated_tres"]
+    assert "gres/gpu=2" in foreseen["allocated_tres"]
     table = pd.read_csv(second / "strategies.csv").set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert packed["basis"] == "measured: journal and sacct"
-    assert (packed["jobs"], packed["gpus_total"]) == (1, 4), "only the second job counts"
-    assert packed["requested_gpu_seconds"] == 4 * foreseen["requested_seconds"]
+    assert (packed["jobs"], packed["gpus_total"]) == (1, 2), "only the second job counts"
+    assert packed["requested_gpu_seconds"] == 2 * foreseen["requested_seconds"]
     trials = pd.read_csv(second / "trials.csv")["seconds"]
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(trials.sum(), rel=0.01)
     startup = array["startup_gpu_seconds"] / array["jobs"]
@@ -91,12 +91,12 @@ def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir
 
 
 def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shared_dir):
-    slots = {"nodes": 4, "gpus_per_node": 4}
     sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
-    sweeps = {"fixed": {**sweep, "slots": slots}, "chosen": {**sweep, "slots": slots, "goal": "fastest"}}
+    chosen = {**sweep, "slots": {"nodes": 4, "gpus_per_node": 4}, "goal": "fastest"}
+    sweeps = {"fixed": {**sweep, "slots": {"gpus_per_node": 16}}, "chosen": chosen}
     output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
     time = "limited by QOS normal: 50 min 0 s of walltime"
     assert f"{time}; above the limit of QOS normal: 8 GPUs, so that Slurm would never start it" in output
     assert f"{time}; limited by QOS normal: 8 GPUs" in output
-    assert "requests 8 slots of 1 GPU and 1 CPU on 2 nodes (fastest, of at most 16)" in output
+    assert "requests 2 jobs with 4 slots of 1 GPU and 1 CPU (fastest, of at most 16)" in output
     assert output.count("walltime: 50 min") == 2

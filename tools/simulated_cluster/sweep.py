@@ -55,7 +55,7 @@ class Work:
         sweep: dict[str, Any] = {
             "command": "train {size} {seed}" if sizes else "train {seed}",
             "grid": {**sizes, "seed": {"start": 1, "stop": seeds if sizes else self.trials}},
-            "slots": {"nodes": conditions.nodes, "gpus_per_node": conditions.gpus_per_node, "jobs": jobs},
+            "slots": {"gpus_per_node": conditions.gpus, "jobs": jobs},
             "retries": retries,
         }
         if conditions.checkpoint_seconds is not None:

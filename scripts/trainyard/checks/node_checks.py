@@ -256,7 +256,7 @@ def check_meeting(reports: Reports) -> Iterator[Finding]:
 
 
 def check_ray(reports: Reports) -> Iterator[Finding]:
-    """Ray starts on all nodes of a job."""
+    """Ray starts on the first node of a job."""
     if reports.job.ray:
         yield Finding("Ray", "ok", reports.job.ray)
     else:

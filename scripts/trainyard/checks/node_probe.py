@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def probe_job(folder: Path) -> None:
-    """Check the nodes, make them meet, and start Ray on them; the report is written after each of these."""
+    """Check the nodes, make them meet, and start Ray; the report is written after each of these."""
     report = JobReport()
     try:
         allocation = slurm_allocation.current_allocation()
@@ -167,21 +167,17 @@ def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> 
 
 
 def _start_ray(allocation: Allocation, report: JobReport, folder: Path) -> None:
-    """Start Ray on all nodes as a sweep does, and run a task."""
+    """Start Ray on this node as a sweep does, and run a task."""
     from trainyard.cluster.ray.start import start_ray
-    from trainyard.config.sweep import Slots
 
-    slots = Slots(nodes=len(allocation.nodes), gpus_per_node=max(1, allocation.gpus_per_node))
     began = time.monotonic()
     try:
-        with start_ray(slots, folder=folder, local=""):
+        with start_ray(gpus=allocation.gpus_per_node, cpus=allocation.cpus_per_node):
             import ray
 
             answer = ray.remote(num_cpus=1)(platform.node).remote()
             ray.get(answer, timeout=STEP_SECONDS)
-        report.ray = (
-            f"started on {', '.join(allocation.nodes)}, ran a task and ended in {time.monotonic() - began:.0f} s"
-        )
+        report.ray = f"started on {host.node_name()}, ran a task and ended in {time.monotonic() - began:.0f} s"
     except Exception as error:
         report.ray_error = f"{type(error).__name__}: {error}"[-LAST_CHARACTERS:]
 

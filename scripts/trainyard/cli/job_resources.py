@@ -300,7 +300,7 @@ class SweepJobs(Jobs):
         if not self._profile.has_scheduler:
             return 1
         slots = self._config.sweeps[name].slots
-        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.nodes * slots.cpus_per_node)
+        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.cpus_per_node)
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
@@ -323,9 +323,10 @@ class SweepJobs(Jobs):
         if not self._profile.has_scheduler:
             return f"{summarize_plan(plan)}{environment}"
         request, most = plan.request, plan.state.max_slots
+        most_gpus = most.gpus * (most.most_jobs if plan.state.sweep.goal else 1)  # without a goal, each may start alone
         is_fixed = plan.fixed_minutes is not None
         needed = 0 if is_fixed else request.needed_minutes
-        effect = self._profile.limits(self.rule).describe(needed, gpus=request.slots.gpus, max_gpus=most.gpus)
+        effect = self._profile.limits(self.rule).describe(needed, gpus=request.slots.gpus, max_gpus=most_gpus)
         if is_fixed:
             effect += self._profile.describe_excess(self.rule, most.gpus_per_node)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
@@ -340,11 +341,9 @@ class SweepJobs(Jobs):
 
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
-        """On several nodes, it continues if one of them fails."""
         slots = self._plan(wildcards.name, attempt).request.slots
         gpus = slots.gpus_per_node if self._config.sweeps[wildcards.name].slots.has_gpus else None
-        options = ("--ntasks-per-node=1", "--no-kill") if slots.nodes > 1 else ()
-        return Job(slots.nodes, gpus, slots.cpus_per_node, options)
+        return Job(gpus=gpus, cpus=slots.cpus_per_node)
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:

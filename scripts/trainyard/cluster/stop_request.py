@@ -98,7 +98,7 @@ def ignore_signal(*_: object) -> None:
 
 
 def request_stop_of_workers(*attempts: str) -> None:
-    """Request all workers of this Ray, on all nodes, to end what they run; or only those that run these attempts."""
+    """Request all workers of this Ray to end what they run; or only those that run these attempts."""
     from ray.experimental import internal_kv  # here: Ray reads its environment on import
 
     internal_kv._internal_kv_put(_KEY, " ".join(attempts or [_ALL]).encode())

@@ -381,14 +381,15 @@ def _number_or_text(value: Any) -> str:
     return "text" if isinstance(value, str) else "number"
 
 
+MAX_JOBS: Final = 100
 JobCount = Annotated[
-    Annotated[int, Field(ge=1, le=100), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
+    Annotated[int, Field(ge=1, le=MAX_JOBS), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
     Discriminator(_number_or_text),
 ]
 
 
 class Slots(Section):
-    """The resources of a sweep's job, and how trials share them."""
+    """The resources of a sweep's jobs, of one node each, and how trials share them."""
 
     jobs: JobCount = Field(
         1,
@@ -396,7 +397,9 @@ class Slots(Section):
         "starts, and a job that finds nothing to take ends at once. `auto`: up to 16, each with the GPUs of one trial "
         "if `gpus_per_node` is not given.",
     )
-    nodes: PositiveInt = Field(1, description="Nodes of a job.")
+    nodes: Annotated[int, Field(ge=1, le=MAX_JOBS)] | None = Field(
+        None, description="`nodes: 4` is `jobs: 4`: a job for each node, each of which starts once its node is free."
+    )
     gpus_per_node: NonNegativeInt = Field(
         1,
         description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, trials see "
@@ -434,6 +437,13 @@ class Slots(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _make_jobs_of_nodes(cls, given: Any) -> Any:
+        nodes = given.get("nodes") if isinstance(given, dict) else None
+        is_valid = type(nodes) is int and 1 <= nodes <= MAX_JOBS
+        return {"jobs": nodes, **given} if is_valid else given
+
+    @model_validator(mode="before")
+    @classmethod
     def _fit_job_to_trial(cls, given: Any) -> Any:
         share = given.get("gpus_per_trial") if isinstance(given, dict) and given.get("jobs") == "auto" else None
         return {"gpus_per_node": int(share), **given} if isinstance(share, (int, float)) and share > 1 else given
@@ -449,15 +459,18 @@ class Slots(Section):
         if self.has_gpus and "slots_per_node" in self.model_fields_set:
             message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
             raise PydanticCustomError("slots", message)
+        if self.nodes not in (None, 1, self.jobs):
+            message = "each job has one node: give `jobs` or `nodes`, not both"
+            raise PydanticCustomError("slots", message)
         if self.most_jobs > 1 and self.gpus_per_trial == "auto":
-            message = "gpus_per_trial: auto is measured in one job; with jobs: {jobs}, give a number, such as 0.5"
-            raise PydanticCustomError("slots", message, {"jobs": self.jobs})
-        if not self.has_gpus and self.nodes * self.slots_per_node > MAX_GPUS:
-            message = "a job has at most {slots} slots on all nodes"
-            raise PydanticCustomError("slots", message, {"slots": MAX_GPUS})
-        if self.has_gpus and (self.share < MIN_SHARE or self.nodes * self.gpus_per_node > MAX_GPUS):
-            message = "a trial has at least {share} GPUs, and a job at most {gpus} on all nodes"
-            raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_GPUS})
+            message = "gpus_per_trial: auto is measured in one job; with {key}: {jobs}, give a number, such as 0.5"
+            key = "jobs" if self.nodes in (None, 1) else "nodes"
+            raise PydanticCustomError("slots", message, {"key": key, "jobs": self.jobs})
+        if self.slots_per_node > MAX_SLOTS:
+            raise PydanticCustomError("slots", "a job has at most {slots} slots", {"slots": MAX_SLOTS})
+        if self.has_gpus and (self.share < MIN_SHARE or self.gpus_per_node > MAX_SLOTS):
+            message = "a trial has at least {share} GPUs, and a job at most {gpus}"
+            raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_SLOTS})
         if self.share > self.gpus_per_node:
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
@@ -507,13 +520,13 @@ class Slots(Section):
 
     @property
     def count(self) -> int:
-        """Slots of the job."""
-        return self.nodes * self.per_node
+        """Slots of a job."""
+        return self.per_node
 
     @property
     def gpus(self) -> int:
-        """GPUs of the job."""
-        return self.nodes * self.gpus_per_node
+        """GPUs of a job."""
+        return self.gpus_per_node
 
     @property
     def unit(self) -> Unit:
@@ -523,7 +536,7 @@ class Slots(Section):
     @property
     def units(self) -> int:
         """The number of GPUs of the job; without GPUs, of CPUs."""
-        return self.gpus if self.has_gpus else self.nodes * self.cpus_per_node
+        return self.gpus if self.has_gpus else self.cpus_per_node
 
     @property
     def units_per_trial(self) -> float:
@@ -538,7 +551,7 @@ def _auto_slots(value: Any) -> Any:
 MIN_SHARE: Final = 0.01
 AUTO_JOBS: Final = 16  # limit of `jobs: auto`
 MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests CPUs for as many
-MAX_GPUS: Final = 100_000
+MAX_SLOTS: Final = 100_000  # or GPUs
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[
     str,
@@ -586,9 +599,10 @@ class Sweep(Section):
     )
     goal: Goal | None = Field(
         None,
-        description="Choose the number of nodes and GPUs, up to those of `slots`. `fastest`: the fewest GPU-hours "
-        "among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that need at most "
-        "2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
+        description="Choose the number of jobs and of their GPUs, up to those of `slots`. `fastest`: the fewest "
+        "GPU-hours among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that "
+        "need at most 2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets "
+        "the deadline.",
     )
     repeats: PositiveInt = Field(
         1,
@@ -636,7 +650,7 @@ class Sweep(Section):
     @model_validator(mode="after")
     def _check_goal(self) -> "Sweep":
         if self.goal and self.slots.jobs == "auto":
-            message = "a goal chooses the GPUs of a job, and `jobs: auto` the number of jobs: give one of the two"
+            message = "both a goal and `jobs: auto` choose the number of jobs: give one of the two"
             raise PydanticCustomError("slots", message)
         return self
 

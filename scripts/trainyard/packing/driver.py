@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import run_mps
 from trainyard.cluster.job_memory import record_memory
-from trainyard.cluster.node_folders import remove_copies_at_exit
+from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
@@ -200,7 +200,7 @@ def _fix_slots(plan: Plan) -> Plan:
         if not slots.has_gpus:
             fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
             given = {"slots_per_node": min(fitting, plan.state.max_slots.slots_per_node)}
-        slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
+        slots = slots.model_copy(update=given)
     if slots.jobs == "auto" and not allocation:
         slots = slots.model_copy(update={"jobs": 1})
     return plan.with_slots(slots)
@@ -234,7 +234,12 @@ def _run_pending(
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted, order_job=journal.order_job),
         run_mps(slots.uses_mps),
-        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as running,
+        start_ray(
+            gpus=slots.gpus_per_node,
+            cpus=slots.cpus_per_node,
+            cleanup=copy_patterns(config.data.local),
+            parent=parent,
+        ) as running,
         view.show(),
     ):
         journal.record(RayStarted(spent=running.seconds))
@@ -251,7 +256,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             process=os.getpid(),
             code=code_version(),
             slots=slots.count,
-            nodes=slots.nodes,
+            nodes=1,
             gpus=slots.gpus,
             cpus=None if slots.has_gpus else slots.units,
             gpus_per_trial=slots.share,

@@ -117,7 +117,6 @@ def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) ->
     return PlannedJob(
         strategy="packed",
         jobs=request.all_jobs,
-        nodes=request.slots.nodes,
         walltime_minutes=request.walltime_minutes if has_scheduler else None,
         predicted_seconds=request.predicted_seconds,
         predicted_low_seconds=low,
@@ -266,14 +265,13 @@ def summarize_plan(plan: Plan) -> str:
     if slots.most_jobs > 1:
         basis = f" (auto: {plan.request.jobs_basis})" if plan.request.jobs_basis else ""
         requested = f"{count_of(plan.request.parallel_jobs, 'job')}{basis} with {requested}"
-    nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
-    most = f"of at most {limit.count}"
+    most = f"of at most {limit.count * limit.most_jobs}"
     among = f"which none {most} is sure to meet" if plan.request.misses_deadline else most
     chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
-    return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"
+    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {_describe_prediction(plan)}{why}"
 
 
 def _describe_again(state: SweepState) -> Iterator[str]:

@@ -28,21 +28,25 @@ STARTUP_FACTOR: Final = 10  # of its start-up: the work for which `jobs: auto` r
 
 @dataclass(frozen=True)
 class GpuOption:
-    """Nodes and GPUs (or slots on CPUs) that can be requested, with their predicted time and cost."""
+    """Jobs and their GPUs (or slots on CPUs) that can be requested, with their predicted time and cost."""
 
-    slots: Slots  # of a job
-    unit_seconds: float  # GPU-seconds, or CPU-seconds, from the start of the jobs to the end of the last trial
-    parallel_jobs: int = 1
+    slots: Slots  # of each of its `jobs`
+    seconds: float  # from the start of the jobs to the end of the last trial
 
     @property
-    def seconds(self) -> float:
-        """From the start of the jobs to the end of the last trial."""
-        return self.unit_seconds / (self.slots.units * self.parallel_jobs)
+    def unit_seconds(self) -> float:
+        """GPU-seconds, or CPU-seconds, of all jobs."""
+        return self.seconds * self.slots.units * self.slots.most_jobs
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all jobs."""
+        return self.slots.gpus * self.slots.most_jobs
 
     @property
     def slot_count(self) -> int:
-        """Slots of all parallel jobs."""
-        return self.slots.count * self.parallel_jobs
+        """Slots of all jobs."""
+        return self.slots.count * self.slots.most_jobs
 
 
 def useful_jobs(slots: Slots, trials: int) -> int:
@@ -55,28 +59,27 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
 
     None has more slots than needed for all trials at once. The first trial starts after `startup` seconds.
     """
-    found = []
+    found = list[GpuOption]()
     for slots in _sizes(limit):
-        jobs = useful_jobs(slots, len(durations))
-        seconds = makespan(durations, slots.count * jobs) + startup
-        found.append(GpuOption(slots, seconds * slots.units * jobs, jobs))
-        if slots.count * jobs >= len(durations):
+        count = slots.count * slots.most_jobs
+        found.append(GpuOption(slots, makespan(durations, count) + startup))
+        if count >= len(durations):
             break
     return found
 
 
 def _sizes(limit: Slots) -> Iterator[Slots]:
-    """Nodes and GPUs or slots per node, by ascending product; of equal products, the one with the fewest nodes."""
+    """Jobs and GPUs or slots of each, by ascending product; of equal products, the one with the fewest jobs."""
     key = "gpus_per_node" if limit.has_gpus else "slots_per_node"
     step = max(1, int(limit.share))
     per_node = range(step, getattr(limit, key) + 1, step)
     found: dict[int, tuple[int, int]] = {}
-    for nodes in range(1, limit.nodes + 1):
+    for jobs in range(1, limit.most_jobs + 1):
         for count in per_node:
-            found.setdefault(nodes * count, (nodes, count))
+            found.setdefault(jobs * count, (jobs, count))
     for total in sorted(found):
-        nodes, count = found[total]
-        yield limit.model_copy(update={"nodes": nodes, key: count})
+        jobs, count = found[total]
+        yield limit.model_copy(update={"jobs": jobs, key: count})
 
 
 def choose_option(
@@ -109,7 +112,7 @@ def choose_option(
 class JobRequest:
     """What is requested from Slurm to run the pending trials.
 
-    No job may exceed `limit_minutes`; with a goal, none requests more than `limit_gpus`; `jobs: auto` is at most
+    No job may exceed `limit_minutes`; with a goal, all together request at most `limit_gpus`; `jobs: auto` is at most
     `limit_jobs`. With `fixed_minutes`, each requests this walltime.
     """
 
@@ -188,7 +191,7 @@ class JobRequest:
         """
         startup = self._state.startup_seconds if self._forecast.seconds else 0.0
         found = list_options(self._forecast.durations(self._forecast.pending), self._state.max_slots, startup=startup)
-        return [option for option in found if option.slots.gpus <= self._limit_gpus] or found[:1]
+        return [option for option in found if option.gpus <= self._limit_gpus] or found[:1]
 
     def _max_seconds(self, option: GpuOption) -> float:
         """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""

@@ -23,7 +23,7 @@ class Plan:
 
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
-    limit_gpus: float = math.inf  # the most GPUs, over all nodes
+    limit_gpus: float = math.inf  # the most GPUs, of all jobs
     limit_jobs: float = math.inf  # the most jobs of `jobs: auto`
     fixed_minutes: float | None = None  # the walltime that is requested in any case
     price: float | None = None  # of a GPU-hour; without GPUs, of a CPU-hour
@@ -65,8 +65,8 @@ def plan_sweep(
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
-    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`; `jobs: auto`
-    is at most `limit_jobs`. With `fixed_minutes`, each requests this walltime. Durations are those on `gpu_models`, of
+    No job may take longer than `limit_minutes`; with a goal, all together request at most `limit_gpus`; `jobs: auto` is
+    at most `limit_jobs`. With `fixed_minutes`, each requests this walltime. Durations are those on `gpu_models`, of
     which a job gets one; empty if that is unknown. A caller that plans repeatedly passes the `fold` of the journal,
     which then reads new lines only.
     """

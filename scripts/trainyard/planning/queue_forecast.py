@@ -62,11 +62,11 @@ class Queue:
         model, cpus = f"{self.gpu_type}:" if self.gpu_type else "", slots.cpus_per_node
         of_all = [f"--cpus-per-task={cpus}", f"--mem-per-cpu={math.ceil(memory_mb / cpus)}", f"--time={minutes}"]
         of_all += [f"--gpus-per-task={model}{slots.gpus_per_node}"] if slots.has_gpus else []
-        of_all += [f"--nodes={slots.nodes}", "--ntasks-per-node=1"] if jobs == 1 else []
+        of_all += ["--nodes=1"] if jobs == 1 else []
         of_all += [f"--partition={self.partition}"] if self.partition else []
 
         def ask(count: int) -> float:
-            return max(0.0, predict_start([f"--ntasks={count * slots.nodes}", *of_all, *self.options]) - time.time())
+            return max(0.0, predict_start([f"--ntasks={count}", *of_all, *self.options]) - time.time())
 
         found = {count: ask(count) for count in sorted({1, jobs})}
 
@@ -90,8 +90,7 @@ class QueuedJobs:
 
     sweep: str
     jobs: int
-    nodes: int  # of a job
-    gpus: int  # of a job, on all nodes
+    gpus: int  # of a job
     cpus: int
     walltime_minutes: int
     first_start_seconds: float  # at the latest, as the other times; infinite if Slurm would never start it
@@ -128,7 +127,7 @@ def _small_jobs(plan: Plan) -> Plan:
     key, step = _per_node(own)
     if plan.state.sweep.slots.gpus_per_trial == "auto":
         return plan.with_slots(own.model_copy(update={"jobs": jobs}))
-    auto = own.model_copy(update={"jobs": "auto", "nodes": 1, key: step})
+    auto = own.model_copy(update={"jobs": "auto", key: step})
     units = jobs * own.units // auto.units  # jobs like these for the requested GPUs
     found = replace(plan, limit_jobs=plan.limit_jobs * own.units / auto.units).with_slots(auto).request.parallel_jobs
     return plan.with_slots(auto.model_copy(update={"jobs": min(found, units)}))
@@ -140,7 +139,7 @@ def _per_node(slots: Slots) -> tuple[str, int]:
 
 
 def _size(slots: Slots) -> tuple[Any, ...]:
-    return slots.jobs, slots.nodes, slots.gpus_per_node, slots.slots_per_node
+    return slots.jobs, slots.gpus_per_node, slots.slots_per_node
 
 
 def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minutes: int) -> QueuedJobs:
@@ -163,9 +162,8 @@ def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minut
     return QueuedJobs(
         sweep=state.name,
         jobs=jobs,
-        nodes=slots.nodes,
         gpus=slots.gpus,
-        cpus=slots.nodes * slots.cpus_per_node,
+        cpus=slots.cpus_per_node,
         walltime_minutes=minutes,
         first_start_seconds=starts[0],
         last_start_seconds=max(starting, default=math.inf),
@@ -179,7 +177,7 @@ def _shapes(plan: Plan, small: Plan, queue: Queue) -> Iterator[Plan]:
     own, jobs = plan.request.slots, plan.request.parallel_jobs
     yield (first := plan.with_slots(own.model_copy(update={"jobs": jobs})))
     key, step = _per_node(own)
-    total = jobs * own.nodes * getattr(own, key)
+    total = jobs * getattr(own, key)
     if own.has_gpus:
         most = max((each.gpu_count(queue.gpu_type) for each in queue.partitions), default=0)
     else:
@@ -188,14 +186,11 @@ def _shapes(plan: Plan, small: Plan, queue: Queue) -> Iterator[Plan]:
     for count in (1, 2):
         if plan.state.sweep.slots.gpus_per_trial == "auto" and count > 1:
             return  # it is measured in a single job
-        steps = total // count // step  # of a job
-        if nodes := next(
-            (each for each in range(1, steps + 1) if not steps % each and steps // each * step <= most), 0
-        ):
-            slots = own.model_copy(update={"jobs": count, "nodes": nodes, key: steps * step // nodes})
-            if _size(slots) not in seen:
-                seen.add(_size(slots))
-                yield first.with_slots(slots)
+        size = total // count // step * step  # of a job
+        slots = own.model_copy(update={"jobs": count, key: size})
+        if 0 < size <= most and _size(slots) not in seen:
+            seen.add(_size(slots))
+            yield first.with_slots(slots)
     if _size(small.request.slots) != _size(first.request.slots):
         yield small
 

@@ -19,7 +19,7 @@ SLURM = {
 CONFIG = {
     **TINY,
     "sweeps": {
-        "s": {**TINY["sweeps"]["lr"], "slots": {"nodes": 2, "gpus_per_node": 2}},
+        "s": {**TINY["sweeps"]["lr"], "slots": {"gpus_per_node": 2}},
         "several": {**TINY["sweeps"]["lr"], "slots": {"jobs": 3, "gpus_per_node": 1}},
     },
     "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["1x1"]}},
@@ -69,7 +69,7 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
     sweep = next(each for each in requests if each.job == "sweep s")
     assert sweep.accepted
     assert sweep.response == "Job 7 to start at 2026-11-21T03:12:36"
-    assert str(sweep).startswith("2 nodes, 2 CPUs, 2 a100 GPUs per node")
+    assert str(sweep).startswith("1 node, 2 CPUs, 2 a100 GPUs per node")
     assert (sweep.options.account, sweep.options.partition) == ("lab", "gpu")
     assert done.read_text() == "model\n"
     assert [each.name for each in done.parents[2].iterdir()] == ["trees"], "nothing was run"

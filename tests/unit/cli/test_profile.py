@@ -17,10 +17,7 @@ from trainyard.utils.errors import UserError
 HYPHENS = "nvidia_a100-sxm4-80gb"
 CONFIG = {
     "datasets": {"d": {"source": "digits"}},
-    "sweeps": {
-        name: {"dataset": "d", "grid": {"lr": [0.1]}, "slots": {"nodes": nodes, "gpus_per_node": 2}}
-        for name, nodes in (("one", 1), ("wide", 2))
-    },
+    "sweeps": {"one": {"dataset": "d", "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 2}}},
     "scaling": {"s": {"dataset": "d", "scales": ["1x2", "2x2"]}},
 }
 
@@ -47,9 +44,8 @@ def test_studies_wait_for_the_weights_of_torchvision_that_they_start_from(tmp_pa
 
 def requests(yard):
     """The resources of each job that are about GPUs, and sbatch's further options."""
-    sweeps = [SimpleNamespace(name=name) for name in ("one", "wide")]
     scales = [SimpleNamespace(name="s", scale=scale) for scale in ("1x2", "2x2")]
-    for wildcards, jobs in [(each, yard.sweep) for each in sweeps] + [(each, yard.train) for each in scales]:
+    for wildcards, jobs in [(SimpleNamespace(name="one"), yard.sweep), *((each, yard.train) for each in scales)]:
         found = resources_of(jobs, wildcards)
         yield {name: found[name] for name in ("slurm_extra", "gpu", "gpu_model", "gres") if name in found}
 
@@ -71,7 +67,7 @@ class JobResources(dict):
 def test_the_plugin_requests_gpus_of_types_that_it_accepts(tmp_path, gpu_type, single, several):
     yard = yard_of(tmp_path, *([f"gpu_type={gpu_type}"] if gpu_type else []))
     lines = [set_gres_string(SimpleNamespace(resources=each)) for each in map(JobResources, requests(yard))]
-    assert lines == [single, several, single, several]
+    assert lines == [single, single, several]
 
 
 def test_gpu_types_that_the_plugin_refuses_are_requested_in_an_option_that_it_accepts(tmp_path):
@@ -80,9 +76,7 @@ def test_gpu_types_that_the_plugin_refuses_are_requested_in_an_option_that_it_ac
         validate_slurm_extra(SimpleNamespace(resources=each))
         assert set_gres_string(SimpleNamespace(resources=each)) == ""
     option = f"--gpus-per-node={HYPHENS}:2"
-    assert [each["slurm_extra"] for each in found] == [
-        option, f"--ntasks-per-node=1 --no-kill {option}", option, f"--ntasks-per-node=1 {option}"
-    ]  # fmt: skip
+    assert [each["slurm_extra"] for each in found] == [option, option, f"--ntasks-per-node=1 {option}"]
 
 
 @pytest.mark.parametrize("scale", ["1x2", "2x2"])
@@ -117,15 +111,15 @@ def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, 
 def test_options_of_the_profile_join_ours(tmp_path, setting):
     found = [each.get("slurm_extra") for each in requests(yard_of(tmp_path, f"slurm_extra={setting}"))]
     own = "--nice=5 --mail-type=END"
-    assert found == [own, f"--ntasks-per-node=1 --no-kill {own}", own, f"--ntasks-per-node=1 {own}"]
+    assert found == [own, own, f"--ntasks-per-node=1 {own}"]
 
 
 def test_options_of_a_rule_that_replace_ours_must_contain_them(tmp_path):
-    short = yard_of(tmp_path, sweep=["slurm_extra='--nice=5 --no-kill'"])
-    with pytest.raises(UserError, match=r"sweep: slurm_extra replaces .* add '--ntasks-per-node=1'"):
+    short = yard_of(tmp_path, train=["slurm_extra=--nice=5"])
+    with pytest.raises(UserError, match=r"train: slurm_extra replaces .* add '--ntasks-per-node=1'"):
         list(requests(short))
-    whole = yard_of(tmp_path, sweep=["slurm_extra='--nice=5 --no-kill --ntasks-per-node=1'"])
-    assert len(list(requests(whole))) == 4
+    whole = yard_of(tmp_path, train=["slurm_extra='--nice=5 --ntasks-per-node=1'"])
+    assert len(list(requests(whole))) == 3
 
 
 @pytest.mark.parametrize(
@@ -163,12 +157,9 @@ PARTITIONS = [
 
 
 def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
-    one, wide = (SimpleNamespace(name=name) for name in ("one", "wide"))
-    yard = yard_of(tmp_path, sweep=["runtime=30"])
-    found = resources_of(yard.sweep, one)
+    found = resources_of(yard_of(tmp_path, sweep=["runtime=30"]).sweep, SimpleNamespace(name="one"))
     assert found["runtime"] == 30
     assert "; 1 GPU-hours requested" in found["plan"]
-    assert "; 2 GPU-hours requested" in yard.sweep.summary(wide, 1)
 
 
 @pytest.fixture

@@ -128,13 +128,26 @@ MISTAKES = [
         {"jobs": 3, "gpus_per_trial": "auto"},
         "sweeps.depth.slots: gpus_per_trial: auto is measured in one job; with jobs: 3, give a number, such as 0.5",
     ),
+    (
+        "sweeps.depth.slots",
+        {"nodes": 2, "gpus_per_trial": "auto"},
+        "sweeps.depth.slots: gpus_per_trial: auto is measured in one job; with nodes: 2, give a number, such as 0.5",
+    ),
+    (
+        "sweeps.depth.slots",
+        {"jobs": 8, "nodes": 2},
+        "sweeps.depth.slots: each job has one node: give `jobs` or `nodes`, not both",
+    ),
+    ("sweeps.depth.slots", {"nodes": 0}, "sweeps.depth.slots.nodes: input should be greater than or equal to 1"),
+    ("sweeps.depth.slots", {"nodes": 101}, "sweeps.depth.slots.nodes: input should be less than or equal to 100"),
+    ("sweeps.depth.slots", {"nodes": True}, "sweeps.depth.slots.nodes: "),
     ("sweeps.depth.slots", {"jobs": 0}, "sweeps.depth.slots.jobs: "),
     ("sweeps.depth.slots", {"jobs": "many"}, "sweeps.depth.slots.jobs: "),
     ("sweeps.depth.slots", {"jobs": "auto", "gpus_per_trial": "auto"}, "with jobs: auto, give a number, such as 0.5"),
     (
         "sweeps.own",
         {"command": "x", "slots": {"jobs": "auto"}, "goal": "fastest"},
-        "sweeps.own: a goal chooses the GPUs of a job, and `jobs: auto` the number of jobs: give one of the two",
+        "sweeps.own: both a goal and `jobs: auto` choose the number of jobs: give one of the two",
     ),
     ("sweeps.depth.slots", {"jobs": 101}, "sweeps.depth.slots.jobs: "),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
@@ -156,7 +169,7 @@ MISTAKES = [
         {"gpus_per_node": 2, "slots_per_node": 4},
         "sweeps.depth.slots: slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial",
     ),
-    ("sweeps.depth.slots", {"gpus_per_node": 0, "nodes": 999, "slots_per_node": 999}, "at most 100000 slots"),
+    ("sweeps.depth.slots", {"gpus_per_node": 0, "slots_per_node": 100_001}, "at most 100000 slots"),
     (
         "sweeps.depth.slots",
         {"gpus_per_node": 3, "gpus_per_trial": 3},
@@ -816,7 +829,7 @@ def test_a_missing_file_is_named(tmp_path):
     ("slots", "count"),
     [
         ({"gpus_per_node": 4}, 4),
-        ({"nodes": 2, "gpus_per_node": 2, "gpus_per_trial": 2}, 2),
+        ({"gpus_per_node": 4, "gpus_per_trial": 2}, 2),
         ({"gpus_per_node": 2, "gpus_per_trial": 0.25}, 8),
         ({"gpus_per_node": 1, "gpus_per_trial": 0.3}, 3),
         ({"gpus_per_node": 8, "gpus_per_trial": 3}, 2),
@@ -826,10 +839,18 @@ def test_slots_never_share_a_gpu_unevenly(slots, count):
     assert Slots.model_validate(slots).count == count
 
 
+@pytest.mark.parametrize(
+    ("given", "jobs"),
+    [({}, 1), ({"nodes": 1}, 1), ({"nodes": 4}, 4), ({"jobs": 8, "nodes": 1}, 8), ({"jobs": 4, "nodes": 4}, 4)],
+)
+def test_each_of_several_nodes_is_a_job(given, jobs):
+    assert Slots.model_validate({"gpus_per_node": 2, **given}).jobs == jobs
+
+
 def test_slots_without_gpus_are_counted_and_charged_by_cpus():
-    slots = Slots.model_validate({"nodes": 2, "gpus_per_node": 0, "slots_per_node": 3, "cpus_per_trial": 4})
-    assert (slots.count, slots.cpus_per_node, slots.gpus, slots.share) == (6, 12, 0, 0)
-    assert (slots.unit, slots.units, slots.units_per_trial) == ("CPU", 24, 4)
+    slots = Slots.model_validate({"gpus_per_node": 0, "slots_per_node": 3, "cpus_per_trial": 4})
+    assert (slots.count, slots.cpus_per_node, slots.gpus, slots.share) == (3, 12, 0, 0)
+    assert (slots.unit, slots.units, slots.units_per_trial) == ("CPU", 12, 4)
     shared = Slots.model_validate({"gpus_per_node": 2, "gpus_per_trial": 0.25, "cpus_per_trial": 4})
     assert (shared.unit, shared.units, shared.units_per_trial) == ("GPU", 2, 0.25)
 

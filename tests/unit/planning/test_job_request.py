@@ -13,8 +13,8 @@ DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))
 
 
-def upto(gpus, *, nodes=1, share=1.0):
-    return Slots(nodes=nodes, gpus_per_node=gpus, gpus_per_trial=share)
+def upto(gpus, *, jobs=1, share=1.0):
+    return Slots(jobs=jobs, gpus_per_node=gpus, gpus_per_trial=share)
 
 
 def test_the_depth_sweep_on_one_to_twenty_gpus():
@@ -69,32 +69,30 @@ def test_no_more_jobs_are_requested_than_find_a_trial(jobs, gpus, trials, useful
 
 
 def test_options_of_several_jobs_count_all_of_them():
-    """Ten jobs of one GPU are one job of ten; three trials fill two jobs of two GPUs, but no third."""
-    several = list_options(DEPTH, Slots(jobs=10, gpus_per_node=1), startup=0)
+    """Ten jobs of one GPU are as fast as one job of ten."""
+    several = list_options(DEPTH, upto(1, jobs=10), startup=0)
     alone = next(option for option in list_options(DEPTH, upto(20), startup=0) if option.slots.gpus == 10)
-    assert [(each.parallel_jobs, each.seconds, each.unit_seconds) for each in several] == [
-        (10, alone.seconds, alone.unit_seconds)
-    ]
-    few = list_options([3, 2, 1], Slots(jobs=2, gpus_per_node=4), startup=0)
-    assert [(each.slots.gpus, each.parallel_jobs, each.seconds) for each in few] == [(1, 2, 3), (2, 2, 3)]
+    assert [each.slots.jobs for each in several] == list(range(1, 11))
+    assert (several[-1].seconds, several[-1].unit_seconds) == (alone.seconds, alone.unit_seconds)
 
 
-def test_nodes_are_taken_only_where_one_has_too_few_gpus():
-    found = list_options([1] * 99, upto(4, nodes=3), startup=0)
-    sizes = [(option.slots.nodes, option.slots.gpus_per_node) for option in found]
+def test_jobs_are_added_only_where_one_has_too_few_gpus():
+    found = list_options([1] * 99, upto(4, jobs=3), startup=0)
+    sizes = [(option.slots.jobs, option.slots.gpus_per_node) for option in found]
     assert sizes == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 3), (3, 4)]
 
 
 def test_a_trial_of_two_gpus_gets_them_on_one_node():
-    sizes = [option.slots for option in list_options([1] * 99, upto(4, nodes=2, share=2), startup=0)]
-    assert [(slots.nodes, slots.gpus_per_node, slots.count) for slots in sizes] == [(1, 2, 1), (1, 4, 2), (2, 4, 4)]
+    found = list_options([1] * 99, upto(4, jobs=2, share=2), startup=0)
+    sizes = [(each.slots.jobs, each.slots.gpus_per_node, each.slot_count) for each in found]
+    assert sizes == [(1, 2, 1), (1, 4, 2), (2, 4, 4)]
 
 
 def test_without_gpus_the_slots_on_cpus_are_chosen_and_cost_cpu_seconds():
-    limit = Slots(nodes=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
+    limit = Slots(jobs=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
     found = list_options([10] * 99, limit, startup=5)
-    assert [(each.slots.nodes, each.slots.slots_per_node) for each in found] == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
-    assert [each.slots.units for each in found] == [4, 8, 12, 16, 24]
+    assert [(each.slots.jobs, each.slots.slots_per_node) for each in found] == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    assert [each.slots.units for each in found] == [4, 8, 12, 8, 12]
     assert found[0].unit_seconds == 4 * (990 + 5)
     assert found[0].seconds == 990 + 5
 

@@ -147,7 +147,7 @@ def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).state.trials)
     done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
     assert summarize_plan(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
-    assert (done.request.slots.nodes, done.request.slots.gpus_per_node) == (1, 0), "tables need no GPU"
+    assert (done.request.parallel_jobs, done.request.slots.gpus_per_node) == (1, 0), "tables need no GPU"
     assert done.request.walltime_minutes == 10
     assert not done.forecast.seconds
     assert "measured_seconds" not in vars(done.state), "of many trials, this takes most of the time of `-n`"

@@ -1,7 +1,6 @@
-"""Ray on the nodes of a job. Its door: `start.start_ray`, and `worker_parent.worker_parent` for a quicker start.
+"""Ray on the node of a job. Its door: `start.start_ray`, and `worker_parent.worker_parent` for a quicker start.
 
-start           Ray on this machine, and the srun that runs `node` on the other nodes
-node            Ray on one of the other nodes, until the driver closes the connection
+start           Ray on this machine
 patches         what is patched in Ray while it starts and ends, why, and how much that saves
 worker_parent   the process that imports what workers need, from which they are forked
 worker_request  the program that Ray runs in place of a worker: it requests a fork

@@ -53,7 +53,6 @@ class WorkerParent:
 
     def __init__(self, modules: Sequence[str], *, threads: int) -> None:
         """Start a parent that imports `modules` for trials of `threads` threads."""
-        self.modules, self.threads = list(modules), threads
         self._control, control = socket.socketpair()
         with control:
             self._process = subprocess.Popen(

@@ -30,8 +30,8 @@ print(sum(one is not other for one, other in zip(before, within)))
 """
 
 START = """
-from trainyard.cluster.ray.start import local_ray
-with local_ray(gpus=1, cpus=1):
+from trainyard.cluster.ray.start import start_ray
+with start_ray(gpus=1, cpus=1):
     import ray
     print(ray.get(ray.remote(num_gpus=1)(lambda: 6 * 7).remote()))
 """

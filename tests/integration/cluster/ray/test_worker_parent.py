@@ -20,7 +20,7 @@ from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 ACTORS = """
 import json, resource, sys
 from contextlib import nullcontext
-from trainyard.cluster.ray.start import local_ray
+from trainyard.cluster.ray.start import start_ray
 from trainyard.cluster.ray import worker_parent
 
 def look():
@@ -60,7 +60,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))  # Ray raises it
 seconds, *modules = sys.argv[1:]
 worker_parent.ANSWER_SECONDS = float(seconds)
 forking = worker_parent.worker_parent(modules, threads=1) if modules else nullcontext()
-with forking as parent, local_ray(gpus=2, cpus=2, parent=parent):
+with forking as parent, start_ray(gpus=2, cpus=2, parent=parent):
     import ray
     Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
     actors = [Actor.remote(), Actor.remote()]
@@ -196,9 +196,9 @@ def test_no_worker_outlives_the_driver_or_the_raylet(start, victim):
 # An actor starts a process in a session of its own and leaves it behind, as a trial's function may.
 LEAVES = """
 import subprocess, time
-from trainyard.cluster.ray.start import local_ray
+from trainyard.cluster.ray.start import start_ray
 
-with local_ray(gpus=0, cpus=1):
+with start_ray(gpus=0, cpus=1):
     import ray
     start = ray.remote(lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
     print(ray.get(start.remote()), flush=True)
