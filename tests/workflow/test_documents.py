@@ -33,6 +33,7 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "
 TUTORIAL = "docs/tutorial.md"  # test_tutorial.py runs its commands, one after another
 COMMENT = r"<!-- (?P<comment>(?:(?!-->).)*) -->"
 BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*) ?(?P<file>.*?)\n(?P<text>.*?)^ *```$", re.M | re.S)
+INSTALLED = 'trainyard() { .venv/bin/python scripts/trainyard cli.commands "$@"; }\n'
 NAMES = {"<sweep>": "lr", "<study>": "ranks", "<scale>": "1x1", "<dataset>": "tiny", "<job>": "123"}
 
 
@@ -102,7 +103,7 @@ def shell(done, tmp_path_factory):
     def run(commands: str) -> str:
         for name, value in NAMES.items():
             commands = commands.replace(name, value)
-        ended = clone.run("bash", "-euo", "pipefail", "-c", commands, check=False)
+        ended = clone.run("bash", "-euo", "pipefail", "-c", INSTALLED + commands, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout + ended.stderr
 
