@@ -37,7 +37,10 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     """
     found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
     method, cap = raw.get("method", "grid"), raw.get("run_cap")
-    words = raw.get("command") or _DEFAULT_COMMAND
+    words = list(raw.get("command") or _DEFAULT_COMMAND)
+    if not any(str(word).startswith("${args") for word in words):
+        words.append("${args}")
+        found.note("`command`: {args} was added, since the program took its parameters from `wandb.config`")
     as_text = not {"${args_no_boolean_flags}", "${args_no_hyphens}", "${args_json}", "${args_json_file}"} & set(words)
     fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):

@@ -114,6 +114,13 @@ def test_the_command_passes_parameters_as_an_agent_does(command, expected):
     assert second == [word.replace("0.1", "0.2") for word in first]
 
 
+def test_a_command_without_parameters_gets_them():
+    parameters = {"lr": {"values": [0.1, 0.2]}}
+    found = imported(method="grid", parameters=parameters, command=["${interpreter}", "${program}"])
+    assert command_lines(found)[0] == ["python", "train.py", "--lr", "0.1"]
+    assert "{args} was added" in "".join(found.notes)
+
+
 def test_parameters_as_json_are_json():
     parameters = {"lr": {"values": [0.1]}, "opt": {"values": ["adam", "sgd"]}, "amp": {"value": True}}
     found = imported(method="grid", parameters=parameters, command=["python", "${program}", "--config", "${args_json}"])
