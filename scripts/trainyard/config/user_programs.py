@@ -58,6 +58,13 @@ class Metrics(Section):
         "`{out_dir}` in a scaling study). `.jsonl`: one row per line; `.csv`: with a header; `.json`: a row or a list "
         "of rows.",
     )
+    tensorboard: str | None = Field(
+        None,
+        description="Glob pattern of the folders, or files, in the program's folder to which it writes events for "
+        "TensorBoard, e.g. `runs/**`: a row has the scalars of a step, and the step as its epoch, unless a scalar is "
+        "named `epoch`. Needs the package `tensorboard` beside Trainyard. Let the writer flush often, as with "
+        "`SummaryWriter(flush_secs=10)`.",
+    )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
         None,
         description="Regular expressions that are applied to each line of output, with a named group per metric, e.g. "
@@ -74,10 +81,10 @@ class Metrics(Section):
 
     @model_validator(mode="after")
     def _check_patterns(self) -> "Metrics":
-        if (self.file is None) == (self.pattern is None):
-            raise PydanticCustomError("metrics", "give either file or pattern")
+        if sum(each is not None for each in (self.file, self.pattern, self.tensorboard)) != 1:
+            raise PydanticCustomError("metrics", "give one of file, pattern and tensorboard")
         if self.sample is not None and self.pattern is None:
-            raise PydanticCustomError("metrics", "sample is for pattern: a file is read by its format")
+            raise PydanticCustomError("metrics", "sample is for pattern: files are read by their format")
         for pattern in self.patterns:
             try:
                 re.compile(pattern)  # as it was written, for the position in an error
@@ -129,7 +136,12 @@ class Metrics(Section):
     @property
     def digest(self) -> str:
         """A digest that changes when a program's output must be parsed again."""
-        return digest_of([self.file, self.patterns], length=10)
+        return digest_of([self.file, self.patterns, *filter(None, [self.tensorboard])], length=10)
+
+    @property
+    def place(self) -> str | None:
+        """The file, or the pattern of files, with the metrics; None if they are in the output."""
+        return self.file or self.tensorboard
 
 
 def metrics_digest(metrics: Metrics | None) -> str:

@@ -421,7 +421,7 @@ class SweepState:
         if is_current and not (end.outcome == TrialStatus.DIVERGED and self._is_unmonitored(end)):
             return False
         metrics = self.sweep.program_metrics
-        has_file = metrics is not None and metrics.file is not None
+        has_file = metrics is not None and metrics.place is not None
         return not has_file or end is self.last_attempt(end.trial)
 
     @cached_property

@@ -31,6 +31,8 @@ CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file: if they 
 BURST_ROWS: Final = 300
 RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive all at once
 ROWS_PER_SECOND: Final = 1.0
+BEFORE: Final = ".before"  # suffix of a file of metrics of an earlier attempt
+LOOK_SECONDS: Final = 2.0  # between two looks for new event files
 UNREADABLE_REMEDY: Final = (
     "It is not run again: correct `metrics`, and the same command reads the saved output again, without running "
     "anything. If the program itself must be corrected, increase `retrain`"
@@ -63,12 +65,15 @@ class MetricsCollector:
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._warned = False, False
         self._last_lines = deque[str](maxlen=KEPT_LINES)
-        path = folder / metrics.file if metrics and metrics.file else None
-        if path and path.exists() and not resumes:  # these rows are of an earlier attempt
-            path.rename(path.with_name(f"{path.name}.before"))
-        self._file: MetricsFile | None = None
-        if path:
-            self._file = JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
+        for path in metric_files(metrics, folder) if not resumes else ():  # these rows are of an earlier attempt
+            if path.suffix != BEFORE:
+                path.rename(path.with_name(f"{path.name}{BEFORE}"))
+        self._file: MetricsFile | EventFiles | None = None
+        if metrics and metrics.tensorboard:
+            self._file = EventFiles(metrics, folder)
+        elif metrics and metrics.file:
+            kind = JsonMetricsFile if metrics.file.endswith(".json") else LineMetricsFile
+            self._file = kind(folder / metrics.file)
 
     @property
     def error(self) -> str:
@@ -80,7 +85,7 @@ class MetricsCollector:
         """Why no metrics were found; "" if some were. Only after the `final` call of `new_rows`."""
         if self.latest or self.section is None:
             return ""
-        where = self.section.file or f"its output by {' and '.join(self.section.patterns)}"
+        where = self.section.place or f"its output by {' and '.join(self.section.patterns)}"
         places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
         place = next(filter(None, places), "")
         return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}"
@@ -498,3 +503,61 @@ def _checked_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise TypeError(f"a row must be a mapping of names to numbers, not {str(row)[:SHOWN_CHARACTERS]}")
     return row
+
+
+def metric_files(metrics: Metrics | None, folder: Path) -> list[Path]:
+    """The files in a program's folder with its metrics, also those of earlier attempts, with the suffix BEFORE."""
+    if metrics is None or metrics.place is None:
+        return []
+    if metrics.file:
+        found = {folder / metrics.file, folder / f"{metrics.file}{BEFORE}"}
+    else:
+        matching = set(folder.glob(metrics.place))
+        found = matching.union(*(each.iterdir() for each in matching if each.is_dir()))
+        found = {each for each in found if "tfevents" in each.name}
+    return sorted(each for each in found if each.is_file())
+
+
+class EventFiles:
+    """The scalars in event files of TensorBoard, read while a program still writes them; they need not exist yet.
+
+    The scalars of folders below the topmost one, as those of `add_scalars`, have the path to it before their names.
+    """
+
+    def __init__(self, metrics: Metrics, folder: Path) -> None:
+        # TensorBoard's own reader, which waits for the rest of an incomplete event; it takes a second to import.
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+        self.error = ""
+        self._metrics, self._folder, self._open = metrics, folder, LegacyEventFileLoader
+        self._loaders, self._looked_at = dict[Path, Any](), -math.inf
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """A row for each step with new scalars since the last call, in the order of the steps."""
+        if final or time.monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            for path in metric_files(self._metrics, self._folder):
+                if path not in self._loaders and path.suffix != BEFORE:
+                    self._loaders[path] = self._open(str(path))
+        places = {path: path.parent.relative_to(self._folder).parts for path in self._loaders}
+        top = min(map(len, places.values()), default=0)
+        steps: dict[int, dict[str, Any]] = {}
+        for path, loader in self._loaders.items():
+            for event in loader.Load():
+                scalars = ((value.tag, _scalar(value)) for value in event.summary.value)
+                row = {"/".join((*places[path][top:], tag)): number for tag, number in scalars if number is not None}
+                if row:
+                    steps[event.step] = steps.get(event.step, {}) | row
+        return [{"epoch": step, **steps[step]} for step in sorted(steps)]
+
+
+def _scalar(value: Any) -> float | None:
+    """The number of a value in a summary, as old and new writers have it; None if it is an image, say."""
+    if value.WhichOneof("value") == "simple_value":
+        return float(value.simple_value)
+    if value.WhichOneof("value") != "tensor":
+        return None
+    from tensorboard.util.tensor_util import make_ndarray
+
+    array = make_ndarray(value.tensor)
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "fiu" else None

@@ -13,6 +13,7 @@ from trainyard.config.sweep import ProgramSweep
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.planning.journal import Ended, Event
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
+from trainyard.programs.metrics import metric_files
 from trainyard.results.ranking import FALLBACK, rank_sweep
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
 from trainyard.utils.locks import LockHeldError
@@ -32,14 +33,13 @@ def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()
     sweep = state.sweep
     if not isinstance(sweep, ProgramSweep) or keep == "all":
         return {}
-    file = sweep.program_metrics.file if sweep.program_metrics else None
     kept = _best_trials(state, int(keep.split()[1])) if keep.startswith("best ") else frozenset[str]()
     found = dict[str, Folders]()
     for name in state.trials.keys() - kept - set(known):
         if has_ended(state, name):
             attempts = {(each.generation, each.takeover) for each in state.attempts_at(name)}
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
-            found[name] = {each: {each / file, each / f"{file}.before"} if file else set() for each in folders}
+            found[name] = {each: metric_files(sweep.program_metrics, each) for each in folders}
     return found
 
 
@@ -66,7 +66,7 @@ def surplus_of(folder: Path, kept: Collection[Path]) -> Iterator[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
-        if any(each.is_relative_to(path) and each.exists() for each in kept):
+        if any(each.is_relative_to(path) for each in kept):
             yield from surplus_of(path, kept)
         elif not path.match(output_name("*")):
             yield path

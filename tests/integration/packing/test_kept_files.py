@@ -50,6 +50,35 @@ def test_a_sweep_keeps_its_best_trials_and_can_read_the_outputs_of_all_again(pro
     assert files == {4: reduced, 1: whole, 3: reduced, 2: whole, 5: reduced}, "gain is highest for the same two"
 
 
+# Writes events for TensorBoard, and nothing else.
+EVENTS = """
+import pathlib, sys
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+folder, x = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+writer = EventFileWriter(str(folder / "runs/now"))
+for epoch in (1, 2):
+    value = Summary.Value(tag="val/loss", simple_value=x / epoch)
+    writer.add_event(Event(step=epoch, wall_time=epoch, summary=Summary(value=[value])))
+writer.close()
+(folder / "runs/large.bin").write_bytes(b"0" * 100_000)
+"""
+
+
+def test_event_files_are_metrics_and_stay(project):
+    (project.folder / "trial.py").write_text(EVENTS)
+    sweep = {"command": "python trial.py {trial_dir} {x}", "grid": {"x": [4, 1]}, "keep": "metrics"}
+    sweep |= {"metrics": {"tensorboard": "runs/**"}, "slots": {"gpus_per_node": 0}}
+    project.write({"sweeps": {"s": sweep}})
+    project.run(*project.script("sweep", "--sweep", "s"))
+    folder = project.results / "sweeps/s"
+    assert pd.read_csv(folder / "trials.csv").set_index("x")["val/loss"].to_dict() == {4: 2, 1: 0.5}
+    assert len(pd.read_csv(folder / "epochs.csv")) == 4
+    left = [path.name.split(".")[0] for path in folder.glob("trials/*/**/*") if path.is_file()]
+    assert sorted(left) == ["events", "events", "output-1", "output-1"]
+
+
 # Each trial waits until a file of the third one before it is gone.
 WAITING = """
 import pathlib, sys, time
