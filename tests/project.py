@@ -39,7 +39,7 @@ FULL = {
         "prices": {"source": "table", "path": "prices.csv", "target": "price"},
     },
     "sweeps": {
-        "lr": {**TINY["sweeps"]["lr"], "train": TRAIN},
+        "lr": {**TINY["sweeps"]["lr"], "train": TRAIN, "profile": {"steps": [2, 2]}},
         "depth": {**DEMO["sweeps"]["depth"], "grid": {"model_args.blocks": [4, 5, 6, 7, 8, 12]}},
     },
     "scaling": {
@@ -48,6 +48,7 @@ FULL = {
             "train": {**TRAIN, "lr": 0.02},  # as one of the trials of sweep lr
             "scales": ["1x1", "1x2"],
             "mode": "strong",
+            "profile": {"steps": [2, 2]},
             "repeats": 2,
             "checkpoint_every_seconds": 0,
         },
@@ -55,7 +56,7 @@ FULL = {
     },
     "pricing": {"gpu_hour": 2.5},
     "tensorboard": True,
-    "trees": {**DEMO["trees"], "prices": {"dataset": "prices", "rounds": 5}},
+    "trees": {**DEMO["trees"], "prices": {"dataset": "prices", "rounds": 5, "early_stopping": 2, "folds": 2}},
 }
 
 

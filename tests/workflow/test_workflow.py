@@ -174,6 +174,17 @@ def test_trees_have_a_row_per_model(done):
     assert set(images["metric"]) == {"accuracy"}
     assert set(prices["metric"]) == {"rmse"}
     assert (images["threads"] >= 1).all()
+    assert (prices["rounds"] == prices["best_iteration"]).all()
+    assert prices["cv"].notna().all()
+    assert set(read(done, "trees/prices/importances.csv")["feature"]) == {"size"}
+
+
+def test_every_trial_and_scale_of_a_study_with_a_profile_has_one(done):
+    found = {
+        str(each.parent.parent.relative_to(done.results)) for each in done.results.glob("s*/**/rank0.pt.trace.json.gz")
+    }
+    runs = {f"scaling/ranks/{scale}{repeat}" for scale in ("1x1", "1x2") for repeat in ("", "/repeat-2")}
+    assert found == runs | {f"sweeps/lr/trials/{trial}" for trial in read(done, "sweeps/lr/trials.csv")["trial"]}
 
 
 def test_the_report_has_every_plot_and_table_with_its_caption(done):

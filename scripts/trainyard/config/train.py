@@ -57,6 +57,7 @@ Name = Annotated[
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
 BUILT_IN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
 BUILT_IN_MODELS = tuple(BUILT_IN_MODEL_ARGS)
+TIMM: Final = "timm:"  # before the name of a model of timm
 
 
 class Section(BaseModel):
@@ -199,12 +200,34 @@ class Augment(Section):
         return self
 
 
+class Profile(Section):
+    """Steps of a training that torch.profiler records on rank 0."""
+
+    steps: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
+        [10, 15],
+        description="The first and the last step, counted from 1 from the start of a run, also over several epochs.",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "Profile":
+        if self.steps[0] > self.steps[1]:
+            raise PydanticCustomError("profile", "the first step is after the last one: write [first, last]")
+        return self
+
+
+PROFILE: Final = (
+    "Record some steps with torch.profiler: the folder `profile` of each trial or scale that runs then has a trace of "
+    "rank 0, for Perfetto, Chrome and TensorBoard, and on a GPU a snapshot of its memory. Nothing runs again for it."
+)
+
+
 class Train(Section):
     """The training configuration of a trial, or of a scale of a study."""
 
     model: str = Field(
         "resnet",
-        description="`resnet`, `cnn`, the name of a torchvision classification model, or `package.module:function`.",
+        description="`resnet`, `cnn`, the name of a torchvision classification model, `timm:<name>` for one of timm, "
+        "or `package.module:function`.",
     )
     model_args: dict[str, Any] = Field({}, description="Keyword arguments of the model, e.g. `{blocks: 8, width: 16}`.")
     small_images: bool = Field(
@@ -253,7 +276,11 @@ class Train(Section):
     metrics: Annotated[dict[MetricName, MetricPath], BeforeValidator(_by_name, json_schema_input_type=Metrics)] = Field(
         {},
         description="Further metrics of the validation images, as columns `val_<name>`: `top5_accuracy` or your own, "
-        "a list such as `[top5_accuracy, my_module:f1]` or a mapping `{f1: my_module:macro_f1}`.",
+        "a list such as `[top5_accuracy, my_module:f1]` or a mapping `{f1: my_module:macro_f1}`; also a class of "
+        "torchmetrics.",
+    )
+    metric_args: dict[MetricName, dict[str, Any]] = Field(
+        {}, description="Keyword arguments of metrics that are classes, by their names, e.g. `{f1: {average: macro}}`."
     )
     monitor: str = Field(
         DEFAULT_METRIC,
@@ -286,10 +313,10 @@ class Train(Section):
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more computation."
     )
-    compile: bool = Field(
+    compile: bool | Literal["blocks"] = Field(
         False,
         description="Compile the model and its loss with `torch.compile`; on a single GPU without accumulation, with "
-        "CUDA graphs.",
+        "CUDA graphs. `blocks`: only the repeated blocks of the model, each by itself, which compiles faster.",
     )
     sync_batchnorm: bool = Field(False, description="Synchronize batch normalization over all GPUs.")
     seed: NonNegativeInt = Field(
@@ -333,7 +360,7 @@ class Train(Section):
             return {}  # quickly, for the trials of a large sweep
         paths = {"model": (self.model, "model"), "loss": (self.loss, "loss")}
         paths |= {f"metrics.{name}": (path, "metric") for name, path in self.metrics.items()}
-        return {key: found for key, found in paths.items() if ":" in found[0]}
+        return {key: found for key, found in paths.items() if ":" in found[0] and not found[0].startswith(TIMM)}
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "Train":
@@ -344,6 +371,11 @@ class Train(Section):
             raise PydanticCustomError("monitor", message, {"monitor": self.monitor, "known": ", ".join(known)})
         if self.has_user_loss and self.label_smoothing:
             raise PydanticCustomError("loss", "label_smoothing is for the loss cross_entropy, not for your own")
+        if unknown := sorted({*self.metric_args} - {*self.metrics}):
+            message = "metric_args: there is no metric {name}; known: {known}"
+            raise PydanticCustomError(
+                "metrics", message, {"name": unknown[0], "known": ", ".join(self.metrics) or "none"}
+            )
         if self.loss_args and not self.has_user_loss:
             raise PydanticCustomError("loss", "loss_args are for a loss of your own")
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):

@@ -374,6 +374,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         threads=sweep.slots.cpus_per_trial,
         gpu_share=sweep.slots.share,
         is_training=isinstance(sweep, TrainSweep),
+        profile=sweep.profile if isinstance(sweep, TrainSweep) else None,
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.program_metrics,

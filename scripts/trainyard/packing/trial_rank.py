@@ -36,6 +36,7 @@ def train_trial(launch: Path) -> None:
             Staged(Path(given["dataset"])),
             group,
             store,
+            folder=launch.parent,
             save_last=False,  # the journal has the results of a trial
             deadline=given["deadline"],
             stop_request=stop_request,

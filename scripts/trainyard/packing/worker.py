@@ -290,6 +290,8 @@ class Worker:
         assert dataset is not None
         _check_weights(spec, request.trial, dataset.digest)
         study = study_of_trial(spec, "d", gpus=setup.gpus, cpus=setup.threads)
+        if setup.profile:
+            study["profile"] = setup.profile.model_dump()
         with (
             self._claimed(request) as claim,
             tempfile.TemporaryDirectory(prefix=".torchrun-", dir=request.folder) as folder,
@@ -356,6 +358,7 @@ class Worker:
         """The trainer of a trial. It appends to `halvings` when a micro-batch does not fit into memory."""
         from trainyard.training.checkpoints import CheckpointStore
         from trainyard.training.sampler import batch_sizes
+        from trainyard.training.step_profile import StepProfiler
         from trainyard.training.trainer import Trainer
 
         def note(batch: "BatchSizes") -> None:
@@ -382,6 +385,7 @@ class Worker:
             stop_request=self._stop_request,
             downloads=self._setup.data.downloads,
             on_halved=note,
+            profiler=StepProfiler(self._setup.profile, request.folder / "profile") if self._setup.profile else None,
         )
 
 

@@ -30,6 +30,7 @@ from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory
 from trainyard.training.process_group import Group, process_group
 from trainyard.training.sampler import BatchSizes, batch_sizes
+from trainyard.training.step_profile import StepProfiler
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry
@@ -70,6 +71,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             copy.staged,
             group,
             store,
+            folder=folder,
             deadline=_deadline(group),
             stop_request=stop_request,
             downloads=config.data.downloads,
@@ -114,9 +116,12 @@ def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tup
 
 
 def create_trainer(
-    study: TrainScaling, staged: Staged, group: Group, store: CheckpointStore, **options: Any
+    study: TrainScaling, staged: Staged, group: Group, store: CheckpointStore, *, folder: Path, **options: Any
 ) -> Trainer:
-    """The trainer of a study's `train` on this rank, with the `options` of `Trainer` that the study does not set."""
+    """The trainer of a study's `train` on this rank, with the `options` of `Trainer` that the study does not set.
+
+    `folder` is that of the scale or the trial.
+    """
     return Trainer(
         study.train,
         load_input_data(staged, group.device),
@@ -126,6 +131,7 @@ def create_trainer(
         save_every_seconds=study.checkpoint_every_seconds,
         on_halved=partial(_remember_micro_batch, store),
         find_unused_parameters=study.find_unused_parameters,
+        profiler=StepProfiler(study.profile, folder / "profile") if study.profile else None,
         **options,
     )
 

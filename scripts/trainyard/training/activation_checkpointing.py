@@ -22,7 +22,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
     Results do not change, including random numbers and the running statistics of batch normalization; neither do the
     names in the model's state dict.
     """
-    places = list(_blocks(model))
+    places = list(repeated_blocks(model))
     for parent, name, block in places:
         norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
         setattr(parent, name, checkpoint_wrapper(block, checkpoint_fn=partial(_checkpointed, norms)))
@@ -30,7 +30,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
         log.warning("activation_checkpointing: %s has no repeated blocks, so no memory is saved", type(model).__name__)
 
 
-def _blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+def repeated_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Parent, name and module of the outermost modules whose class occurs more than once and that have children."""
     kinds = Counter(type(module) for module in model.modules())
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

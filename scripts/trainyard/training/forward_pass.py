@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.config.train import Train
 from trainyard.training import models, numerics
+from trainyard.training.activation_checkpointing import repeated_blocks
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.loss_and_metrics import Objective
 from trainyard.training.process_group import Group
@@ -40,6 +41,7 @@ class ForwardPass:
         self._normalize = partial(data.normalize, channels_last=channels_last)
         self._precision = numerics.resolve_precision(spec.precision, group.device)
         self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._validate: Callable[..., Tensor] = compute_outputs
         self.find_unused_parameters = find_unused_parameters  # in each step, by DDP
 
     def wrap(self, *, accumulation: int, for_warm_up: bool = False) -> None:
@@ -48,7 +50,7 @@ class ForwardPass:
         With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
         """
         spec, group, module = self._spec, self._group, self._module
-        if spec.compile:
+        if spec.compile is True:
             module = ModelWithLoss(module, self._objective, self._normalize)
         is_known = models.is_known(spec.model)  # then its other buffers are constants
         plain = accumulation == 1 and not spec.activation_checkpointing and not spec.compile
@@ -59,9 +61,10 @@ class ForwardPass:
             synced_buffers=[] if is_known else other_buffers(self._module),
             find_unused_parameters=self.find_unused_parameters and not static,
         )
-        if spec.compile:
+        if spec.compile is True:
             one_call = group.world_size == 1 and accumulation == 1
             self._compiled = compile_step(self.model, cuda_graphs=group.device.type == "cuda" and one_call)
+            self._validate = torch.compile(compute_outputs, dynamic=False)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which gradients are accumulated without an all-reduce."""
@@ -75,9 +78,16 @@ class ForwardPass:
         with numerics.autocast(self._precision, self._group.device):
             if self._compiled is not None and model is self.model:
                 return self._compiled(images.pixels, images.labels)
-            outputs = model(self._normalize(images.pixels))
+            compute = compute_outputs if training else self._validate
+            outputs = compute(model, self._normalize, images.pixels)
             loss = self._objective.loss(outputs, images.labels, training=training)
         return loss, self._objective.sums(loss, outputs, images.labels, training=training)
+
+
+def compute_outputs(model: nn.Module, normalize: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    """The outputs of a model, float (B, classes), for a batch of pixels; own metrics are not compiled with it."""
+    outputs: Tensor = model(normalize(pixels))
+    return outputs
 
 
 class ModelWithLoss(nn.Module):
@@ -119,6 +129,19 @@ def compile_step(step: Callable[_P, _R], *, cuda_graphs: bool) -> Callable[_P, _
         return compiled(*args, **kwargs)
 
     return replayed
+
+
+def compile_blocks(module: nn.Module) -> None:
+    """Compile each repeated block of a model by itself, where it has some, and otherwise the model as a whole.
+
+    Equal blocks share their code. Blocks of one class with other sizes do not: torch.compile would stop at the ninth.
+    """
+    release_compiled_code()
+    blocks = [block for _, _, block in repeated_blocks(module)] or [module]
+    limit = 8 * len(blocks)  # in training and in validation, for batches of several sizes
+    torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
+    for block in blocks:
+        block.compile(dynamic=False)
 
 
 def release_compiled_code() -> None:

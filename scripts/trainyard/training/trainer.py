@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from trainyard.training.augmentation import Augmenter, Mixer
 from trainyard.training.checkpoints import Checkpointer, CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, is_out_of_patience
 from trainyard.training.fine_tuning import freeze, load_pretrained, set_training_mode
-from trainyard.training.forward_pass import ForwardPass
+from trainyard.training.forward_pass import ForwardPass, compile_blocks
 from trainyard.training.loaders import ImageBatch, InputData, Split
 from trainyard.training.loss_and_metrics import Means, Objective
 from trainyard.training.optimizers import WeightAverage
@@ -30,6 +30,7 @@ from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.step_profile import StepProfiler
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import (
     Moment,
@@ -103,6 +104,7 @@ class Trainer:
         downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
         find_unused_parameters: bool = False,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
         torch.manual_seed(spec.seed)  # after own code, which may draw random numbers
@@ -112,7 +114,8 @@ class Trainer:
         numerics.set_float32(self.precision)
         numerics.choose_kernels(spec, group.device)
         channels_last = group.device.type == "cuda" and self.precision in ("bf16", "fp16")  # where it is faster
-        self._save_last = save_last
+        self._save_last, self._profiler = save_last, profiler if group.is_main else None
+        self._end_step: Callable[[], None] = lambda: None
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
         self._color = data.mean.flatten().round().to(torch.uint8)  # of erased parts
         self._drawn: tuple[tuple[int, int, BatchSizes], Future[EpochInput]] | None = None  # for the next epoch
@@ -131,9 +134,13 @@ class Trainer:
         self.history = self.state.history  # the complete epochs, including previous runs
         if spec.activation_checkpointing:
             checkpoint_blocks(self.module)  # after the optimizer has seen the names of the parameters
+        if spec.compile == "blocks":
+            compile_blocks(self.module)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         if spec.ema_decay is not None:
             self.state.average = WeightAverage(self.module, spec.ema_decay)
+            if spec.compile == "blocks":
+                compile_blocks(self.state.average.module)  # a copy is not compiled
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )
@@ -176,7 +183,9 @@ class Trainer:
             TrainingInterrupted: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
-        with self.checkpoints:
+        with self.checkpoints, ExitStack() as recording:
+            if self._profiler:
+                self._end_step = recording.enter_context(self._profiler.record(self.group.device))
             while not self.is_complete:
                 row = self._epoch(len(self.history) + 1)
                 self.history.append(row)
@@ -263,6 +272,7 @@ class Trainer:
                 known = self._step(images, drawn.augment)
                 stops = any(status.stop for status in known) or (alone and self.stop_request.is_made)
                 timer.mark()
+                self._end_step()
                 if progress.step % COLLECTED_STEPS == 0:
                     gc.collect(1)
                 self.first_step_time = self.first_step_time or time.time()

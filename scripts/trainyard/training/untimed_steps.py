@@ -144,7 +144,7 @@ def _wrap_for_training(trainer: Trainer) -> None:
     After its first backward pass, with a static graph after the second, DDP orders them as they came. The last bits of
     a sum over three ranks or more depend on the place in a bucket, so a resumed training would differ from the others.
     """
-    if trainer.spec.compile:
+    if trainer.spec.compile is True:
         return
     trainer.wrap()
     if trainer.group.world_size > 1:
@@ -160,7 +160,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     it ends the training, and wrapping the model again is a collective operation.
     """
     with unchanged_buffers(trainer.module, *filter(None, [trainer.objective.loss_module])):
-        if not trainer.spec.compile:
+        if trainer.spec.compile is not True:
             trainer.wrap(for_warm_up=True)
         yield
         trainer.state.optimizer.zero_grad(set_to_none=True)

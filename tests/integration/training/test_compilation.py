@@ -40,10 +40,39 @@ def sizes(graphs):
 def test_normalization_model_and_loss_are_one_piece(data, graphs):
     whole, _ = train(SPEC, data)
     assert_close(train(changed(SPEC, compile=True), data)[0], whole)
-    assert len(graphs) == 1, "one graph for all steps"
+    assert len(graphs) == 3, "one graph for all steps; two for validation, whose last batch is smaller"
     names = [getattr(target, "__name__", str(target)) for target in graphs[0][1]]
     assert "truediv" in names
     assert "cross_entropy" in names
+
+
+@pytest.mark.parametrize("values", [{}, {"ema_decay": 0.5}])
+def test_blocks_are_compiled_each_by_itself_and_share_their_code(data, graphs, values):
+    spec = changed(SPEC, model_args={"blocks": 12, "width": 4}, epochs=2, **values)
+    whole, weights = train(spec, data)
+    graphs.clear()
+    rows, compiled = train(changed(spec, compile="blocks"), data)
+    assert_close(rows, whole)
+    assert compiled.keys() == weights.keys()
+    sizes = {next(each.shape[0] for each in inputs if each.ndim == 4 and each.shape[1] == 4) for inputs, _ in graphs}
+    assert len(graphs) == 3, f"for training, validation and its last batch: {sizes}"
+
+
+def test_a_model_without_blocks_is_compiled_as_a_whole(data, graphs):
+    whole, _ = train(LEARNER, data)
+    graphs.clear()
+    assert_close(train(changed(LEARNER, compile="blocks"), data)[0], whole)
+    assert len(graphs) == 3
+
+
+def test_validation_is_compiled_without_own_metrics(data, graphs):
+    spec = changed(SPEC, epochs=2, metrics=["top5_accuracy"], ema_decay=0.5)
+    whole, _ = train(spec, data)
+    assert_close(train(changed(spec, compile=True), data)[0], whole)
+    validation = graphs[1:]
+    assert len(validation) == 2, "for whole batches and for the last one"
+    names = [{getattr(target, "__name__", str(target)) for target in targets} for _, targets in validation]
+    assert all("truediv" in each and not {"cross_entropy", "topk"} & each for each in names)
 
 
 def test_uneven_micro_batches_have_static_shapes(data, graphs):
@@ -54,7 +83,7 @@ def test_uneven_micro_batches_have_static_shapes(data, graphs):
     training.halve_micro_batch()
     warm_up(training)
     rows = [numbers(row) for row in training.epochs()]
-    assert sizes(graphs) == [4, 3]
+    assert sizes(graphs) == [4, 3, 4, 3]
     assert all(type(size) is int for inputs, _ in graphs for each in inputs for size in each.shape)
     assert_close(rows, train(spec, data)[0])
 
@@ -75,7 +104,7 @@ def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, compiled,
         group = Group(0, 0, world_size, torch.device("cuda", 0))
         parts = (training.module, training.spec, data, group, training.objective)
         ForwardPass(*parts, channels_last=False, find_unused_parameters=False).wrap(accumulation=accumulation)
-        assert compiled[-1] == {"mode": mode, "dynamic": False}
+        assert compiled[-2:] == [{"mode": mode, "dynamic": False}, {"dynamic": False}], "steps, and validation"
 
 
 def test_each_replay_of_cuda_graphs_begins_a_step(compiled, monkeypatch):
@@ -89,12 +118,12 @@ def test_each_replay_of_cuda_graphs_begins_a_step(compiled, monkeypatch):
     assert calls == ["begin", "step", "begin", "step", "step", "step"]
 
 
-@pytest.mark.parametrize("values", [{}, {"precision": "bf16"}])
-def test_recomputed_activations_are_compiled(data, traced, values):
+@pytest.mark.parametrize(("part", "values"), [(True, {}), (True, {"precision": "bf16"}), ("blocks", {})])
+def test_recomputed_activations_are_compiled(data, traced, part, values):
     """And update the running statistics of batch normalization once."""
     spec = changed(SPEC, model_args={"blocks": 3, "width": 4}, epochs=1, **values)
     whole, state = train(spec, data)
-    rows, recomputed = train(changed(spec, compile=True, activation_checkpointing=True), data)
+    rows, recomputed = train(changed(spec, compile=part, activation_checkpointing=True), data)
     assert_close(rows, whole)
     assert_equal_states(*({k: v for k, v in each.items() if "tracked" in k} for each in (state, recomputed)))
     for name, value in state.items():
@@ -106,4 +135,4 @@ def test_every_model_of_a_process_is_compiled(data, graphs):
     for width in range(1, 11):
         graphs.clear()
         train(changed(LEARNER, model_args={"width": width}, epochs=1, compile=True), data)
-        assert len(graphs) == 1, f"model {width}"
+        assert len(graphs) == 3, f"model {width}"
