@@ -38,7 +38,7 @@ MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a s
 CHECKS_VERSION: Final = 1  # increment it when a change of the code finds more than before
 MOST_KEPT: Final = 300  # answers in the cache
 _TRIED: Final = ("pretrained", "freeze", "lr_scale", "metrics")  # and own losses, and models of others
-_TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_args", "monitor")
+_TOGETHER_WITH: Final = ("model", "model_args", "metric_args", "small_images", "loss", "loss_args", "monitor")
 
 
 def check_code(

@@ -67,8 +67,8 @@ def probe_training(spec: Train, images: KnownImages) -> Iterator[tuple[Verdict, 
     """Try a training on what is known of its images; yields verdicts, with what was tried or why it could not be.
 
     The model is built without memory for its parameters, unless it is a user's that needs them. Weights from a file are
-    loaded, the patterns of `freeze` and `lr_scale` are matched, a model of a user's computes the outputs of a batch,
-    and own losses and metrics are computed from them.
+    loaded, the patterns of `freeze` and `lr_scale` are matched, a model of a user's or of timm computes outputs of a
+    batch, and own losses and metrics are computed from them.
 
     Raises:
         UserError: the training would fail with this error before its first step.
@@ -108,7 +108,7 @@ def _try_model(spec: Train, images: KnownImages) -> str:
     freeze(model, spec.freeze)
     names = [name for name, each in inner_model(model).named_parameters() if each.requires_grad]
     lr_scales(names, spec.lr_scale)
-    if not models.is_known(spec.model):
+    if ":" in spec.model and images.shape and images.outputs:
         _try_outputs(spec, model, images)
     size = _size(model) / 1e6
     known = f" for images of {'x'.join(map(str, images.shape))}" if images.shape else ""

@@ -1,5 +1,7 @@
 """What a training minimizes and reports: losses and metrics by name, or by the path of a user's own code."""
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,11 +80,56 @@ def load_loss(path: str, arguments: Mapping[str, Any], device: torch.device) -> 
     return made.to(device)
 
 
-def load_metric(path: str) -> SummedMetric:
-    """The metric of this name or import path: a function of a batch, or an object or class with `sums` and `value`."""
+class TorchMetric:
+    """A metric of torchmetrics as a function of sums: of its states, which it adds up over batches."""
+
+    def __init__(self, metric: Any, device: torch.device) -> None:
+        self._metric = metric.to(device)
+        for name, reduction in metric._reductions.items():
+            if getattr(reduction, "__name__", "") != "dim_zero_sum":
+                remedy = "; a curve is of constant size with the argument `thresholds`, such as 200"
+                raise ObjectiveError(f"its {name!r} are no sums over images: it would keep the outputs of all{remedy}")
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The states after a batch."""
+        self._metric.reset()
+        self._metric.update(outputs, targets)
+        return torch.cat([getattr(self._metric, name).double().flatten() for name in self._metric._defaults])
+
+    def value(self, sums: Tensor) -> float:
+        """The metric of the summed states."""
+        states = self._metric._defaults
+        parts = torch.split(sums, [each.numel() for each in states.values()])
+        for (name, default), part in zip(states.items(), parts, strict=True):
+            setattr(self._metric, name, part.view_as(default).to(getattr(self._metric, name)))
+        self._metric._computed = None
+        self._metric._to_sync = False  # over the ranks: the sums are those of all
+        value: Tensor = self._metric.compute()
+        if value.numel() != 1:
+            raise ObjectiveError(f"it has {value.numel()} values: give it an `average`, such as macro")
+        return float(value)
+
+
+def load_metric(
+    path: str, arguments: Mapping[str, Any] | None = None, *, classes: int, device: torch.device
+) -> SummedMetric:
+    """The metric of this name or import path: a function of a batch, or an object or class with `sums` and `value`.
+
+    A class is called with the arguments, and one of torchmetrics with the number of classes if it needs that.
+    """
     found = _KNOWN.get(path) or import_object(path, role="metric")
     with naming("metric", path):
-        made = found() if isinstance(found, type) else found
+        made = found
+        if isinstance(found, type):
+            given = dict(arguments or {})
+            if found.__module__.startswith("torchmetrics."):
+                wanted = inspect.signature(found).parameters.keys() & {"num_classes", "num_labels"}
+                given = dict.fromkeys(wanted, classes) | given
+            made = found(**given)
+        elif arguments:
+            raise ObjectiveError("it is no class, so metric_args have no place")
+        if "torchmetrics" in sys.modules and isinstance(made, sys.modules["torchmetrics"].Metric):
+            return TorchMetric(made, device)
     return cast(SummedMetric, made) if hasattr(made, "sums") and hasattr(made, "value") else MeanMetric(made)
 
 
@@ -160,7 +207,10 @@ class Objective:
         # A user's loss that is a module: its buffers are state of the training, and each rank has its own.
         self.loss_module = self._user_loss if isinstance(self._user_loss, nn.Module) else None
         self._loss_path, self._paths = spec.loss, dict(spec.metrics)
-        self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
+        self._metrics = {
+            name: load_metric(path, spec.metric_args.get(name), classes=classes, device=device)
+            for name, path in spec.metrics.items()
+        }
         self._sizes = self._try(spec, device) if self._user_loss is not None or self._metrics else []
 
     def _try(self, spec: Train, device: torch.device) -> list[int]:

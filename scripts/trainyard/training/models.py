@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainyard.config.train import Train
+from trainyard.config.train import TIMM, Train
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import import_object, user_code_location
+from trainyard.utils.text import suggest
 
 
 class ModelError(UserError):
@@ -66,21 +67,23 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallC
 
 
 def is_known(name: str) -> bool:
-    """Whether a model is Trainyard's or torchvision's: these use the same parameters in every step."""
-    return ":" not in name
+    """Whether a model is Trainyard's, torchvision's or timm's: these use the same parameters in every step."""
+    return ":" not in name or name.startswith(TIMM)
 
 
 def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
 
-    `spec.model` is a name of Trainyard's or torchvision's, or a path `package.module:function`, which is called with
-    `channels`, `classes` and `spec.model_args`.
+    `spec.model` is a name of Trainyard's, torchvision's or timm's, or a path `package.module:function`, which is
+    called with `channels`, `classes` and `spec.model_args`.
 
     Raises:
         ModelError: the model is unknown, cannot be imported, or does not accept the arguments.
     """
     name, arguments = spec.model, spec.model_args
     try:
+        if name.startswith(TIMM):
+            return _timm_model(name.removeprefix(TIMM), shape=shape, classes=classes, arguments=arguments)
         if name in BUILT_IN or ":" in name:
             factory = BUILT_IN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
@@ -155,6 +158,22 @@ def _torchvision_model(
     if channels == 3 and enlarged_to is None:
         return model
     return AdaptedModel(model, channels=channels, enlarged_to=enlarged_to)
+
+
+def _timm_model(name: str, *, shape: tuple[int, int, int], classes: int, arguments: dict[str, Any]) -> nn.Module:
+    """The model `name` of timm with `classes` outputs, for images of `shape` (height, width, channels).
+
+    Raises:
+        UserError: timm is not installed, or has no model of that name.
+    """
+    timm = import_object("timm", role="model")
+    if not timm.is_model(name):
+        raise ModelError(f"timm has no model {name!r}; {suggest(name, timm.list_models() if name else ())}")
+    height, width, channels = shape
+    is_sized = timm.get_pretrained_cfg(name).fixed_input_size
+    size = {"img_size": (height, width)} if is_sized else {}
+    model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels, **(size | arguments))
+    return model
 
 
 class _ValuesOnCpu(TorchFunctionMode):

@@ -15,6 +15,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.text import printable
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
+EXTRAS: Final = ("timm", "torchmetrics")  # packages that a training may use, and that Trainyard does not install
 USER_CODE_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
 CODE_LOCATION: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # as `user_code_location` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -38,6 +39,8 @@ def import_object(path: str, *, role: str) -> Any:
         reason = f"{error}{user_code_location(error)}" if is_missing else error_line(error)
         close = get_close_matches(str(error.name), dir(error.obj), n=1) if isinstance(error, AttributeError) else []
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        if isinstance(error, ModuleNotFoundError) and (package := str(error.name).partition(".")[0]) in EXTRAS:
+            hint = f": run `pip install {package}` in the environment that runs Trainyard"
         raise UserError(f"{role} {path!r} cannot be imported: {reason}{hint}") from error
 
 

@@ -1,6 +1,7 @@
 """Models by name, for images and classes of a dataset."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -28,11 +29,37 @@ def test_models_map_images_to_classes(name, channels):
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
         ("trainyard.training.models:nothing", {}, "cannot be imported"),
         ("vit_b_16", {"small_images": True}, "no stem to replace"),
+        ("timm:resnet19", {}, "timm has no model 'resnet19'; did you mean 'resnet1"),
+        ("timm:resnet18", {"model_args": {"widht": 3}}, r"cannot be built with {'widht': 3}"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_explained(name, more, message):
     with torch.device("meta"), pytest.raises(UserError, match=message.replace("{", r"\{")):
         build(name, **more)
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_vit", "timm:test_efficientnet"])
+@pytest.mark.parametrize("shape", [(32, 48, 1), (64, 64, 5)])
+def test_models_of_timm_take_images_of_any_size(name, shape):
+    height, width, channels = shape
+    assert build(name, shape)(torch.zeros(2, channels, height, width)).shape == (2, 7)
+
+
+def test_a_model_of_timm_is_built_from_its_seed_as_by_hand():
+    import timm
+
+    torch.manual_seed(0)
+    by_hand = timm.create_model("test_resnet", num_classes=7, in_chans=1, drop_rate=0.1)
+    torch.manual_seed(0)
+    found = build("timm:test_resnet", (32, 32, 1), model_args={"drop_rate": 0.1}).state_dict()
+    assert found.keys() == by_hand.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in by_hand.state_dict().items())
+
+
+def test_without_timm_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"model 'timm' cannot be imported.*: run `pip install timm` in the env"):
+        build("timm:resnet18")
 
 
 def test_torchvision_models_refuse_images_of_five_channels():

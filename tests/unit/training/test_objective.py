@@ -1,6 +1,7 @@
 """Losses and metrics: the config's own, a user's, and those of labels that are numbers."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from trainyard.training.sampler import batch_sizes
 from trainyard.training.summary import write_results
 from trainyard.training.trainer import Trainer
 from trainyard.training.untimed_steps import warm_up
+from trainyard.utils.errors import UserError
 
 OWN = """
 import json
@@ -282,6 +284,64 @@ def test_own_code_that_fails_for_real_images_is_one_line_with_its_place(data, ow
 def test_a_metric_may_be_undefined_for_the_images_of_zeros_on_which_it_is_tried(data, own_code):
     (row,) = start(changed(SPEC, metrics=["own_objective:LogOfPositives"], epochs=1), data).epochs()
     assert row.metrics["val_LogOfPositives"] > 0
+
+
+TORCHMETRICS = {
+    "f1": ("torchmetrics.classification:MulticlassF1Score", {"average": "macro"}),
+    "kappa": ("torchmetrics:CohenKappa", {"task": "multiclass"}),
+    "auroc": ("torchmetrics.classification:MulticlassAUROC", {"thresholds": 50}),
+    "calibration": ("torchmetrics.classification:MulticlassPrecision", {}),
+}
+
+
+def test_metrics_of_torchmetrics_are_those_of_all_images_at_once(data):
+    import torchmetrics
+    from torchmetrics import classification
+
+    paths = {name: path for name, (path, _) in TORCHMETRICS.items()}
+    arguments = {name: given for name, (_, given) in TORCHMETRICS.items() if given}
+    training = start(changed(LEARNER, epochs=2, metrics=paths, metric_args=arguments), data)
+    *_, row = training.epochs()
+    (images,) = data.val.batches([torch.arange(len(data.val))])
+    with torch.no_grad():
+        outputs = training.module.eval()(data.normalize(images.pixels, channels_last=False))
+    by_hand = {
+        "f1": classification.MulticlassF1Score(10, average="macro"),
+        "kappa": torchmetrics.CohenKappa(task="multiclass", num_classes=10),
+        "auroc": classification.MulticlassAUROC(10, thresholds=50),
+        "calibration": classification.MulticlassPrecision(10),
+    }
+    assert row.metrics == {
+        f"val_{name}": pytest.approx(float(metric(outputs, images.labels)), abs=1e-6)
+        for name, metric in by_hand.items()
+    }
+    assert training.batch.micro < len(data.val), "of several batches"
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "message"),
+    [
+        (
+            "torchmetrics.classification:MulticlassAUROC",
+            {},
+            "would keep the outputs of all; a curve is of constant size",
+        ),
+        ("torchmetrics.classification:MulticlassRecall", {"average": None}, "it has 10 values: give it an `average`"),
+        ("torchmetrics.classification:MulticlassRecall", {"averag": "macro"}, "averag"),
+        ("torch.nn.functional:cross_entropy", {"weight": 2}, "it is no class, so metric_args have no place"),
+    ],
+)
+def test_a_metric_of_torchmetrics_that_does_not_fit_is_explained(data, path, arguments, message):
+    with pytest.raises(ObjectiveError, match=message):
+        start(changed(LEARNER, metrics={"m": path}, metric_args={"m": arguments}), data)
+
+
+def test_without_torchmetrics_the_error_says_how_to_get_it(data, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchmetrics"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(UserError, match=r"cannot be imported.*: run `pip install torchmetrics` in the env"):
+        start(changed(LEARNER, metrics=["torchmetrics.classification:MulticlassRecall"]), data)
 
 
 def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(data, tmp_path, monkeypatch):
