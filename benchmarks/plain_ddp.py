@@ -1,7 +1,7 @@
 """A training script as users write it, with DDP, DataLoader and loss.item(); the baseline of benchmarks/training.py.
 
 benchmarks/training.py starts it with torchrun. Its data are the staged arrays as float tensors, or with --imagefolder
-the JPEGs of a folder.
+the JPEGs of a folder. With --channels-last, --fused and --compile, it is as fast as a user makes it in a few lines.
 """
 
 import argparse
@@ -57,6 +57,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"])
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -71,9 +74,12 @@ def main():
         model = small_resnet(arguments.classes, arguments.width, arguments.blocks)
     else:
         model = models.get_model(arguments.model, num_classes=arguments.classes)
-    model = model.to(device)
+    memory_format = torch.channels_last if arguments.channels_last else torch.contiguous_format
+    model = model.to(device, memory_format=memory_format)
     if dist.get_world_size() > 1:
         model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
+    if arguments.compile:
+        model = torch.compile(model)
     data = dataset(arguments)
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(
@@ -85,7 +91,7 @@ def main():
         drop_last=True,
         persistent_workers=arguments.workers > 0,
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=arguments.fused)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(arguments.precision)
     scaler = torch.amp.GradScaler(device.type, enabled=arguments.precision == "fp16")
     for epoch in range(arguments.epochs):
@@ -94,6 +100,7 @@ def main():
         began, images, total = time.perf_counter(), 0, 0.0
         for inputs, labels in loader:
             inputs, labels = inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            inputs = inputs.contiguous(memory_format=memory_format)
             with torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext():
                 loss = nn.functional.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()

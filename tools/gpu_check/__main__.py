@@ -28,6 +28,7 @@ from typing import Final, NoReturn
 
 import torch
 from trainyard.training.numerics import fix_cublas_workspace
+from trainyard.training.process_group import single_process
 
 from gpu_check import (
     compilation,
@@ -60,6 +61,7 @@ CORRECT: Final[dict[str, Check]] = {
     "stop": endings.check_stop,
     "syncs": correctness.check_host_syncs,
     "share": memory.check_memory_share,
+    "kept": memory.check_kept_memory,
     "mps": sharing.check_mps,
     "one_rank": ranks.check_one_rank,
     "two_ranks": ranks.check_two_ranks,
@@ -97,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1 if arguments.toy else min(8, os.cpu_count() or 1))
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = Report(arguments.out / f"gpu_check_{arguments.what}.json", seconds=seconds)
-    rig = Rig(torch.device("cpu") if arguments.toy else torch.device("cuda", 0), report)
+    # On a GPU, with the allocator and the CPUs that a training chooses.
+    rig = Rig(torch.device("cpu") if arguments.toy else single_process().device, report)
     checks = {name: ALL[name] for name in arguments.names} if arguments.what == "one" else GROUPS[arguments.what]
     with _time_limit(rig, seconds + HANG_SECONDS):
         for name, check in checks.items():

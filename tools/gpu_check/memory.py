@@ -1,11 +1,14 @@
 """Checks of GPU memory: too large a micro-batch, and the share of a trial."""
 
+import gc
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from trainyard.config.train import Augment
 from trainyard.data.staged import Staged, StagedImageMeta, write_meta
 from trainyard.packing import worker_gpu
 from trainyard.training.loaders import MappedSplit, load_input_data
@@ -62,6 +65,36 @@ def check_memory_share(rig: Rig) -> None:
         rig.report.check("memory share", isinstance(data.train, MappedSplit), seen)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+KINDS: dict[str, dict[str, Any]] = {  # of trainings
+    "plain": {},
+    "bf16, clipped": {"precision": "bf16", "clip_norm": 1.0},
+    "fp16, AdamW": {"precision": "fp16", "optimizer": "adamw"},
+    "checkpointed, averaged": {"activation_checkpointing": True, "ema_decay": 0.9},
+    "mixed, in parts": {"augment": Augment(mixup=0.2, flip=True), "accumulation": 2},
+    "frozen, measured": {"freeze": ["0"], "lr_scale": {"*": 0.5}, "metrics": ["top5_accuracy"]},
+}
+
+
+def check_kept_memory(rig: Rig) -> None:
+    """Once garbage is collected, as at the end of a trial, trainings of no kind keep memory that they had."""
+    data, batch_size = rig.images(count=512, val_count=64, side=16), rig.size(64, 16)
+    kept: dict[str, list[int]] = {name: [] for name in KINDS}
+    for _ in range(2):  # the first round loads libraries, and fills caches
+        for name, options in KINDS.items():
+            trainer = start(changed(SMALL, batch_size=batch_size, **options), data)
+            list(trainer.epochs())
+            del trainer
+            free_memory()
+            kept[name].append(torch.cuda.memory_allocated() if rig.has_gpu else _live_tensors())
+    grown = {name: later - earlier for name, (earlier, later) in kept.items() if later > earlier}
+    unit = "bytes" if rig.has_gpu else "tensors"
+    rig.report.check("kept memory", not grown, f"more {unit} in the second round: {grown}" if grown else "none")
+
+
+def _live_tensors() -> int:
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 def black_images(folder: Path, *, size_bytes: float) -> Staged:

@@ -116,6 +116,19 @@ def test_a_check_that_hangs_ends_the_program_with_its_place_and_the_tables(tmp_p
 # ---- each check can fail
 
 
+def test_a_training_that_is_kept_fails_the_check_of_memory(tmp_path, monkeypatch):
+    kept = []
+
+    def start(spec, data, **options):
+        kept.append(rig.start(spec, data, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(memory, "start", start)
+    status, found = run(tmp_path, "kept")
+    assert status == 1
+    assert "more tensors in the second round: {'plain': " in found["checks"][0][2]
+
+
 def let_start(monkeypatch, module, change):
     """Let a check start its trainings with what `change` returns for the number, from 1, the spec and the options."""
     started = []
