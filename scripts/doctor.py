@@ -8,7 +8,7 @@ It reads the config and the profile as Snakemake does, and checks that
 With --job, it submits a job of about a minute, like the largest of the config but on at most two nodes, and checks on
 them: shared files and locks, temporary files, CPUs, Python, every GPU, the meeting of two nodes, and Ray.
 
-A check is ok, warns, fails with a remedy, or cannot know. The exit code is 1 if one fails, otherwise 0.
+Each check is ok, a warning, a failure with a remedy, or unknown. The exit code is 1 if one fails, otherwise 0.
 """
 
 import argparse
