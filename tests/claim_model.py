@@ -17,7 +17,7 @@ import random
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,6 +181,17 @@ class Order(SharedOrder):
         return self.rng.randint(1, waiting)
 
 
+class Queue(TrialQueue):
+    """The queue, which notes the trials that a user has put first and that waited when it chose another one."""
+
+    passed_over: Set[str] = frozenset()
+
+    def _claim(self, task: Task, *places: Sequence[SlotLocation]) -> bool:
+        first = {each.trial for each in self._tasks} & self._order.first
+        self.passed_over = set() if task.trial in first | self._failures.suspect_trials else first
+        return super()._claim(task, *places)
+
+
 class Job:
     """A job of the sweep, as its driver and packer run it: sessions follow one another when they are given up."""
 
@@ -221,7 +232,7 @@ class Job:
         if source:
             self.order.listener = source.update
         self._source = source
-        self.queue = TrialQueue(
+        self.queue = Queue(
             limits=TimeLimits(None, can_resume=True),
             failures=FailurePolicy(retries=9, ignores_common_failures=True),
             order=self.order,
@@ -249,11 +260,11 @@ class Job:
 
     def take(self) -> bool:
         """Start a trial, if there is one; returns whether there is."""
-        first = self.order.first & self._waiting  # when the queue chooses; it reads more while it claims
+        self.queue.passed_over = frozenset()
         if (task := self.queue.take(self.place, [self.place])) is None:
             return False
         self._schedule.check_folder(task, self)
-        self._schedule.check_requests(task, self, first & self.order.first & self._waiting)
+        self._schedule.check_requests(task, self)
         number = self.queue.start_attempt(task)
         where = vars(self.place) | {"job": self.session}
         self._record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
@@ -315,11 +326,7 @@ class Job:
 
     def knows(self, trial: str) -> bool:
         """Whether it runs the trial, or will."""
-        return trial in self.running or trial in self._waiting
-
-    @property
-    def _waiting(self) -> set[str]:
-        return {task.trial for task in self.queue._tasks}
+        return trial in self.running or any(task.trial == trial for task in self.queue._tasks)
 
 
 class Schedule:
@@ -474,15 +481,15 @@ class Schedule:
                 if other is not job and each.folder_name == task.folder_name:
                     raise ViolationError(f"{task.folder_name}: {other.session} still writes where {job.session} starts")
 
-    def check_requests(self, task: Task, job: Job, first: Set[str]) -> None:
-        """What a job has read of a user's requests holds when it starts a trial; those that are `first` still wait."""
+    def check_requests(self, task: Task, job: Job) -> None:
+        """What a job has read of a user's requests holds when it starts a trial."""
         requests = job.fold.claims.requests
         if task.trial in requests.cancelled:
             raise ViolationError(f"{task.trial} is cancelled, and {job.session} starts it")
         if requests.paused_at is not None:
             raise ViolationError(f"paused, and {job.session} starts {task.trial}")
-        if first and task.trial not in requests.first | job.queue._failures.suspect_trials:
-            raise ViolationError(f"{job.session} starts {task.trial} before {first}")
+        if job.queue.passed_over:
+            raise ViolationError(f"{job.session} starts {task.trial} before {job.queue.passed_over}")
 
     def check(self) -> None:
         """Check what must hold at any time."""
