@@ -2,10 +2,12 @@
 
 It reads the config, looks for the files that it names, imports your code, builds every model without memory for its
 parameters, and computes own losses and metrics on a batch of zeros. What only staged data or a run can tell is listed,
-too. The exit code is 1 if a check fails, otherwise 0.
+too. With --drill, it finds out whether your programs resume after an interruption. The exit code is 1 if a check fails,
+otherwise 0.
 """
 
 import argparse
+from collections.abc import Iterable
 from itertools import chain
 
 from trainyard.checks.config_checks import check_use
@@ -22,11 +24,20 @@ def main(arguments: argparse.Namespace) -> int:
     counts = {name: len(getattr(config, name)) for name in ("datasets", "sweeps", "scaling", "trees")}
     contents = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
     first = Finding("config", "ok", f"{arguments.config} is valid; {contents}")
-    found = chain([first], check_use(config, arguments.results, anew=not arguments.quiet))
+    found: Iterable[Finding] = check_use(config, arguments.results, anew=not arguments.quiet)
+    if arguments.drill is not None:
+        from trainyard.checks.resume_drill import drill  # imports numpy
+
+        found = drill(config, arguments.results, minutes=arguments.drill)
+    found = chain([first], found)
     return print_findings(found, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
 
 
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
+    parser.add_argument("--drill", type=float, metavar="MIN", nargs="?", const=5.0,
+                        help="instead, interrupt and continue a trial of each sweep of your own programs, and compare "
+                        "its metrics with those of an undisturbed run; each run takes at most MIN minutes (default: "
+                        "5)")  # fmt: skip
     command_line.run_program(main, parser.parse_args())

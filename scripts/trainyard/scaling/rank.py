@@ -25,7 +25,7 @@ from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
+from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
 from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory
 from trainyard.training.process_group import Group, process_group
@@ -81,6 +81,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             try:
                 for row in train_epochs(trainer, study, store):
                     log.info(epoch_line(row, trainer.spec.epochs))
+                    if left := time_left(row, trainer.spec.epochs):
+                        log.info(left)
             except TrainingInterrupted as error:
                 kind = UserError if error.is_by_signal else ContinuedError
                 raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None

@@ -9,6 +9,7 @@ from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Train
 from trainyard.training.loss_and_metrics import Means
 from trainyard.training.step_timing import StepTimes
+from trainyard.utils.text import format_duration
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ def epoch_line(row: EpochMetrics, epochs: int) -> str:
         parts.append(f"Accuracy (train, val): {row.train_accuracy:.2%}, {row.val_accuracy:.2%}")
     parts += [f"{name.removeprefix('val_')} (val): {value:.4g}" for name, value in row.metrics.items()]
     return " | ".join([*parts, f"Throughput: {row.images_per_second:.1f} img/s"])
+
+
+def time_left(row: EpochMetrics, epochs: int) -> str:
+    """How long the epochs after this one take if they are as long, for the log; "" for less than ten seconds."""
+    seconds = (epochs - row.epoch) * row.seconds
+    return f"about {format_duration(seconds)} left" if seconds >= 10 else ""
 
 
 def best_epoch(spec: Train, history: Sequence[EpochMetrics]) -> int | None:

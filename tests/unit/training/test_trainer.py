@@ -16,7 +16,7 @@ from trainyard.config.train import Augment, Schedule
 from trainyard.scaling.speedups import scaling_table
 from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
+from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
 from trainyard.training.summary import REPEATS, write_results
 from trainyard.training.trainer import Diverged, TrainingInterrupted
 from trainyard.training.untimed_steps import measure_steady_steps, warm_up
@@ -231,6 +231,12 @@ def test_the_epoch_line_has_rate_losses_accuracies_and_throughput():
         "Epoch [3/3] LR: 0.001000 | Loss (train, val): 5.149, 5.664 | Accuracy (train, val): 2.16%, 0.98% | "
         "Throughput: 704.9 img/s"
     )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.0, ""), (5.0, "about 10 s left"), (1800.0, "about 1 h 0 min left")])
+def test_the_log_says_how_long_the_epochs_after_this_one_take(seconds, text):
+    row = EpochMetrics(1, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, seconds, 1.0, 1.0, 0.0)
+    assert time_left(row, 3) == text
 
 
 def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():

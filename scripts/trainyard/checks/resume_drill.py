@@ -1,0 +1,447 @@
+"""The resume drill: a trial of each sweep is interrupted as at the end of its job, continued, and compared.
+
+A program runs once undisturbed, and once more until about the middle, where it gets SIGTERM and, after the grace period
+of this site, SIGKILL. The driver of the sweep then runs it again, as in the next job. The metrics from there on must be
+those of the undisturbed run; where they are not, a second undisturbed run shows how much two runs differ anyway.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from trainyard.checks.findings import Finding, Verdict
+from trainyard.cluster.slurm_queries import controller_settings
+from trainyard.config.config import Config
+from trainyard.config.load import check_config
+from trainyard.config.metric_names import is_counter
+from trainyard.config.sweep import CommandSweep, FunctionSweep
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import expand
+from trainyard.planning.attempts import Fold
+from trainyard.planning.journal import Ended, Epoch, Resumed
+from trainyard.planning.plan import dataset_digest, read_state
+from trainyard.planning.sweep_state import NOT_STAGED
+from trainyard.programs.metrics import MetricsCollector
+from trainyard.results.best_config import best_config
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import write_json
+from trainyard.utils.guarded_process import processes_ended
+from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.text import count_of, format_duration
+
+FOLDER: Final = "drill"  # in the results
+POLL_SECONDS: Final = 0.2
+LEAST_ROWS: Final = 3  # of metrics in an undisturbed run
+MOST_FILES: Final = 100_000  # in the folder where programs run, whose changes are looked for
+SHOWN_FILES: Final = 3
+CHECKPOINTS: Final = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|h5|npz)$|checkpoint", re.IGNORECASE)
+KILLED: Final = (-9, 137)  # exit codes
+# Metrics that differ from one run to the next although both are right: seconds, speeds, memory.
+SPEEDS: Final = re.compile(r"(^|_)(ms|secs?|seconds?|time|per|speed|throughput|fps|mfu|mem|memory|[mg]i?b)(_|$)", re.I)
+ROUNDING: Final = 1e-6  # of the largest value of a metric
+NEAR: Final = 0.03  # of the range of a metric in the undisturbed run: no difference that matters,
+FAR: Final = 0.15  # and a failure
+RESUME_OPTION: Final = "`resume: --resume {resume_from}`, with your program's own option"
+log = logging.getLogger(__name__)
+Row = Mapping[str, Any]  # metrics, with their epoch
+
+
+def drill(config: Config, results: Path, *, minutes: float) -> Iterator[Finding]:
+    """The findings of the drill of each sweep of a command or function; no run takes longer than `minutes`."""
+    for name, sweep in config.sweeps.items():
+        place = f"sweeps.{name}"
+        if not isinstance(sweep, (CommandSweep, FunctionSweep)):
+            yield Finding(place, "ok", "Trainyard's own training loop continues after the step at which it was stopped")
+        elif sweep.dataset and dataset_digest(results, sweep) == NOT_STAGED:
+            yield Finding(place, "unknown", "its dataset is not staged", "Snakemake's target `data` stages it")
+        else:
+            with tempfile.TemporaryDirectory(prefix="drill-") as temporary:
+                yield from _Drill(config, name, results, 60 * minutes, Path(temporary)).findings()
+
+
+# ---- runs
+
+
+@dataclass
+class Launch:
+    """What one run of the driver has recorded of the trial."""
+
+    rows: list[Row] = field(default_factory=list)  # as they were reported
+    times: list[float] = field(default_factory=list)  # of the rows, Unix seconds
+    checkpoint: str = ""  # from which the program was to resume
+    end: Ended | None = None
+    seconds: float = 0.0
+    was_stopped: bool = False  # by SIGTERM to the driver
+    last_line: str = ""  # of the driver
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the program ended by itself and succeeded."""
+        return self.end is not None and self.end.status in (TrialStatus.FINISHED, TrialStatus.UNREADABLE)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was ended by the signal to the driver."""
+        return self.was_stopped and self.end is not None and self.end.status is TrialStatus.INTERRUPTED
+
+    @property
+    def failure(self) -> str:
+        """Why the program failed or did not start; "" if neither."""
+        if self.is_finished or self.is_interrupted:
+            return ""
+        return (self.end.error if self.end else None) or self.last_line
+
+    @property
+    def epochs(self) -> int:
+        """How many are between the first and the last that it reported."""
+        return int(self.rows[-1]["epoch"] - self.rows[0]["epoch"])
+
+
+class Runs:
+    """The launches of one trial, with results of their own."""
+
+    def __init__(self, folder: Path, config: Config, name: str, *, data: Path, temporary: Path) -> None:
+        self._folder, self._name, self._temporary = folder, name, temporary
+        self._sweep = config.sweeps[name]
+        folder.mkdir(parents=True)
+        (folder / "data").symlink_to(data.absolute())
+        write_json(folder / "config.json", config.model_dump(mode="json", exclude_unset=True))
+        state = read_state(self._sweep, name, folder)
+        trial = next(iter(state.trials))
+        self._fold, self.trial_folder = Fold(state.folder), state.folder / "trials" / trial
+        self._checkpoints = (state.folder / "checkpoints" / f"{trial}-0", "*")  # of a function
+        if isinstance(self._sweep, CommandSweep):
+            self._checkpoints = (self.trial_folder, self._sweep.checkpoint or "")
+
+    def checkpoint_time(self) -> float | None:
+        """When the oldest checkpoint was written, in Unix seconds; None without one."""
+        folder, pattern = self._checkpoints
+        with suppress(FileNotFoundError):  # it was replaced meanwhile
+            return min((path.stat().st_mtime for path in folder.glob(pattern)), default=None) if pattern else None
+        return None
+
+    def launch(self, ends: Callable[[Launch], bool]) -> Launch:
+        """Run the trial to its end, or until `ends` holds: then the driver gets SIGTERM, as from Slurm."""
+        found, began, kept = Launch(), time.monotonic(), self._kept_rows()
+        config, folder = str(self._folder / "config.json"), str(self._folder)
+        options = ["--config", config, "--results", folder, "--sweep", self._name]
+        output = self._folder / "sweep.log"
+        with processes_ended() as mark, open(output, "ab") as file:
+            environment = {**os.environ, **mark, "TMPDIR": str(self._temporary)}
+            command = [sys.executable, str(SCRIPTS / "sweep.py"), *options]
+            driver = subprocess.Popen(command, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+            while driver.poll() is None:
+                self._read(found)
+                if not found.was_stopped and ends(found):
+                    driver.terminate()
+                    found.was_stopped = True
+                time.sleep(POLL_SECONDS)
+        self._read(found)
+        if found.checkpoint:
+            del found.rows[:kept], found.times[:kept]
+        found.seconds = time.monotonic() - began
+        found.last_line = (output.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        return found
+
+    def _read(self, found: Launch) -> None:
+        for _, event in self._fold.news():
+            match event:
+                case Epoch(metrics=row):
+                    found.rows.append(row)
+                    found.times.append(event.time)
+                case Resumed(checkpoint=checkpoint):
+                    found.checkpoint = checkpoint["name"]
+                case Ended():
+                    found.end = event
+
+    def _kept_rows(self) -> int:
+        """The rows that a file of metrics has before a launch, which reports them again if its program resumes."""
+        metrics = self._sweep.program_metrics
+        if metrics is None or metrics.file is None or not (self.trial_folder / metrics.file).exists():
+            return 0
+        return len(MetricsCollector(metrics, self.trial_folder, resumes=True).new_rows(final=True))
+
+
+# ---- the drill
+
+
+class _Drill:
+    """The drill of one sweep."""
+
+    def __init__(self, config: Config, name: str, results: Path, limit_seconds: float, temporary: Path) -> None:
+        self._name, self._results, self._limit, self._temporary = name, results.absolute(), limit_seconds, temporary
+        self._place, self._folder = f"sweeps.{name}", self._results / FOLDER / name
+        expansion = expand(config.sweeps[name])
+        raw = best_config(config, name, [*expansion.trials, *expansion.examples][0])
+        raw["sweeps"][name]["retries"] = 0
+        if isinstance(sweep := config.sweeps[name], CommandSweep):
+            raw["sweeps"][name]["grace_seconds"] = min(sweep.grace_seconds, _site_grace_seconds())
+        self._config = check_config(raw)
+        self._sweep = self._config.sweeps[name]
+
+    def findings(self) -> Iterator[Finding]:
+        """Run the drill. First the verdict, then what else there is to say of the program."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        files = [self._list_files()]
+        runs, checkpoints = self._runs("undisturbed"), list[float]()
+
+        def watch(found: Launch) -> None:
+            if not checkpoints and (written := runs.checkpoint_time()):
+                checkpoints.append(written)
+
+        whole = self._launch(runs, watch)
+        files.append(self._list_files())
+        if problem := self._problem(whole):
+            yield problem
+            return
+        runs = self._runs("interrupted")
+        before = self._launch(runs, _interruption(whole, runs, checkpoints))
+        if not before.is_interrupted:
+            reason = before.failure or "it ended before it could be interrupted"
+            yield Finding(self._place, "unknown", reason, "give the drill a trial that takes longer")
+            return
+        last = None if whole.is_finished or not whole.rows else whole.rows[-1]["epoch"]
+        saved = sorted(_changes({}, list_files(runs.trial_folder)))
+        after = self._launch(runs, lambda found: last is not None and bool(found.rows) and _last(found) >= last)
+        files.append(self._list_files())
+        changed = [_changes(*pair) for pair in pairwise(files)]
+        same = sorted(set.intersection(*changed))
+        verdict = self._judge(whole, before, after, saved=saved, elsewhere=same)
+        yield verdict
+        if before.end and before.end.exit_code in KILLED:
+            grace = f"it did not end at SIGTERM, and was killed after the {self._sweep.trial_grace_seconds:g} s"
+            remedy = "let it save its state and exit at SIGTERM"
+            yield Finding(f"{self._place}.grace_seconds", "warns", f"{grace} of its grace period", remedy)
+        if same:
+            message = f"each run writes {_listed(same)} in {Path.cwd()}, where trials overwrite the files of others"
+            yield Finding(f"{self._place}.workdir", "warns", message, "use {trial_dir}, or `workdir: trial`")
+        elif others := sorted(set.union(*changed) if all(changed) else ()) + sorted(list_files(self._temporary)):
+            yield Finding(f"{self._place}.workdir", "ok", f"leaves {_listed(others)} outside of its folder")
+        if verdict.verdict == "ok":
+            shutil.rmtree(self._folder)
+
+    def _runs(self, what: str) -> Runs:
+        log.info("%s: %s run, at most %s", self._place, what, format_duration(self._limit))
+        data = self._results / "data"
+        return Runs(self._folder / what, self._config, self._name, data=data, temporary=self._temporary)
+
+    def _launch(self, runs: Runs, ends: Callable[[Launch], bool | None] = lambda found: None) -> Launch:
+        began = time.monotonic()
+        return runs.launch(lambda found: bool(ends(found)) or time.monotonic() - began > self._limit)
+
+    def _list_files(self) -> dict[str, tuple[int, int]]:
+        """The files where programs run, but for the results."""
+        return list_files(Path.cwd(), but=self._results)
+
+    def _find(self, verdict: Verdict, message: str, remedy: str = "") -> Finding:
+        return Finding(self._place, verdict, message, remedy)
+
+    def _problem(self, whole: Launch) -> Finding | None:
+        """Why an undisturbed run is no measure for an interrupted one."""
+        if whole.failure:
+            message = f"the program fails without an interruption: {whole.failure}"
+            return self._find("fails", message, f"its output is in {self._folder}")
+        if whole.end and whole.end.status is TrialStatus.UNREADABLE:
+            return self._find("fails", str(whole.end.error), "correct `metrics`")
+        if len(whole.rows) >= LEAST_ROWS or (isinstance(self._sweep, CommandSweep) and not self._sweep.metrics):
+            return None
+        rows, limit = count_of(len(whole.rows), "row"), format_duration(self._limit)
+        if whole.is_finished:
+            few = f"it reports {rows} of metrics in all"
+            return self._find("unknown", few, f"{LEAST_ROWS} show whether it resumes")
+        more = f"`--drill {2 * self._limit / 60:g}` gives it more time; or let its arguments give it less to do"
+        return self._find("unknown", f"it reported {rows} of metrics in {limit}", more)
+
+    # ---- verdicts
+
+    def _judge(
+        self, whole: Launch, before: Launch, after: Launch, *, saved: Sequence[str], elsewhere: Sequence[str]
+    ) -> Finding:
+        """Whether the program resumes, from where, and whether it goes on as the undisturbed run."""
+        if after.failure:
+            return self._find("fails", f"it fails when it continues: {after.failure}", f"see {self._folder}")
+        if not whole.rows and after.checkpoint:
+            message = f"it gets {after.checkpoint} to resume from, but reports no metrics that show whether it does"
+            return self._find("unknown", message, "give `metrics`")
+        if whole.rows and not (before.rows and after.rows):
+            when = "after the interruption" if before.rows else f"in {format_duration(self._limit)} of its second run"
+            return self._find("unknown", f"it reported no metrics {when}", "give it more to do, and more time")
+        if not whole.rows:
+            return self._starts_over("", saved, elsewhere)
+        first, begins = whole.rows[0]["epoch"], after.rows[0]["epoch"]
+        is_whole = whole.is_finished and after.is_finished
+        metrics = self._sweep.program_metrics
+        if not is_whole and begins <= first and (metrics is None or metrics.numbers_rows):
+            message = "it was not seen to resume: its rows have no numbers of epochs, and it did not finish in time"
+            return self._find("unknown", message, "report `epoch`")
+        if after.epochs >= whole.epochs if is_whole else begins <= first:
+            return self._starts_over(after.checkpoint, saved, elsewhere)
+        if begins <= first:  # its rows are counted from 1 again
+            by = int(_last(whole) - _last(after))
+            after.rows = [{**row, "epoch": row["epoch"] + by} for row in after.rows]
+        where = f"resumes with epoch {after.rows[0]['epoch']} after epoch {_last(before)}"
+        return self._judge_curves(where, whole, after)
+
+    def _judge_curves(self, where: str, whole: Launch, after: Launch) -> Finding:
+        found = compare(whole.rows, after.rows)
+        if not found:
+            return self._find("unknown", f"{where}; no metric shows how it goes on", "report a loss")
+        if all(each.typical <= each.rounding for each in found):
+            return self._find("ok", f"{where}; {', '.join(each.metric for each in found)} as without an interruption")
+        if not (far := [each for each in found if each.typical > each.allowed]):
+            worst = max(found, key=lambda each: each.share)
+            return self._find("ok", f"{where}; {worst.metric} differs by {worst.typical:.2g}, less than it varies")
+        again = self._launch(self._runs("second undisturbed"))
+        noise = {each.metric: each.largest for each in compare(whole.rows, again.rows)}
+        if not (far := [each for each in far if each.typical > 3 * noise.get(each.metric, 0.0)]):
+            return self._find("ok", f"{where}; it differs by no more than two undisturbed runs do")
+        worst = max(far, key=lambda each: each.share)
+        usual = noise.get(worst.metric)
+        message = f"{where}, but {worst.metric} then differs by {worst.typical:.2g} from an undisturbed run"
+        message += f", and two undisturbed runs differ {f'by {usual:.2g}' if usual else 'not at all'}"
+        remedy = "save and load the optimizer, the schedule and the random numbers, too"
+        return self._find("fails" if worst.share > FAR else "warns", message, remedy)
+
+    def _starts_over(self, checkpoint: str, saved: Sequence[str], elsewhere: Sequence[str]) -> Finding:
+        """The program begins again: a failure if the config says that it resumes; and what would make it."""
+        own, others = (list(filter(CHECKPOINTS.search, files)) for files in (saved, elsewhere))
+        pattern = self._sweep.checkpoint if isinstance(self._sweep, CommandSweep) else None
+        if isinstance(self._sweep, FunctionSweep):
+            remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
+        elif checkpoint:
+            remedy = f"it gets {checkpoint} to resume from: check {RESUME_OPTION}"
+        elif others and not own:
+            remedy = f"it saves {others[0]}, outside of its folder: have it save to {{trial_dir}}"
+        elif own and pattern is None:
+            suggested = f"{'**/' if os.sep in own[0] else ''}*{Path(own[0]).suffix}"
+            remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
+        elif pattern is None:
+            remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"
+        else:
+            remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {_listed(saved) or 'none'}"
+        return self._find("fails" if self._sweep.can_resume else "warns", "starts over after an interruption", remedy)
+
+
+def _last(launch: Launch) -> Any:
+    """The last epoch that was reported."""
+    return launch.rows[-1]["epoch"]
+
+
+def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Callable[[Launch], bool]:
+    """When to interrupt a run: within an epoch at about the middle, once there is a checkpoint if one is saved by then.
+
+    A program that reports nothing is interrupted after half of the time.
+    """
+    began, count = time.monotonic(), len(whole.rows) // 2
+    saved_at = sum(each <= checkpoints[0] for each in whole.times) + 1 if checkpoints else len(whole.rows)
+    waits = saved_at < len(whole.rows) - 1
+    count = max(count, saved_at) if waits else count
+    pause = median(np.diff(whole.times)) / 2 if whole.rows else 0.0
+
+    def is_time(found: Launch) -> bool:
+        if not whole.rows:
+            return time.monotonic() - began > whole.seconds / 2
+        is_there = len(found.rows) >= count and (not waits or runs.checkpoint_time() is not None)
+        return is_there and time.time() > found.times[-1] + pause
+
+    return is_time
+
+
+def _site_grace_seconds() -> float:
+    """From SIGTERM to SIGKILL at this site; infinite without Slurm."""
+    with suppress(UserError):
+        if found := re.match(r"\d+", controller_settings().get("KillWait", "")):
+            return float(found[0])
+    return float("inf")
+
+
+# ---- curves
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a metric, between a whole run and the rows of another one."""
+
+    metric: str
+    typical: float  # the median over the rows
+    largest: float
+    allowed: float  # what is less than the curve itself varies
+    span: float  # of the values of the whole run
+    rounding: float
+
+    @property
+    def share(self) -> float:
+        """The typical difference, relative to the span."""
+        return self.typical / (self.span or 1.0)
+
+
+def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
+    """How much each metric of these rows differs from a whole run, which is interpolated at their epochs.
+
+    Of three rows and more, the first does not count: the epoch in which a program resumes may have been cut. What a
+    curve varies by itself is the median of its second differences: it is 1.65 standard deviations of white noise, three
+    times of which the median of three differences never exceeds by chance.
+    """
+    names = {name: None for row in rows for name in row if name != "epoch" and not SPEEDS.search(name)}
+    found = []
+    for name in names:
+        if is_counter(name) and not name.lower().startswith(("lr", "learning")):
+            continue
+        points = ([(row["epoch"], row[name]) for row in each if row.get(name) is not None] for each in (whole, rows))
+        known, new = points
+        new = [each for each in new if known and known[0][0] <= each[0] <= known[-1][0]]
+        if len(known) < 2 or not new:
+            continue
+        (epochs, values), (at, reported) = np.array(known).T, np.array(new[1:] if len(new) >= 3 else new).T
+        differences = np.abs(reported - np.interp(at, epochs, values))
+        varies = float(np.median(np.abs(np.diff(values, 2)))) if len(values) > 2 else 0.0
+        span, rounding = float(np.ptp(values)), ROUNDING * float(np.abs(values).max())
+        allowed = max((3 if len(at) >= 3 else 6) * varies, NEAR * span, rounding)
+        found.append(Difference(name, float(np.median(differences)), float(differences.max()), allowed, span, rounding))
+    return found
+
+
+# ---- files
+
+
+def list_files(folder: Path, *, but: Path | None = None) -> dict[str, tuple[int, int]]:
+    """Time and size of the files in a folder, but for hidden ones, caches and environments; none of very many."""
+    found: dict[str, tuple[int, int]] = {}
+    for root, folders, names in os.walk(folder):
+        here = Path(root)
+        folders[:] = [each for each in folders if here / each != but and not _is_skipped(here / each)]
+        for name in names:
+            with suppress(OSError):  # it was removed meanwhile
+                status = (here / name).stat()
+                found[str((here / name).relative_to(folder))] = (status.st_mtime_ns, status.st_size)
+        if len(found) > MOST_FILES:
+            return {}
+    return found
+
+
+def _is_skipped(folder: Path) -> bool:
+    return folder.name.startswith((".", "__pycache__")) or (folder / "pyvenv.cfg").exists()
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """The files that are new or were written."""
+    return {name for name, state in after.items() if before.get(name) != state}
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
+    return ", ".join(names[:SHOWN_FILES]) + more

@@ -1,0 +1,188 @@
+"""The resume drill on small programs that resume, start over, or go on otherwise."""
+
+import re
+
+import pytest
+from trainyard.checks.resume_drill import compare, list_files
+
+# Gradient descent with momentum on (w - 3)^2, whose logarithm is the loss, with a learning rate that falls. When it is
+# to be interrupted, it waits for that in its seventh epoch, so that no time decides.
+PROGRAM = """
+import argparse, json, math, os, pathlib, random, signal, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--resume", type=pathlib.Path)
+parser.add_argument("--kind")
+options = parser.parse_args()
+kind = options.kind
+if kind == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+noise = random.Random(os.urandom(8) if kind == "noisy" else 0)
+own = max(options.out.glob("*.pt"), default=None)
+resume = own if kind == "finds its own" and own else options.resume
+state = {"epoch": 0, "w": 10.0, "velocity": 0.0, "lr": 0.02}
+if resume and kind != "ignores":
+    saved = json.loads(resume.read_text())
+    state = {**state, "epoch": saved["epoch"], "w": saved["w"]} if kind == "forgets the schedule" else saved
+for epoch in range(state["epoch"] + 1, 13):
+    if epoch == 7 and "interrupted" in str(options.out) and not (options.out / "waited").exists():
+        (options.out / "waited").touch()
+        time.sleep(3600)
+    for step in range(5):
+        gradient = 2 * (state["w"] - 3) + noise.gauss(0, 0.3 if kind in ("noisy", "shuffles again") else 0)
+        state["velocity"] = 0.5 * state["velocity"] + gradient
+        state["w"] -= state["lr"] * state["velocity"]
+    state["epoch"], state["lr"] = epoch, state["lr"] * 0.8
+    if kind != "saves nothing":
+        path = (pathlib.Path() if kind == "saves elsewhere" else options.out) / f"{epoch:02}.pt"
+        path.with_suffix(".new").write_text(json.dumps(state))
+        os.replace(path.with_suffix(".new"), path)
+    number = "" if kind == "finds its own" else f"epoch {epoch} "
+    print(f"{number}loss {math.log((state['w'] - 3) ** 2):.6f} at {time.time()}", flush=True)
+"""
+FUNCTION = """
+import time
+
+def run(config, context):
+    path = context.checkpoint_dir / "state"
+    done = int(path.read_text()) if path.exists() else 0
+    for epoch in range(done + 1, 9):
+        while epoch == 6 and not done and "interrupted" in str(context.trial_dir):
+            if context.time_is_up:
+                context.interrupt()
+            time.sleep(0.05)
+        if config["saves"]:
+            path.write_text(str(epoch))
+        context.report(epoch=epoch, loss=1 / epoch)
+"""
+METRICS = {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>{number}) at (?P<time>{number})"}
+RESUMES = {"checkpoint": "*.pt", "resume": "--resume {resume_from}", "grace_seconds": 1}
+AS_BEFORE = "resumes with epoch 7 after epoch 6; loss as without an interruption"
+# By kind of the program: further options of its sweep, and what is found.
+CASES = {
+    "right": (RESUMES, {"": ("ok", AS_BEFORE)}),
+    "deaf": (
+        RESUMES,
+        {"": ("ok", AS_BEFORE), ".grace_seconds": ("warning", "did not end at SIGTERM, and was killed after the 1 s")},
+    ),
+    "noisy": (
+        RESUMES,
+        {"": ("ok", "resumes with epoch 7 .* (two undisturbed runs do|less than it varies)")},
+    ),
+    "shuffles again": (RESUMES, {"": ("ok", "loss differs by .*, less than it varies")}),
+    "forgets the schedule": (RESUMES, {"": ("FAILS", "loss then differs by .* from .*, and two .* not at all")}),
+    "ignores": (RESUMES, {"": ("FAILS", "starts over .* gets 06.pt to resume from: check `resume:")}),
+    "saves nothing": ({}, {"": ("warning", "starts over .* have it save a checkpoint to {trial_dir}")}),
+    "finds its own": (
+        {"metrics": {"pattern": "loss (?P<loss>{number})"}},
+        {"": ("ok", AS_BEFORE)},
+    ),
+    "saves elsewhere": (
+        RESUMES,
+        {
+            "": ("FAILS", "starts over .* it saves 01.pt, outside of its folder"),
+            ".workdir": ("warning", "each run writes 01.pt, 02.pt, 03.pt and 9 more in .* use {trial_dir}"),
+        },
+    ),
+}
+
+
+def sweep(kind, **options):
+    program = ["python", "train.py", "--kind", kind, "--out", "{trial_dir}"]
+    return {"command": program, "metrics": METRICS, **options}
+
+
+@pytest.fixture
+def drill(project):
+    """Runs the drill of sweeps by name; returns their findings by place, and the exit code."""
+
+    def run(sweeps):
+        project.write({"sweeps": sweeps})
+        done = project.run(*project.script("check", "--drill"), check=False)
+        found = re.findall(r"^(sweeps\S+) +(ok|warning|FAILS|unknown) +(.*(?:\n {10}.*)*)", done.stdout, re.M)
+        print(done.stdout, done.stderr)
+        return {place: (verdict, " ".join(text.split())) for place, verdict, text in found}, done.returncode
+
+    (project.folder / "train.py").write_text(PROGRAM)
+    (project.folder / "mine.py").write_text(FUNCTION)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_a_program_is_told_whether_it_resumes_and_what_helps(drill, kind):
+    options, wanted = CASES[kind]
+    found, code = drill({"own": sweep(kind, **options)})
+    assert found.keys() == {f"sweeps.own{place}" for place in wanted}
+    for place, (verdict, pattern) in wanted.items():
+        assert found[f"sweeps.own{place}"][0] == verdict
+        assert re.search(pattern, found[f"sweeps.own{place}"][1])
+    assert code == any(verdict == "FAILS" for verdict, _ in wanted.values())
+
+
+@pytest.mark.slow
+def test_functions_are_drilled_too(drill):
+    function = {"function": "mine:run", "grid": {"saves": [True]}}
+    found, code = drill({"saves": function, "forgets": {**function, "grid": {"saves": [False]}}})
+    assert found["sweeps.saves"] == ("ok", AS_BEFORE.replace("6", "5").replace("7", "6"))
+    assert found["sweeps.forgets"][0] == "FAILS"
+    assert "context.checkpoint_dir" in found["sweeps.forgets"][1]
+    assert code == 1
+
+
+def test_a_program_that_fails_by_itself_is_a_failure_and_one_with_few_rows_is_not_judged(drill):
+    few = {"command": "for i in 1 2; do echo loss $i; done", "metrics": {"pattern": "loss (?P<loss>{number})"}}
+    found, code = drill({"fails": {"command": "echo no; exit 3"}, "few": few})
+    assert found["sweeps.fails"][0] == "FAILS"
+    assert "fails without an interruption: exit code 3: no" in found["sweeps.fails"][1]
+    assert found["sweeps.few"][0] == "unknown"
+    assert "it reports 2 rows of metrics in all" in found["sweeps.few"][1]
+    assert code == 1
+
+
+# ---- curves
+
+
+def curve(*values, first=1, name="loss"):
+    return [{"epoch": epoch, name: value} for epoch, value in enumerate(values, first)]
+
+
+WHOLE = curve(2.0, 1.5, 1.2, 1.0, 0.9, 0.85, 0.82, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_near"),
+    [
+        (WHOLE[4:], True),
+        (curve(0.95, 0.86, 0.81, 0.81, first=5), True),
+        (curve(3.0, 0.85, 0.82, 0.8, first=5), True),  # the epoch in which it resumed was cut
+        (curve(1.2, 1.2, 1.15, 1.1, first=5), False),
+        (curve(2.0, 1.5, 1.2, 1.0, first=5), False),
+    ],
+)
+def test_a_difference_counts_if_it_is_larger_than_what_a_curve_varies(rows, is_near):
+    (found,) = compare(WHOLE, rows)
+    assert (found.typical <= found.allowed) == is_near
+
+
+def test_epochs_between_those_of_the_whole_run_are_interpolated():
+    (found,) = compare([{"epoch": 0, "loss": 4.0}, {"epoch": 10, "loss": 2.0}], [{"epoch": 5, "loss": 3.0}])
+    assert found.typical == 0
+
+
+@pytest.mark.parametrize("name", ["images_per_second", "step_ms", "epoch_time", "gpu_mem", "step", "seconds"])
+def test_speeds_and_counters_are_not_compared(name):
+    assert compare(curve(1, 2, 3, name=name), curve(7, 8, first=2, name=name)) == []
+
+
+def test_the_learning_rate_is_compared():
+    (found,) = compare(curve(0.1, 0.05, 0.025, 0.0125, name="lr"), curve(0.1, 0.05, first=3, name="lr"))
+    assert found.share > 0.15
+
+
+def test_hidden_files_environments_and_results_are_no_files_of_a_program(tmp_path):
+    for path in ("a.txt", "logs/b.txt", ".git/c", "env/pyvenv.cfg", "env/d", "results/e", "__pycache__/f"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    assert sorted(list_files(tmp_path, but=tmp_path / "results")) == ["a.txt", "logs/b.txt"]
