@@ -87,7 +87,7 @@ def test_everything_is_listed_and_nothing_removed(project, results):
         "checkpoints scaling study width",
         "data dataset digits 0.0",
         "data dataset old 0.0",
-        "nothing is removed yet.",
+        "nothing is removed yet:",
     ]
     assert files_in(results) == before
     assert "nothing to remove" not in output
