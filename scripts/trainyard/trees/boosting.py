@@ -48,6 +48,8 @@ class Tabular:
 
     def weigh(self, weights: str | Mapping[str, float]) -> Array:
         """The weight of each training row, by its class."""
+        if not self.classes:
+            raise UserError("class_weights are for classes, but the target of this dataset is a number: remove them")
         if isinstance(weights, str):
             from sklearn.utils.class_weight import compute_sample_weight
 
@@ -313,7 +315,8 @@ class _Fitted:
 
     def _shares(self, gains: Iterable[float]) -> dict[str, float]:
         found = {name: float(gain) for name, gain in zip(self.features, gains, strict=False) if gain > 0}
-        return {name: gain / sum(found.values()) for name, gain in found.items()}
+        total = sum(found.values())
+        return {name: gain / total for name, gain in found.items()}
 
 
 def _reason(error: Exception) -> str:

@@ -287,6 +287,20 @@ def test_classes_are_weighted_as_by_hand(patients, tmp_path, name, weights):
     assert row["val_log_loss"] != plain["val_log_loss"]
 
 
+@pytest.mark.parametrize("weights", ["balanced", {"ill": 4.0}])
+def test_numbers_have_no_class_weights(prices, tmp_path, weights):
+    study = Trees(dataset="d", class_weights=weights)
+    with pytest.raises(UserError, match="class_weights are for classes, but the target of this dataset is a number"):
+        boosting.fit(study, "lightgbm", prices, tmp_path, threads=1)
+
+
+def test_an_objective_without_probabilities_has_no_log_loss(patients, tmp_path):
+    study = Trees(dataset="d", rounds=9, params={"xgboost": {"objective": "binary:logitraw"}})
+    row = boosting.fit(study, "xgboost", patients, tmp_path, threads=1)
+    assert row["val"] > 0.5
+    assert (row["val_log_loss"], row["val_auc"]) == (None, None)
+
+
 def test_a_class_that_does_not_exist_has_no_weight(patients, tmp_path):
     study = Trees(dataset="d", class_weights={"il": 4})
     with pytest.raises(UserError, match="class_weights: there is no class 'il'; did you mean 'ill'"):
