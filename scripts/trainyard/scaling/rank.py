@@ -33,7 +33,7 @@ from trainyard.training.sampler import BatchSizes, batch_sizes
 from trainyard.training.step_profile import StepProfiler
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
-from trainyard.training.telemetry import record_telemetry
+from trainyard.training.telemetry import record_telemetry_beside
 from trainyard.training.trainer import Trainer, TrainingInterrupted
 from trainyard.training.untimed_steps import WarmUpResult, measure_steady_steps, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
@@ -200,7 +200,9 @@ def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:
         return nullcontext()
     me = psutil.Process()
     root = (me.parent() if is_rank() else None) or me
-    return record_telemetry(folder / "telemetry", host.node_name(), overwrite=is_new, root=root)
+    count = torch.cuda.device_count() if group.device.type == "cuda" else 0
+    gpus = [str(torch.cuda.get_device_properties(number).uuid) for number in range(count)]
+    return record_telemetry_beside(folder / "telemetry", host.node_name(), overwrite=is_new, root=root, gpus=gpus)
 
 
 def _deadline(group: Group) -> float:

@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -23,8 +24,10 @@ from typing import Any
 import psutil
 import pynvml
 
+from trainyard.cluster.stop_request import shielded_children
 from trainyard.utils.errors import storage_error
 from trainyard.utils.files import append_whole
+from trainyard.utils.import_path import helper_command
 
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
                "temperature_celsius", "energy_joules")  # fmt: skip
@@ -54,15 +57,25 @@ class GpuMemory:
 
 @contextmanager
 def record_telemetry(
-    folder: Path, node: str, *, overwrite: bool, root: psutil.Process, seconds: float = SAMPLE_SECONDS
+    folder: Path,
+    node: str,
+    *,
+    overwrite: bool,
+    root: psutil.Process,
+    seconds: float = SAMPLE_SECONDS,
+    without_torch: bool = False,
 ) -> Iterator[None]:
     """Write a sample every `seconds` while the block runs, at its start and at its end.
 
     Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry of
     the GPUs or of the CPUs fails, it ends with a warning, and the other one continues; it never stops a training.
+    `without_torch`: its GPUs are those of `allocated_gpus`.
     """
     with contextlib.ExitStack() as stack:
-        gpus, tree = stack.enter_context(visible_gpus()), ProcessTree(root)
+        gpus = stack.enter_context(allocated_gpus() if without_torch else visible_gpus())
+        tree = ProcessTree(root)
+        if without_torch and not gpus and os.environ.get("CUDA_VISIBLE_DEVICES"):
+            log.warning("no telemetry of GPUs: NVML does not find them")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, overwrite=overwrite))
@@ -83,6 +96,30 @@ def record_telemetry(
             stack.enter_context(sample_periodically(sample_gpus, seconds, what="GPU telemetry"))
         with sample_periodically(sample_cpus, seconds):
             yield
+
+
+@contextmanager
+def record_telemetry_beside(
+    folder: Path, node: str, *, overwrite: bool, root: psutil.Process, gpus: Sequence[str]
+) -> Iterator[None]:
+    """`record_telemetry` in a process of its own, for a block that trains.
+
+    Its scan of all processes of the node would hold Python's lock in this process, for which all other ranks wait.
+    `gpus` are UUIDs as torch has them.
+    """
+    options = [str(folder.absolute()), node, str(root.pid), str(int(overwrite))]
+    with shielded_children():  # it ends with the block, or with this process
+        process = subprocess.Popen(
+            [*helper_command("training.telemetry"), *options],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            process.communicate(b"\n")
 
 
 @contextmanager
@@ -325,3 +362,15 @@ def _rows(path: Path) -> list[dict[str, str]]:
     """The complete rows of a file whose last row may be cut off."""
     with open(path, newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def main(folder: str, node: str, root: str, overwrite: str) -> None:
+    """Record telemetry until a line comes, or the process that started this one has ended."""
+    logging.basicConfig(format="%(message)s")
+    process = psutil.Process(int(root))
+    with record_telemetry(Path(folder), node, overwrite=overwrite == "1", root=process, without_torch=True):
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """Telemetry of a node, with and without GPUs."""
 
 import csv
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -59,6 +60,22 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     used = sum(float(row["cpu_percent"]) / 100 * each for row, each in zip(samples, seconds, strict=True))
     assert used >= 0.15, "of half a CPU second, however long it took; the times are those before each sample"
     assert max(int(row["processes"]) for row in samples) >= 2
+
+
+def test_a_process_beside_the_training_records_it_and_ends_with_it(tmp_path):
+    """Also although a child of the training holds what it was started with, as workers of a DataLoader do."""
+    begun = tmp_path / "cpu-n1.csv"
+    with telemetry.record_telemetry_beside(tmp_path, "n1", overwrite=True, root=psutil.Process(), gpus=[]):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
+        child.start()
+        wait_until(lambda: begun.exists() and rows(begun), what="the first sample")
+        recorders = [each for each in psutil.Process().children() if "training.telemetry" in each.cmdline()]
+    child.kill()
+    child.join()
+    assert len(rows(begun)) == 2, "at the beginning and at the end"
+    assert peak_resident_mib(tmp_path) > psutil.Process().memory_info().rss / 2**20 / 2
+    assert len(recorders) == 1
+    assert not recorders[0].is_running()
 
 
 def test_the_first_sample_of_a_process_has_its_cpu_time():
