@@ -122,11 +122,16 @@ def test_commands_that_are_not_run_are_commands(block):
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     for word in re.findall(r"(?:^|\s)((?:scripts|tools|tests|benchmarks|examples|profiles)/[\w./-]+)", text):
         assert (ROOT / word).exists(), word
-    for file, names in re.findall(r"pytest .*?(tests/\S+) -k ([\w ']+)$", text, re.M):
-        known = "\n".join(path.read_text() for path in ROOT.joinpath(file).parent.glob("*.py"))
-        assert all(name in known for name in names.strip("'").split(" or ")), names
     for target in re.findall(r"^\s*make ([a-z-]+)", text, re.M):
         assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", (ROOT / "Makefile").read_text(), re.M), target
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_tests_that_are_named_exist(page):
+    for file, names in re.findall(r"pytest [^`\n]*?(tests/[\w/.]+)(?: -k '?([\w ]+))?", page.read_text()):
+        known = "\n".join(path.read_text() for path in (ROOT / file).parent.glob("*.py"))
+        assert (ROOT / file).exists(), file
+        assert all(name in known for name in names.split(" or ")), names
 
 
 @pytest.mark.slow

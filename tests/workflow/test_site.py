@@ -45,6 +45,7 @@ def test_markdown_is_rendered_as_the_repository_shows_it(site):
     assert not {name: lines for name, lines in leftover.items() if lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_fit_the_screen_and_show_their_pictures(site, browser, width):
     for name in ("index.html", "docs/compare.html", "docs/options.html", "docs/architecture.html"):
@@ -54,6 +55,7 @@ def test_pages_fit_the_screen_and_show_their_pictures(site, browser, width):
             assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)"), name
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_page_without_a_server(site, browser):
     with opened(browser, site / "index.html", width=WIDTHS[0]) as page:
         page.get_by_role("textbox", name="Search").click()
