@@ -16,7 +16,7 @@ from trainyard.config.sweep import ProgramSweep
 from trainyard.planning.job_costs import is_trained
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
-from trainyard.results.retention import has_ended, reduce_folders, reduced_folders, remove, surplus_of
+from trainyard.results.retention import is_concluded, reduce_folders, reduced_folders, remove, surplus_of
 from trainyard.utils.errors import UserError
 from trainyard.utils.locks import Holder, LockHeldError, hold
 from trainyard.utils.text import count_of
@@ -84,7 +84,7 @@ def _of_trials(state: SweepState, keep: str) -> Removable:
 
 def _is_of_ended(state: SweepState, checkpoints: Path) -> bool:
     trial = checkpoints.name.partition("~")[0].rpartition("-")[0]
-    return trial in state.trials and has_ended(state, trial)
+    return trial in state.trials and is_concluded(state, trial)
 
 
 def _with_locks(kind: Kind, owner: str, paths: list[Path], loss: str, *, locks: Iterable[Path] = ()) -> Removable:

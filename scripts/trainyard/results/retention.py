@@ -36,14 +36,14 @@ def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()
     kept = _best_trials(state, int(keep.split()[1])) if keep.startswith("best ") else frozenset[str]()
     found = dict[str, Folders]()
     for name in state.trials.keys() - kept - set(known):
-        if has_ended(state, name):
+        if is_concluded(state, name):
             attempts = {(each.generation, each.takeover) for each in state.attempts_at(name)}
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
             found[name] = {each: metric_files(sweep.program_metrics, each) for each in folders}
     return found
 
 
-def has_ended(state: SweepState, trial: str) -> bool:
+def is_concluded(state: SweepState, trial: str) -> bool:
     """Whether a trial has a result or has diverged, also by the present `metrics`, so that it is not resumed."""
     end = state.end(trial)
     return end is not None and end.outcome in CONCLUSIVE and not state.must_reparse(end)
@@ -56,7 +56,7 @@ def _best_trials(state: SweepState, count: int) -> frozenset[str]:
         return frozenset(state.trials)
     names = ([trial.trial for trial in each.trials] for each in ranking.configurations)
     counting = {trial.trial for each in ranking.counting for trial in each.trials}
-    ended = [each for each in names if all(has_ended(state, name) for name in each)]
+    ended = [each for each in names if all(is_concluded(state, name) for name in each)]
     best = [each for each in ended if counting.issuperset(each)][:count]
     return frozenset(state.trials).difference(*ended).union(*best)
 
