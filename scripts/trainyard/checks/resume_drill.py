@@ -189,7 +189,7 @@ class _Drill:
         raw = best_config(config, name, [*expansion.trials, *expansion.examples][0])
         raw["sweeps"][name]["retries"] = 0
         if isinstance(sweep := config.sweeps[name], CommandSweep):
-            raw["sweeps"][name]["grace_seconds"] = min(sweep.grace_seconds, _site_grace_seconds())
+            raw["sweeps"][name]["grace_seconds"] = min(sweep.grace_seconds, site_grace_seconds())
         self._config = check_config(raw)
         self._sweep = self._config.sweeps[name]
 
@@ -361,7 +361,7 @@ def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Ca
     return is_time
 
 
-def _site_grace_seconds() -> float:
+def site_grace_seconds() -> float:
     """From SIGTERM to SIGKILL at this site; infinite without Slurm."""
     with suppress(UserError):
         if found := re.match(r"\d+", controller_settings().get("KillWait", "")):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from trainyard.checks.resume_drill import compare, list_files
+from trainyard.checks.resume_drill import compare, list_files, site_grace_seconds
 
 # Gradient descent with momentum on (w - 3)^2, whose logarithm is the loss, with a learning rate that falls. When it is
 # to be interrupted, it waits for that in its seventh epoch, so that no time decides.
@@ -48,7 +48,7 @@ def run(config, context):
     path = context.checkpoint_dir / "state"
     done = int(path.read_text()) if path.exists() else 0
     for epoch in range(done + 1, 9):
-        while epoch == 6 and not done and "interrupted" in str(context.trial_dir):
+        while epoch == 6 and context.attempt == 1 and "interrupted" in str(context.trial_dir):
             if context.time_is_up:
                 context.interrupt()
             time.sleep(0.05)
@@ -139,6 +139,16 @@ def test_a_program_that_fails_by_itself_is_a_failure_and_one_with_few_rows_is_no
     assert found["sweeps.few"][0] == "unknown"
     assert "it reports 2 rows of metrics in all" in found["sweeps.few"][1]
     assert code == 1
+
+
+def test_a_program_gets_no_more_time_to_end_than_slurm_gives_a_job(slurm):
+    slurm.prints("scontrol", "KillWait                = 7 sec\nMaxJobCount             = 10000\n")
+    assert site_grace_seconds() == 7
+
+
+def test_without_slurm_the_config_alone_says_how_much_time_there_is(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert site_grace_seconds() == float("inf")
 
 
 # ---- curves
