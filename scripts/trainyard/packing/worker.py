@@ -103,12 +103,12 @@ class Worker:
             return self._run.send(stops)
         except StopIteration as end:
             message: TrialEnded = end.value
-            spent = [joules - before for joules, before in zip(self._read_joules(), self._joules, strict=True)]
-            if not spent:
+            spent = sum(now := self._read_joules()) - sum(self._joules)
+            if not now or not self._joules:  # no GPU, or one that does not count, also if it was lost meanwhile
                 return message
             from trainyard.training.telemetry import JOULES_PER_KWH
 
-            return replace(message, energy_kwh=min(1.0, self._setup.gpu_share) * sum(spent) / JOULES_PER_KWH)
+            return replace(message, energy_kwh=min(1.0, self._setup.gpu_share) * spent / JOULES_PER_KWH)
 
     def _read_joules(self) -> list[float]:
         """The energy that each GPU of the slot has used so far; [] without GPUs, or if one does not count it."""

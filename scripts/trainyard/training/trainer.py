@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ConstantLR
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
@@ -235,8 +236,10 @@ class Trainer:
         return EpochMetrics.measured(train, val, progress.times, epoch=number, lr=progress.lr, seconds=seconds)
 
     def repeat_epoch(self) -> StepTimes:
-        """The times of the steps of one more epoch, which is not in the history."""
+        """The times of the steps of one more epoch, which is not in the history: at the last learning rate."""
         self.state.begin_epoch()
+        self.state.schedule = ConstantLR(self.state.optimizer, factor=1.0, total_iters=0)  # the other one has ended
+        self._end_step = lambda: None  # and the profile
         with _collections_by_step():
             self._train_steps(len(self.history) + 1, self.state.progress, StepTimer(self.group.device))
         return self.state.progress.times

@@ -338,9 +338,11 @@ def test_a_thread_draws_what_the_next_epoch_needs(data, monkeypatch):
     assert all(0 < row.epoch_start_seconds < row.seconds for row in training.history)
 
 
-def test_a_short_training_repeats_batches_to_measure_its_throughput(data, tmp_path):
-    whole, _ = train(changed(SPEC, epochs=1), data)
-    training = start(changed(SPEC, epochs=1), data, store=CheckpointStore(tmp_path / "checkpoints"))
+@pytest.mark.parametrize("schedule", ["cosine", "onecycle"])  # the second one refuses more steps than it has
+def test_a_short_training_repeats_batches_to_measure_its_throughput(data, tmp_path, schedule):
+    spec = changed(SPEC, epochs=1, schedule=Schedule(name=schedule))
+    whole, _ = train(spec, data)
+    training = start(spec, data, store=CheckpointStore(tmp_path / "checkpoints"))
     list(training.epochs())
     before = CheckpointStore(tmp_path / "checkpoints").latest()["module"]
     steady = measure_steady_steps(training)
