@@ -27,6 +27,7 @@ from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call
 
 USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
+PROFILE: Final = Path("profiles/slurm/config.yaml")
 log = logging.getLogger("init")
 
 
@@ -52,9 +53,10 @@ def main(arguments: argparse.Namespace) -> None:
         log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
         observed = observe(script, varied, arguments.seconds)
     _write(arguments.out, first_config(script, varied, observed))
-    _write_profile(Path("profiles/slurm/config.yaml"))
+    _write_profile()
     given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
-    log.info("next: `%s`", script_call("check", *given))
+    on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
+    log.info("next: `%s`%s", script_call("check", *given), on_cluster)
 
 
 def _write(path: Path, text: str) -> None:
@@ -64,7 +66,7 @@ def _write(path: Path, text: str) -> None:
     log.info("wrote %s", path)
 
 
-def _write_profile(path: Path) -> None:
+def _write_profile() -> None:
     """Write the profile for this cluster, if Slurm is here and there is no profile yet."""
     try:
         partitions = slurm_queries.list_partitions()
@@ -74,11 +76,13 @@ def _write_profile(path: Path) -> None:
         associations = slurm_queries.list_associations(host.user_name())
     except UserError:  # no accounting
         associations = []
-    if path.exists():
-        log.info("%s exists, and is left as it is", path)
+    if PROFILE.exists():
+        log.info("%s exists, and is left as it is", PROFILE)
         return
-    own = SCRIPTS.parent / "profiles/slurm/config.yaml"
-    _write(path, fill_profile(own.read_text(), partitions, list(dict.fromkeys(each.account for each in associations))))
+    own = SCRIPTS.parent / PROFILE
+    _write(
+        PROFILE, fill_profile(own.read_text(), partitions, list(dict.fromkeys(each.account for each in associations)))
+    )
 
 
 if __name__ == "__main__":

@@ -25,23 +25,20 @@ from trainyard.utils.typed_commands import DEFAULT_CONFIG, TYPED, absent_config 
 
 HOME: Final = SCRIPTS.parent
 REPORT: Final = ["--report", "report.html", "--report-stylesheet", str(HOME / "workflow/report/report.css")]
-# By verb: what it does, and the options of Snakemake for it.
-WITH_SNAKEMAKE: Final[dict[str, tuple[str, list[str]]]] = {
-    "plan": ("show what is pending, what it needs and what it costs", ["--dry-run"]),
-    "run": ("run what is pending; the same command continues after whatever stopped it", []),
-    "report": ("write report.html", [*REPORT, "--quiet", "all"]),
-}
-PROGRAMS: Final = {
+VERBS: Final = {
     "init": "write trainyard.yaml for a training script, and on a Slurm cluster its profile",
     "check": "check the config, its data and your code before a job is queued",
+    "plan": "show what is pending, what it needs and what it costs",
+    "run": "run what is pending; the same command continues after whatever stopped it",
     "status": "show the progress; with --watch, while it runs",
+    "report": "write report.html",
     "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
     "doctor": "check a Slurm site before the first job",
     "clean": "show which files of the results can go, and remove them",
     "import": "write a config for a sweep of W&B or an array job of Slurm",
 }
+OF_SNAKEMAKE: Final = {"plan": ["--dry-run"], "run": [], "report": [*REPORT, "--quiet", "all"]}  # its options
 OTHER_NAMES: Final = {"import": "import_sweep"}  # `import` is no name of a module
-ORDER: Final = ("init", "check", "plan", "run", "status", "report", "control", "doctor", "clean", "import")
 
 
 def main() -> NoReturn:
@@ -56,7 +53,7 @@ def main() -> NoReturn:
             sys.exit()
         if IS_INSTALLED:
             os.environ[TYPED] = shlex.join(sys.argv)
-        if verb in WITH_SNAKEMAKE:
+        if verb in OF_SNAKEMAKE:
             call = snakemake_call(verb, words)
         else:
             call = [sys.executable, str(find_program(verb)), *words]
@@ -67,8 +64,7 @@ def main() -> NoReturn:
 
 def usage() -> str:
     """The verbs, each with what it does."""
-    texts = PROGRAMS | {verb: text for verb, (text, _) in WITH_SNAKEMAKE.items()}
-    lines = [f"  {verb:<8} {texts[verb]}" for verb in ORDER if verb in WITH_SNAKEMAKE or _path(verb).exists()]
+    lines = (f"  {verb:<8} {text}" for verb, text in VERBS.items())
     config = f"The config is {DEFAULT_CONFIG} in this folder, or the one that --config names. Results lie in results/."
     options = "`trainyard VERB --help` lists the options of a verb."
     return "\n".join(["usage: trainyard VERB [OPTIONS]", "", *lines, "", config, options])
@@ -87,13 +83,10 @@ def find_program(verb: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    if (path := _path(verb)).exists() and path.parent == SCRIPTS:
+    path = SCRIPTS / f"{OTHER_NAMES.get(verb, verb.replace('-', '_'))}.py"
+    if path.exists() and path.parent == SCRIPTS:
         return path
-    raise UserError(f"there is no {verb!r}; {suggest(verb, ORDER)}; `trainyard --help` explains them")
-
-
-def _path(verb: str) -> Path:
-    return SCRIPTS / f"{OTHER_NAMES.get(verb, verb.replace('-', '_'))}.py"
+    raise UserError(f"there is no {verb!r}; {suggest(verb, VERBS)}; `trainyard --help` explains them")
 
 
 def snakemake_call(verb: str, words: Sequence[str]) -> list[str]:
@@ -102,10 +95,9 @@ def snakemake_call(verb: str, words: Sequence[str]) -> list[str]:
     Raises:
         UserError: there is no config, or no such profile.
     """
-    text, own = WITH_SNAKEMAKE[verb]
     parser = argparse.ArgumentParser(
         prog=f"trainyard {verb}",
-        description=f"{text[0].upper()}{text[1:]}.",
+        description=f"{VERBS[verb].capitalize()}.",
         epilog="All other words are Snakemake's, as in `trainyard run --profile slurm --jobs 4 -- sweeps`; "
         "-C overrides keys of the config.",
         allow_abbrev=False,
@@ -122,7 +114,7 @@ def snakemake_call(verb: str, words: Sequence[str]) -> list[str]:
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
-    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
+    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 
 if __name__ == "__main__":

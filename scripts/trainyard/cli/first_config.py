@@ -21,13 +21,13 @@ Values = list[Any] | dict[str, Any]
 Varied = dict[str, tuple[ScriptOption, Values]]  # by key
 
 
-def _around(factor: float, *, otherwise: tuple[float, float] | None = None) -> Callable[[ScriptOption], Values | None]:
-    """A range on a logarithmic scale around the default."""
+def _around_default(low: float, high: float) -> Callable[[ScriptOption], Values | None]:
+    """A range on a logarithmic scale: a tenth of the default to ten times the default; this one without a default."""
 
     def find(option: ScriptOption) -> Values | None:
         default = _number(option)
-        low, high = (default / factor, default * factor) if default > 0 else otherwise or (0.0, 0.0)
-        return {"low": float(f"{low:.3g}"), "high": float(f"{high:.3g}"), "log": True} if low else None
+        ends = (default / 10, default * 10) if default > 0 else (low, high)
+        return {"low": float(f"{ends[0]:.3g}"), "high": float(f"{ends[1]:.3g}"), "log": True}
 
     return find
 
@@ -53,8 +53,8 @@ def _number(option: ScriptOption) -> float:
 
 # By the name of an option, the values to search; what comes first is varied first.
 _VARIED: Final[tuple[tuple[str, Callable[[ScriptOption], Values | None]], ...]] = (
-    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", _around(10, otherwise=(1e-4, 1e-1))),
-    (r"weight_decay|wd|l2(_reg)?", _around(10, otherwise=(1e-6, 1e-2))),
+    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", _around_default(1e-4, 1e-1)),
+    (r"weight_decay|wd|l2(_reg)?", _around_default(1e-6, 1e-2)),
     (r"(train_)?(batch_size|bs)|per_device_train_batch_size", _doubled),
     (r"(\w+_)?(dropout|drop_rate|drop_path)(_rate|_prob)?", _between(0.0, 0.5)),
     (r"opt(im|imizer)?(_name|_type)?|activation|sched(uler)?|lr_scheduler|loss(_fn|_type)?", _chosen),
@@ -98,16 +98,16 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         words.append("{args:dashes}")
     else:
         words += [f"{flag} {{{key}}}" for key, flag in flags.items()]
-    for option in (option for option in script.options if option.is_output and option.key not in varied):
-        file = Path(str(option.default or ""))
-        words.append(f"{option.flag} {{trial_dir}}{f'/{file.name}' if file.suffix else ''}")
-        break
+    if script.output:
+        file = Path(str(script.output.default or ""))
+        words.append(f"{script.output.flag} {{trial_dir}}{f'/{file.name}' if file.suffix else ''}")
     return " ".join([*words, *map(shlex.quote, inputs)])
 
 
 def missing_options(script: Script, varied: Varied) -> list[str]:
     """The options that the script requires and the command lacks."""
-    return [each.flag for each in script.options if each.is_required and not (each.key in varied or each.is_output)]
+    given = [*varied, script.output.key if script.output else ""]
+    return [each.flag for each in script.options if each.is_required and each.key not in given]
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
@@ -129,24 +129,21 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         sweep["sample"] = {"count": TRIALS, "values": values}
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
-        sweep["metrics"] = observed.metrics.model_dump(exclude_unset=True) | _sample(observed.metrics)
+        sweep["metrics"] = {
+            key: value for key in ("file", "pattern", "sample") if (value := getattr(observed.metrics, key))
+        }
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})
-    notes = [f"A sweep of {script.path}: `trainyard check` says what is wrong with it, `trainyard plan` what it needs."]
+    notes = [f"A first sweep of {script.path}, for you to adapt: docs/options.md of Trainyard lists all options."]
     notes += [f"TODO: {flag} is required: give its value in the command." for flag in missing_options(script, varied)]
     if not observed.metrics:
         notes += [
             "TODO: say where its metrics are, as in",
             "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}",
         ]
-    notes += ["More GPUs, several trials per GPU, more jobs: `slots`; all options: docs/options.md."]
     comments = "".join(f"# {note}\n" for note in notes)
     name = re.sub(r"\W+", "_", script.path.stem) or "sweep"
     return comments + write_yaml({"sweeps": {name: sweep}})
-
-
-def _sample(metrics: Metrics) -> dict[str, Any]:
-    return {"sample": metrics.sample} if metrics.sample else {}
 
 
 # ---- the profile
@@ -157,8 +154,8 @@ def fill_profile(text: str, partitions: Sequence[Partition], accounts: Sequence[
     usable = [each for each in partitions if each.up]
     best = max(usable, key=lambda each: (each.nodes * each.gpu_count(), each.default), default=None)
     settings: dict[str, tuple[str, str]] = {}  # with a comment
-    if accounts:
-        settings["slurm_account"] = accounts[0], f"of {', '.join(accounts)}" * (len(accounts) > 1)
+    if len(accounts) == 1:  # otherwise, Slurm takes the default one
+        settings["slurm_account"] = accounts[0], ""
     if best:
         settings["slurm_partition"] = best.name, f"of {', '.join(dict.fromkeys(each.name for each in usable))}"
         kinds = named_partitions(usable, best.name)

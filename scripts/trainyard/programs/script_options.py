@@ -56,6 +56,11 @@ class Script:
     options: tuple[ScriptOption, ...]
     uses_hydra: bool
 
+    @property
+    def output(self) -> ScriptOption | None:
+        """The first option that names where it writes."""
+        return next((option for option in self.options if option.is_output), None)
+
 
 def read_script(path: Path) -> Script:
     """The options of a script, also those that it takes from a module beside it.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from trainyard.cli.commands import ORDER, find_program, snakemake_call, usage
+from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, find_program, snakemake_call
 from trainyard.utils.errors import UserError
 
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "--profile"]
@@ -69,5 +69,4 @@ def test_a_verb_runs_the_program_of_its_name(tmp_path):
 
 
 def test_every_verb_of_the_help_does_something():
-    verbs = [line.split()[0] for line in usage().splitlines() if line.startswith("  ")]
-    assert {"init", "check", "plan", "run", "status", "report", "control", "doctor"} <= set(verbs) <= set(ORDER)
+    assert all(verb in OF_SNAKEMAKE or find_program(verb).exists() for verb in VERBS)
