@@ -21,7 +21,7 @@ from trainyard.cli.paths import find_profile  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
 from trainyard.utils.import_path import IS_INSTALLED  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, TYPED, absent_config  # noqa: E402
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
 
 HOME: Final = SCRIPTS.parent
 REPORT: Final = ["--report", "report.html", "--report-stylesheet", str(HOME / "workflow/report/report.css")]
@@ -38,7 +38,6 @@ VERBS: Final = {
     "import": "write a config for a sweep of W&B or an array job of Slurm",
 }
 OF_SNAKEMAKE: Final = {"plan": ["--dry-run"], "run": [], "report": [*REPORT, "--quiet", "all"]}  # its options
-OTHER_NAMES: Final = {"import": "import_sweep"}  # `import` is no name of a module
 
 
 def main() -> NoReturn:
@@ -83,7 +82,8 @@ def find_program(verb: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = SCRIPTS / f"{OTHER_NAMES.get(verb, verb.replace('-', '_'))}.py"
+    others = {name: program for program, name in OTHER_VERBS.items()}
+    path = SCRIPTS / f"{others.get(verb, verb.replace('-', '_'))}.py"
     if path.exists() and path.parent == SCRIPTS:
         return path
     raise UserError(f"there is no {verb!r}; {suggest(verb, VERBS)}; `trainyard --help` explains them")

@@ -11,6 +11,7 @@ from typing import Final
 from trainyard.utils.import_path import IS_INSTALLED, SCRIPTS
 
 DEFAULT_CONFIG: Final = Path("trainyard.yaml")  # in the working directory
+OTHER_VERBS: Final = {"import_sweep": "import"}  # of programs that are not named as their verb
 TYPED: Final = "TRAINYARD_TYPED"  # the variable with the command line of `trainyard` that has started this process
 
 
@@ -50,7 +51,7 @@ def installed_program(name: str) -> str:
 def script_call(name: str, *words: str) -> str:
     """The command that runs the program `scripts/<name>.py`, and its options."""
     if IS_INSTALLED:
-        return f"{installed_program('trainyard')} {shlex.join([name.replace('_', '-'), *words])}"
+        return f"{installed_program('trainyard')} {shlex.join([OTHER_VERBS.get(name, name.replace('_', '-')), *words])}"
     return f"{installed_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
 
 
