@@ -25,8 +25,10 @@ open(args.out, "w").write("done")
 
 def installed_project(environment: Path, work: Path) -> Project:
     """A user's folder, whose commands find an environment with nothing but the wheel and what it requires."""
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(environment / "dist")]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    pinned = ["--build-constraints", "envs/requirements-dev.txt", "--require-hashes"]  # as in `make wheel`
+    subprocess.run(
+        [UV, "build", "--quiet", "--wheel", *pinned, "--out-dir", str(environment / "dist")], cwd=ROOT, check=True
+    )
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(environment / "env")], check=True)
     (wheel,) = (environment / "dist").glob("*.whl")
     install = [UV, "pip", "install", "--quiet", "--python", str(environment / "env/bin/python")]
