@@ -11,6 +11,7 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.utils.errors import FinalError, UserError, mentions_full_disk, mentions_held_folder
 from trainyard.utils.text import count_of, format_time
+from trainyard.utils.typed_commands import script_call
 
 SHOWN_FAILURES = 5
 OUTER_REASONS = (  # a test of an error, what happened to its trials, and the remedy
@@ -76,9 +77,10 @@ def summarize_sweep(state: SweepState) -> str:
 def describe_pause(state: SweepState) -> str:
     """Since when a sweep is paused, and how it goes on."""
     since = format_time(state.requests.paused_at or 0.0)
+    resume = script_call("control", "--sweep", state.name, "resume")
     return (
         f"sweep {state.name}: paused since {since}, with {count_of(len(state.unfinished), 'trial')} left: "
-        f"`scripts/control.py --sweep {state.name} resume`, then the same command, lets it go on"
+        f"`{resume}`, then the same command, lets it go on"
     )
 
 
