@@ -69,8 +69,8 @@ class Attempt:
 
     @property
     def gpu_model(self) -> str:
-        """The GPU on which it ran: as Slurm names the type, or else its full name, or "cpu"; "" in old journals."""
-        return self.location.gpu_model or self.location.device
+        """The type of GPU on which it ran, as Slurm names it, or "cpu"; "" if the GPU has no type."""
+        return self.location.gpu_model or ("cpu" if self.location.device == "cpu" else "")
 
 
 Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started

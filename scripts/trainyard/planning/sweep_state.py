@@ -529,19 +529,22 @@ class SweepState:
     @cached_property
     def measured_seconds(self) -> dict[str, float]:
         """Seconds of the trials that are `evidence`, at the present share of a GPU; the shortest ones round to 0."""
-        ends = {name: end for name in self.trials if (end := self.evidence(name))}
-        return {name: self.present_seconds_of(end) or 0.0 for name, end in ends.items()}
+        return {name: self.present_seconds_of(end) or 0.0 for name, end in self._evidence.items()}
 
     @cached_property
     def measured_models(self) -> dict[str, str]:
-        """The GPU models on which these seconds were measured, by trial; "" where the journal does not tell."""
-        return {name: end.gpu_model for name in self.measured_seconds if (end := self.evidence(name))}
+        """The GPU models on which these seconds were measured, by trial, as `Attempt.gpu_model`."""
+        return {name: end.gpu_model for name, end in self._evidence.items()}
+
+    @cached_property
+    def _evidence(self) -> dict[str, Attempt]:
+        return {name: end for name in self.trials if (end := self.evidence(name))}
 
     @property
     def unmeasured_models(self) -> list[str]:
         """The GPU models that a job may get on which no trial was measured, although some were on others."""
         known = set(self.measured_models.values())
-        return [each for each in self.gpu_models if each not in known] if known - {""} else []
+        return [each for each in self.gpu_models if each not in known] if known and "" not in known else []
 
     def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
         """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""

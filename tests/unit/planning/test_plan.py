@@ -79,7 +79,8 @@ def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, s
         for name in names:
             number = len(known.state.attempts.get(name, ())) + 1
             seconds = known.state.trials[name].values["model_args.blocks"] * seconds_per_block
-            journal.append("started", trial=name, attempt=number, generation=generation, gpu_model=gpu_model)
+            where = {"gpu_model": gpu_model, "device": "NVIDIA A100-SXM4-80GB"}
+            journal.append("started", trial=name, attempt=number, generation=generation, **where)
             journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics=metrics or {})
 
 
@@ -245,6 +246,15 @@ def test_durations_on_a_gpu_model_without_evidence_are_those_on_another_but_unce
     assert unknown.request.walltime_minutes > 1.5 * known.request.walltime_minutes
     assert summarize_plan(unknown).endswith(" on h100 (as on a100: none was measured on h100)")
     assert "a100" not in summarize_plan(known), "not mentioned where it makes no difference"
+
+
+def test_trials_on_gpus_without_a_type_count_for_those_that_a_job_gets(tmp_path):
+    """Slurm may know no type, or may not tell the job, and the sweep may have begun on another machine."""
+    names = list(plan(tmp_path, **TWENTY).state.trials)
+    finish(tmp_path, *names[::2], seconds_per_block=6, **TWENTY)
+    without, known = plan(tmp_path, **TWENTY), plan(tmp_path, gpu_models=("a100",), **TWENTY)
+    assert known.forecast.seconds == without.forecast.seconds
+    assert summarize_plan(known) == summarize_plan(without)
 
 
 def test_a_job_that_may_get_one_of_two_gpu_models_requests_time_for_the_slower_one(tmp_path):
