@@ -13,6 +13,7 @@ from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.sweep import ProgramSweep
+from trainyard.config.trials import script_digest
 from trainyard.planning.job_costs import is_trained
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
@@ -54,7 +55,7 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
         folder, paths, locks = results / "scaling" / name, list[Path](), list[Path]()
         pattern: str | None = "checkpoints"
         if isinstance(study, ScriptScaling):
-            pattern = study.checkpoint and f"out/{study.checkpoint}"
+            pattern = study.checkpoint and f"out/{script_digest(study)}/{study.checkpoint}"
         for run in (run for scale in study.scales for run in study.runs(scale)):
             if pattern and is_trained(study, run, folder, results):
                 paths += sorted((folder / run).glob(pattern))

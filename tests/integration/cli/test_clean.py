@@ -9,6 +9,7 @@ from sweep_journals import session_of
 from trainyard.cli.housekeeping import space_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import script_digest
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.journal import SESSIONS, Ended, Started
 from trainyard.planning.plan import read_state
@@ -57,8 +58,9 @@ def results(project):
         write(root / "scaling/width" / run / "history.csv")
     for path in ("width/1x1", "width/1x1/repeat-2", "script/1x1"):
         (write(root / "scaling" / path / "summary.json")).write_text(json.dumps({}))
-    write(root / "scaling/script/1x1/out/last.pt", 1000)
-    write(root / "scaling/script/1x1/out/output.log", 1000)
+    out = root / "scaling/script/1x1/out" / script_digest(config.scaling["script"])
+    write(out / "last.pt", 1000)
+    write(out / "output.log", 1000)
     for dataset in ("digits", "old"):
         write(root / "data" / dataset / "train-images.npy", 1000)
     return root
@@ -103,7 +105,7 @@ def test_what_is_named_is_removed_and_no_result(project, results):
         "scaling/width/1x2/checkpoints/ab/epoch-1.pt",  # it is not trained yet
         next(path for path in left if path.startswith("sweeps/depth/checkpoints")),  # its trial goes on
     }
-    assert "scaling/script/1x1/out/output.log" in left
+    assert list(results.glob("scaling/script/1x1/out/*/output.log"))
     assert not [path for path in left if path.startswith("data/")]
     assert {path for path in before - left if path.endswith((".json", ".csv", ".jsonl", ".log"))} == set()
 
