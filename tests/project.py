@@ -81,6 +81,41 @@ def place_in_order():
             pass
 """
 
+# A model with trouble on rank 1, in the first attempt. In the validation of epoch 2, it waits for a request to stop
+# while there is a file `hold`.
+TROUBLE = """
+import os, signal, time
+from pathlib import Path
+import torch
+from trainyard.training.models import SmallConvNet
+
+HERE = Path(__file__).parent
+
+class Model(SmallConvNet):
+    trouble = ""
+    validations = 0
+    def forward(self, images):
+        self.validations += not self.training
+        if not self.training and self.validations == 2:
+            if self.trouble == "raise":
+                raise RuntimeError("planned trouble")
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while (HERE / "hold").exists() and not signal.getsignal(signal.SIGUSR1).__self__.is_made:
+                time.sleep(0.05)
+        is_short = self.trouble == "memory" or (self.trouble == "memory later" and self.validations)
+        if self.training and is_short and len(images) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(images)
+
+def build(*, channels, classes, trouble=""):
+    model = Model(channels=channels, classes=classes, width=4)
+    if os.environ.get("RANK") == "1" and not (HERE / f"had-{trouble}").exists():
+        model.trouble = trouble
+        (HERE / f"had-{trouble}").touch()
+    return model
+"""
+
 # A model that waits in its first step, with all connections open, for the file `go`.
 WAITING = """
 import os, time

@@ -30,6 +30,7 @@ CONFIG = {
             "shared": {"gpus_per_node": 1, "gpus_per_trial": 0.25, "cpus_per_trial": 2},
             "cpus": {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2},
             "pair": {"nodes": 2, "gpus_per_node": 1},
+            "wide": {"nodes_per_trial": 2, "gpus_per_node": 2},
         }.items()
     }
     | {name: {"command": "true", "goal": "fastest", "slots": {"gpus_per_node": 2}} for name in ("one", "done")},
@@ -43,6 +44,9 @@ EXPECTED = {  # by the --comment of the job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
     "rule_sweep_wildcards_cpus": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
+    "rule_sweep_wildcards_wide": (
+        "--nodes=2 --requeue --ntasks=2 --cpus-per-task=1 --ntasks-per-node=1 -D {cwd} --gres=gpu:a100:2"
+    ),
     "rule_sweep_job_wildcards_pair_0": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
     "rule_sweep_job_wildcards_pair_1": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
     "rule_sweep_wildcards_one": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
@@ -57,6 +61,7 @@ MEMORY = {  # of a host's 16000 MB, of which a GPU's share is half
     "rule_sweep_wildcards_whole": 14000,
     "rule_sweep_wildcards_shared": 7600,
     "rule_sweep_wildcards_cpus": 15200,
+    "rule_sweep_wildcards_wide": 14000,
     "rule_sweep_job_wildcards_pair_0": 7600,
     "rule_sweep_job_wildcards_pair_1": 7600,
     "rule_sweep_wildcards_one": 7600,
@@ -73,6 +78,7 @@ IN_WORDS = {  # nodes, GPUs and CPUs per node, memory, minutes
     "sweep whole": ("1", "2 a100", "2", "14 GB (assuming 5.8 GB per slot)", "60"),
     "sweep shared": ("1", "1 a100", "8", f"7.6 GB (assuming 5.8 GB per slot{SHARE})", "60"),
     "sweep cpus": ("1", "", "8", "15.2 GB (assuming 5.8 GB per slot, limited to the share of a node)", "60"),
+    "sweep wide": ("2", "2 a100", "1", "14 GB (assuming 5.8 GB per GPU)", "60"),
     "sweep pair": ("1", "1 a100", "1", f"7.6 GB (assuming 5.8 GB per slot{SHARE})", "60"),
     "training at 1x2": ("1", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),
     "training at 4x2": ("4", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),

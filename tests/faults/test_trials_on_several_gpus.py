@@ -5,7 +5,7 @@ import signal
 
 import pandas as pd
 import pytest
-from project import TINY, alive, with_words
+from project import TINY, TROUBLE, alive, with_words
 from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in
 
@@ -13,41 +13,6 @@ pytestmark = pytest.mark.slow
 TRAIN = {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 3}
 SLOTS = {"gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 2}
 MEASURED = ["images_per_second", "seconds", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds"]
-
-# A model with trouble on rank 1, in the first attempt. In the validation of epoch 2, it waits for a request to stop
-# while there is a file `hold`.
-TROUBLE = """
-import os, signal, time
-from pathlib import Path
-import torch
-from trainyard.training.models import SmallConvNet
-
-HERE = Path(__file__).parent
-
-class Model(SmallConvNet):
-    trouble = ""
-    validations = 0
-    def forward(self, images):
-        self.validations += not self.training
-        if not self.training and self.validations == 2:
-            if self.trouble == "raise":
-                raise RuntimeError("planned trouble")
-            if self.trouble == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            while (HERE / "hold").exists() and not signal.getsignal(signal.SIGUSR1).__self__.is_made:
-                time.sleep(0.05)
-        is_short = self.trouble == "memory" or (self.trouble == "memory later" and self.validations)
-        if self.training and is_short and len(images) > 10:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(images)
-
-def build(*, channels, classes, trouble=""):
-    model = Model(channels=channels, classes=classes, width=4)
-    if os.environ.get("RANK") == "1" and not (HERE / f"had-{trouble}").exists():
-        model.trouble = trouble
-        (HERE / f"had-{trouble}").touch()
-    return model
-"""
 
 
 def sweep(project, trials, *, slots=SLOTS, **options):

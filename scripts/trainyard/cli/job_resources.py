@@ -300,7 +300,7 @@ class SweepJobs(Jobs):
         if not self._profile.has_scheduler:
             return 1
         slots = self._config.sweeps[name].slots
-        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.cpus_per_node)
+        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.cpus)
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
@@ -343,7 +343,8 @@ class SweepJobs(Jobs):
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
         slots = self._plan(wildcards.name, attempt).request.slots
         gpus = slots.gpus_per_node if self._config.sweeps[wildcards.name].slots.has_gpus else None
-        return Job(gpus=gpus, cpus=slots.cpus_per_node)
+        nodes = slots.nodes_per_trial
+        return Job(nodes, gpus, slots.cpus_per_node, ("--ntasks-per-node=1",) if nodes > 1 else ())
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:

@@ -194,19 +194,20 @@ def split_launcher(launcher: Command) -> list[str]:
     return (shlex.split(launcher) if isinstance(launcher, str) else launcher) or [""]
 
 
-def study_of_trial(train: Train, dataset: str, *, gpus: int, cpus: int) -> dict[str, Any]:
-    """The scaling study whose only scale is the training of a trial, on one GPU or on several.
+def study_of_trial(train: Train, dataset: str, *, scale: str, cpus: int) -> dict[str, Any]:
+    """The scaling study whose only scale is the training of a trial, with so many CPUs per node.
 
     The global batch of a trial, `batch_size` x `accumulation`, does not depend on its number of GPUs.
     """
+    nodes, gpus = split_scale(scale)
     given = train.model_dump(mode="json", exclude_unset=True)
     study: dict[str, Any] = {
         "dataset": dataset,
         "train": given,
-        "scales": [f"1x{gpus}"],
+        "scales": [scale],
         "cpus_per_gpu": max(1, cpus // gpus),
     }
-    if gpus > 1:
+    if nodes * gpus > 1:
         given["batch_size"] = train.batch_size * train.accumulation
         study["mode"] = "strong"
     return study

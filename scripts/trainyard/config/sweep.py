@@ -389,7 +389,7 @@ JobCount = Annotated[
 
 
 class Slots(Section):
-    """The resources of a sweep's jobs, of one node each, and how trials share them."""
+    """The resources of a sweep's jobs, and how trials share them."""
 
     jobs: JobCount = Field(
         1,
@@ -398,7 +398,9 @@ class Slots(Section):
         "if `gpus_per_node` is not given.",
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_JOBS)] | None = Field(
-        None, description="`nodes: 4` is `jobs: 4`: a job for each node, each of which starts once its node is free."
+        None,
+        description="`nodes: 4` is `jobs: 4`: a job for each node, each of which starts once its node is free. With "
+        "`nodes_per_trial: 2`, two jobs.",
     )
     gpus_per_node: NonNegativeInt = Field(
         1,
@@ -417,7 +419,12 @@ class Slots(Section):
         "one, then two, then four to a GPU, and the others as many to a GPU as end most trials per hour and fit its "
         "memory.",
     )
-    cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
+    nodes_per_trial: PositiveInt = Field(
+        1,
+        description="Nodes per trial, for `train`: a training has a rank on each GPU of all of them, as at scale `2x4` "
+        "of a study. A job has the nodes of one trial, with `gpus_per_node` each.",
+    )
+    cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial, on each of its nodes.")
     mps: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = Field(
         "off",
         description="NVIDIA's Multi-Process Service, with which kernels of trials that share a GPU run at the same "
@@ -438,9 +445,10 @@ class Slots(Section):
     @model_validator(mode="before")
     @classmethod
     def _make_jobs_of_nodes(cls, given: Any) -> Any:
-        nodes = given.get("nodes") if isinstance(given, dict) else None
-        is_valid = type(nodes) is int and 1 <= nodes <= MAX_JOBS
-        return {"jobs": nodes, **given} if is_valid else given
+        nodes, of_job = (given.get("nodes"), given.get("nodes_per_trial", 1)) if isinstance(given, dict) else (None, 1)
+        if type(nodes) is not int or type(of_job) is not int or not 1 <= of_job <= nodes <= MAX_JOBS:
+            return given
+        return {"jobs": nodes // of_job, **given}
 
     @model_validator(mode="before")
     @classmethod
@@ -459,19 +467,25 @@ class Slots(Section):
         if self.has_gpus and "slots_per_node" in self.model_fields_set:
             message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
             raise PydanticCustomError("slots", message)
-        if self.nodes not in (None, 1, self.jobs):
-            message = "each job has one node: give `jobs` or `nodes`, not both"
-            raise PydanticCustomError("slots", message)
+        if self.nodes and self.nodes % self.nodes_per_trial:
+            message = "{nodes} nodes cannot be shared evenly by trials of {nodes_per_trial}"
+            raise PydanticCustomError("slots", message, self.model_dump())
+        if self.nodes not in (None, 1) and self.jobs != self.nodes // self.nodes_per_trial:
+            message = "each job has the nodes of one trial ({nodes_per_trial}): give `jobs` or `nodes`, not both"
+            raise PydanticCustomError("slots", message, self.model_dump())
+        if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in given):
+            message = "a trial takes all GPUs of its {nodes_per_trial} nodes: give gpus_per_node, not gpus_per_trial"
+            raise PydanticCustomError("slots", message, self.model_dump())
         if self.most_jobs > 1 and self.gpus_per_trial == "auto":
             message = "gpus_per_trial: auto is measured in one job; with {key}: {jobs}, give a number, such as 0.5"
             key = "jobs" if self.nodes in (None, 1) else "nodes"
             raise PydanticCustomError("slots", message, {"key": key, "jobs": self.jobs})
         if self.slots_per_node > MAX_SLOTS:
             raise PydanticCustomError("slots", "a job has at most {slots} slots", {"slots": MAX_SLOTS})
-        if self.has_gpus and (self.share < MIN_SHARE or self.gpus_per_node > MAX_SLOTS):
+        if self.has_gpus and (self.share < MIN_SHARE or self.gpus > MAX_SLOTS):
             message = "a trial has at least {share} GPUs, and a job at most {gpus}"
             raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_SLOTS})
-        if self.share > self.gpus_per_node:
+        if self.node_share > self.gpus_per_node:
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
         return self
@@ -487,16 +501,28 @@ class Slots(Section):
         return self.gpus_per_node > 0
 
     @property
-    def share(self) -> float:
-        """GPUs per trial; 1 for `auto`, until it is known how many trials can share a GPU."""
+    def node_share(self) -> float:
+        """GPUs per trial on each of its nodes; 1 for `auto`, until it is known how many trials can share a GPU."""
         if not self.has_gpus:
             return 0.0
+        if self.nodes_per_trial > 1:
+            return float(self.gpus_per_node)
         return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
+
+    @property
+    def share(self) -> float:
+        """GPUs per trial, on all of its nodes."""
+        return self.nodes_per_trial * self.node_share
 
     @property
     def ranks(self) -> int:
         """The ranks of a training by `train`: one per GPU of a trial."""
         return max(1, int(self.share))
+
+    @property
+    def scale(self) -> str:
+        """The scale of a study, such as `2x4`, at which `train` trains a trial."""
+        return f"{self.nodes_per_trial}x{self.ranks // self.nodes_per_trial}"
 
     @property
     def uses_mps(self) -> bool:
@@ -505,12 +531,12 @@ class Slots(Section):
 
     @property
     def per_node(self) -> int:
-        """Slots per node."""
+        """Slots per node; of several nodes, each is the same slot."""
         if not self.has_gpus:
             return self.slots_per_node
-        if self.share >= 1:
-            return self.gpus_per_node // int(self.share)
-        return self.gpus_per_node * int(1 / self.share + 1e-9)
+        if self.node_share >= 1:
+            return self.gpus_per_node // int(self.node_share)
+        return self.gpus_per_node * int(1 / self.node_share + 1e-9)
 
     @property
     def cpus_per_node(self) -> int:
@@ -525,8 +551,13 @@ class Slots(Section):
 
     @property
     def gpus(self) -> int:
-        """GPUs of a job."""
-        return self.gpus_per_node
+        """GPUs of a job, on all of its nodes."""
+        return self.nodes_per_trial * self.gpus_per_node
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of a job, on all of its nodes."""
+        return self.nodes_per_trial * self.cpus_per_node
 
     @property
     def unit(self) -> Unit:
@@ -536,7 +567,7 @@ class Slots(Section):
     @property
     def units(self) -> int:
         """The number of GPUs of the job; without GPUs, of CPUs."""
-        return self.gpus if self.has_gpus else self.cpus_per_node
+        return self.gpus if self.has_gpus else self.cpus
 
     @property
     def units_per_trial(self) -> float:
@@ -837,7 +868,7 @@ class TrainSweep(Sweep):
         spec, gpus = Train.model_validate(settings), self.slots.ranks
         if spec.batch_size % gpus:
             message = f"batch_size {spec.batch_size} cannot be shared evenly by the {gpus} GPUs of a trial"
-            raise ValueError(f"{message} (gpus_per_trial)")
+            raise ValueError(f"{message} ({'nodes' if self.slots.nodes_per_trial > 1 else 'gpus'}_per_trial)")
         return spec
 
     @property
@@ -872,6 +903,9 @@ class ProgramSweep(ProgramOptions, Sweep):
     def _check_slots(self) -> "ProgramSweep":
         if self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
+        if self.slots.nodes_per_trial > 1:
+            message = "nodes_per_trial is for `train`; a trial with your own program has one node"
+            raise PydanticCustomError("slots", message)
         return self
 
     @property

@@ -55,6 +55,7 @@ from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
 from trainyard.programs.user_environment import RECORD, code_version, find_interpreter, record_environment
 from trainyard.results.retention import Retention
+from trainyard.scaling.launchers import check_allocation
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -154,6 +155,8 @@ def _run(
     sweep = plan.state.sweep
     starting: AbstractContextManager[WorkerParent | None] = nullcontext()
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
+        if sweep.slots.nodes_per_trial > 1:
+            check_allocation(sweep.slots.scale, slurm_allocation.current_allocation())
         trains = isinstance(sweep, TrainSweep) and sweep.slots.ranks == 1  # in the workers themselves
         modules = [*WORKER_MODULES, *(TRAINING_MODULES if trains else ())]
         starting = worker_parent(modules, threads=sweep.slots.cpus_per_trial)
@@ -256,7 +259,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             process=os.getpid(),
             code=code_version(),
             slots=slots.count,
-            nodes=1,
+            nodes=slots.nodes_per_trial,
             gpus=slots.gpus,
             cpus=None if slots.has_gpus else slots.units,
             gpus_per_trial=slots.share,
@@ -372,7 +375,8 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
         threads=sweep.slots.cpus_per_trial,
-        gpu_share=sweep.slots.share,
+        gpu_share=sweep.slots.node_share,
+        nodes=sweep.slots.nodes_per_trial,
         is_training=isinstance(sweep, TrainSweep),
         profile=sweep.profile if isinstance(sweep, TrainSweep) else None,
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),

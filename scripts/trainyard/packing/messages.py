@@ -36,6 +36,7 @@ class WorkerSetup:
     is_deterministic: bool = False  # whether one of them may be `deterministic`
     dataset: Path | None = None
     gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory; 0: it sees no GPU
+    nodes: int = 1  # of a trial, each with so many GPUs
     metrics: Metrics | None = None
     checkpoint: str | None = None  # pattern of the files that a command can resume from
     resume: str | None = None  # the option that makes a command resume
@@ -49,13 +50,13 @@ class WorkerSetup:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that a trial sees; 0 for none."""
+        """The number of GPUs that a trial sees on each of its nodes; 0 for none."""
         return math.ceil(self.gpu_share)
 
     @property
     def trains_here(self) -> bool:
         """Whether a worker runs Trainyard's own training loop; with several GPUs, it starts a rank for each."""
-        return self.is_training and self.gpus <= 1
+        return self.is_training and self.gpus <= 1 and self.nodes == 1
 
     def trial_folder(self, task: Task) -> Path:
         """The folder for the files that a user's program leaves."""

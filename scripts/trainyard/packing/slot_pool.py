@@ -113,7 +113,7 @@ class SlotPool:
         gpu_model: str,
     ) -> None:
         self._setup, self._journal, self._failures, self._queue, self._order = setup, journal, failures, queue, order
-        options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
+        options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.node_share, "max_restarts": 0}
         self._worker_class = ray.remote(Worker).options(**options)  # once: Ray exports it each time
         self._gpu_model = gpu_model
         first = journal.order_job * slots.count

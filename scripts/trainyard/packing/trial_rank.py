@@ -12,6 +12,7 @@ from pathlib import Path
 from trainyard.cluster.job_step import end_rank
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.trial_status import TrialStatus
+from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.packing.messages import END, EPOCHS, TRIAL
 from trainyard.scaling.rank import create_trainer, join_ranks, train_epochs
@@ -29,11 +30,15 @@ def train_trial(launch: Path) -> None:
     """
     given = json.loads((launch / TRIAL).read_text())
     study = TrainScaling.model_validate(given["study"])
-    with join_ranks(study, study.scales[0], traces=launch.parent) as (group, stop_request):
+    staged = Staged(Path(given["dataset"]))
+    with (
+        join_ranks(study, study.scales[0], traces=launch.parent) as (group, stop_request),
+        local_copy(staged, given["local"]) as copy,
+    ):
         store = CheckpointStore(Path(given["checkpoints"]), {"trial": given["trial"]})
         trainer = create_trainer(
             study,
-            Staged(Path(given["dataset"])),
+            copy.staged,
             group,
             store,
             folder=launch.parent,

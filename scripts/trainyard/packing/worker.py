@@ -48,6 +48,7 @@ from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_prog
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.scaling.launchers import failure_reason, training_command
+from trainyard.scaling.rendezvous import StepEnd
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.files import copy_matching, write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
@@ -89,7 +90,9 @@ class Worker:
 
         self._gpus = self._resources.enter_context(allocated_gpus())
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        return WorkerStarted(slurm_allocation.job_id(), host.node_name(), gpus, device, startup)
+        allocation = slurm_allocation.current_allocation() if setup.nodes > 1 else None
+        node = ",".join(allocation.nodes) if allocation else host.node_name()
+        return WorkerStarted(slurm_allocation.job_id(), node, gpus, device, startup)
 
     def begin(self, request: TrialRequest) -> TrialMessage:
         """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
@@ -168,7 +171,8 @@ class Worker:
         from trainyard.data.node_copy import local_copy
         from trainyard.data.staged import Staged
 
-        copy = self._resources.enter_context(local_copy(Staged(self._setup.dataset), self._setup.data.local))
+        policy = self._setup.data.local if self._setup.nodes == 1 else "off"  # the ranks have copies on all nodes
+        copy = self._resources.enter_context(local_copy(Staged(self._setup.dataset), policy))
         self._dataset = copy.staged
         return {"copy_seconds": copy.seconds, "copy": copy.message}
 
@@ -289,9 +293,11 @@ class Worker:
         setup, dataset = self._setup, self._dataset
         assert dataset is not None
         _check_weights(spec, request.trial, dataset.digest)
-        study = study_of_trial(spec, "d", gpus=setup.gpus, cpus=setup.threads)
+        scale = f"{setup.nodes}x{setup.gpus}"
+        study = study_of_trial(spec, "d", scale=scale, cpus=setup.threads)
         if setup.profile:
             study["profile"] = setup.profile.model_dump()
+        allocation = slurm_allocation.current_allocation() if setup.nodes > 1 else None
         with (
             self._claimed(request) as claim,
             tempfile.TemporaryDirectory(prefix=".torchrun-", dir=request.folder) as folder,
@@ -301,15 +307,18 @@ class Worker:
                 "trial": request.trial,
                 "study": study,
                 "dataset": str(dataset.folder),
+                "local": setup.data.local if allocation else "off",
                 "checkpoints": str(request.checkpoints),
                 "deadline": request.deadline,
                 "downloads": setup.data.downloads,
             }
             write_json(launch / TRIAL, content)
             _, program, name = helper_command("packing.trial_rank")
-            options, scale = [name, folder], study["scales"][0]
+            command = training_command(
+                scale, [name, folder], folder=folder, allocation=allocation, program=Path(program)
+            )
             run = ProgramRun(
-                command=training_command(scale, options, folder=folder, allocation=None, program=Path(program)),
+                command=command,
                 cwd=setup.cwd or ".",
                 environment=trial_environment(
                     self._environment, trial=request.trial, folder=request.folder, cpus=study["cpus_per_gpu"]
@@ -319,6 +328,8 @@ class Worker:
                 claim=claim,
                 grace_seconds=setup.end_seconds,
                 stop_request=self._stop_request,
+                is_srun=allocation is not None,
+                overdue_code=StepEnd(launch, tasks=setup.nodes).overdue_code if allocation else lambda: None,
             )
             end = yield from run_user_program(run, self._guard)
             return _end_of_ranks(end, launch)

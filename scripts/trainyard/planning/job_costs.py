@@ -117,6 +117,7 @@ def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) ->
     return PlannedJob(
         strategy="packed",
         jobs=request.all_jobs,
+        nodes=request.slots.nodes_per_trial,
         walltime_minutes=request.walltime_minutes if has_scheduler else None,
         predicted_seconds=request.predicted_seconds,
         predicted_low_seconds=low,
@@ -292,6 +293,8 @@ def _describe_slot(plan: Plan) -> str:
     slots, cpus = plan.request.slots, count_of(plan.request.slots.cpus_per_trial, "CPU")
     if not slots.has_gpus:
         return cpus
+    if slots.nodes_per_trial > 1:
+        return f"{slots.nodes_per_trial} nodes with {count_of(slots.gpus_per_node, 'GPU')} and {cpus} each"
     gpus = "1 (for now) GPU" if plan.state.is_gpu_fraction_open else count_of(slots.share, "GPU")
     return f"{gpus} and {cpus}"
 

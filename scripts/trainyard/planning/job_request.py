@@ -71,7 +71,7 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
 def _sizes(limit: Slots) -> Iterator[Slots]:
     """Jobs and GPUs or slots of each, by ascending product; of equal products, the one with the fewest jobs."""
     key = "gpus_per_node" if limit.has_gpus else "slots_per_node"
-    step = max(1, int(limit.share))
+    step = max(1, int(limit.node_share))
     per_node = range(step, getattr(limit, key) + 1, step)
     found: dict[int, tuple[int, int]] = {}
     for jobs in range(1, limit.most_jobs + 1):

@@ -135,7 +135,7 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
         return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
-    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // slots.ranks)
+    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // split_scale(slots.scale)[1])
     each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else max(1.0, slots.per_node / count)
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
 

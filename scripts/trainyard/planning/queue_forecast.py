@@ -62,11 +62,12 @@ class Queue:
         model, cpus = f"{self.gpu_type}:" if self.gpu_type else "", slots.cpus_per_node
         of_all = [f"--cpus-per-task={cpus}", f"--mem-per-cpu={math.ceil(memory_mb / cpus)}", f"--time={minutes}"]
         of_all += [f"--gpus-per-task={model}{slots.gpus_per_node}"] if slots.has_gpus else []
-        of_all += ["--nodes=1"] if jobs == 1 else []
+        of_all += [f"--nodes={slots.nodes_per_trial}", "--ntasks-per-node=1"] if jobs == 1 else []
         of_all += [f"--partition={self.partition}"] if self.partition else []
 
         def ask(count: int) -> float:
-            return max(0.0, predict_start([f"--ntasks={count}", *of_all, *self.options]) - time.time())
+            tasks = f"--ntasks={count * slots.nodes_per_trial}"
+            return max(0.0, predict_start([tasks, *of_all, *self.options]) - time.time())
 
         found = {count: ask(count) for count in sorted({1, jobs})}
 
@@ -90,7 +91,8 @@ class QueuedJobs:
 
     sweep: str
     jobs: int
-    gpus: int  # of a job
+    nodes: int  # of a job
+    gpus: int  # of a job, on all nodes
     cpus: int
     walltime_minutes: int
     first_start_seconds: float  # at the latest, as the other times; infinite if Slurm would never start it
@@ -135,7 +137,7 @@ def _small_jobs(plan: Plan) -> Plan:
 
 def _per_node(slots: Slots) -> tuple[str, int]:
     """The option with the GPUs per node, or without GPUs the slots, and how many of them a trial has."""
-    return "gpus_per_node" if slots.has_gpus else "slots_per_node", max(1, int(slots.share))
+    return "gpus_per_node" if slots.has_gpus else "slots_per_node", max(1, int(slots.node_share))
 
 
 def _size(slots: Slots) -> tuple[Any, ...]:
@@ -162,8 +164,9 @@ def forecast_jobs(plan: Plan, queue: Queue, config: Config, results: Path, minut
     return QueuedJobs(
         sweep=state.name,
         jobs=jobs,
+        nodes=slots.nodes_per_trial,
         gpus=slots.gpus,
-        cpus=slots.cpus_per_node,
+        cpus=slots.cpus,
         walltime_minutes=minutes,
         first_start_seconds=starts[0],
         last_start_seconds=max(starting, default=math.inf),
@@ -186,6 +189,8 @@ def _shapes(plan: Plan, small: Plan, queue: Queue) -> Iterator[Plan]:
     for count in (1, 2):
         if plan.state.sweep.slots.gpus_per_trial == "auto" and count > 1:
             return  # it is measured in a single job
+        if own.nodes_per_trial > 1:
+            break  # a job has the nodes of a trial
         size = total // count // step * step  # of a job
         slots = own.model_copy(update={"jobs": count, key: size})
         if 0 < size <= most and _size(slots) not in seen:

@@ -43,9 +43,9 @@ def queue_table(rows: Sequence[QueuedJobs], *, idle_gpus: int) -> Table:
     """A row for each shape of the jobs of sweeps; the recommended ones are bold."""
     title = f"in Slurm's queue; idle GPUs now: {idle_gpus}; times from now, at the latest (sbatch --test-only)"
     times = ("walltime", "first start", "last start", "end", "hours idle")
-    table = Table("sweep", "jobs", "GPUs", "CPUs", *times, "", title=title, caption=RULE)
+    table = Table("sweep", "jobs", "nodes", "GPUs", "CPUs", *times, "", title=title, caption=RULE)
     for row in rows:
-        sizes = map(str, (row.jobs, row.gpus, row.cpus))
+        sizes = map(str, (row.jobs, row.nodes, row.gpus, row.cpus))
         seconds = (60 * row.walltime_minutes, row.first_start_seconds, row.last_start_seconds, row.end_seconds)
         marks = {"requested": row.is_requested, "recommended": row.is_recommended}
         notes = ", ".join(mark for mark, is_set in marks.items() if is_set)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
-from trainyard.config.scaling import study_of_trial
+from trainyard.config.scaling import split_scale, study_of_trial
 from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
@@ -41,12 +41,13 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
     kept = {key: value for key, value in whole["sweeps"][name].items() if key not in _OF_SEVERAL}
     if sweep.search or sweep.stop:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
-    cpus, gpus = sweep.slots.cpus_per_trial, sweep.slots.ranks if sweep.slots.gpus_per_node else 0
-    slots = {"gpus_per_node": gpus, **({"gpus_per_trial": gpus} if gpus else {}), "cpus_per_trial": cpus}
+    cpus, (nodes, gpus) = sweep.slots.cpus_per_trial, split_scale(sweep.slots.scale)
+    slots = {"gpus_per_node": gpus if sweep.slots.has_gpus else 0, "cpus_per_trial": cpus}
+    slots |= {"nodes_per_trial": nodes} if nodes > 1 else {"gpus_per_trial": gpus} if sweep.slots.has_gpus else {}
     content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": slots}}
     if has_study(sweep) and isinstance(trial.spec, Train):
         # Its scale is this training; it has as many CPUs, so that sums have the same order.
-        study = study_of_trial(trial.spec, str(sweep.dataset), gpus=sweep.slots.ranks, cpus=cpus)
+        study = study_of_trial(trial.spec, str(sweep.dataset), scale=sweep.slots.scale, cpus=cpus)
         content["scaling"] = {study_name(name): study}
     return content
 

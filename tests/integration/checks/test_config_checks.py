@@ -170,6 +170,12 @@ def test_gpus_that_no_trial_gets_are_reported(mistakes, caplog, slots, idle):
     assert idle in caplog.text
 
 
+def test_all_gpus_of_the_nodes_of_a_trial_are_used(mistakes, caplog):
+    sweep = training("s")["s"] | {"slots": {"gpus_per_node": 2, "nodes_per_trial": 2}}
+    assert mistakes({"datasets": DIGITS, "sweeps": {"s": sweep}}) == []
+    assert "sweeps.s.slots: " not in caplog.text
+
+
 def test_scales_that_share_a_folder_are_reported(mistakes, caplog):
     Path("t.py").touch()
     study = {"script": "t.py", "python": sys.executable}

@@ -136,7 +136,28 @@ MISTAKES = [
     (
         "sweeps.depth.slots",
         {"jobs": 8, "nodes": 2},
-        "sweeps.depth.slots: each job has one node: give `jobs` or `nodes`, not both",
+        "sweeps.depth.slots: each job has the nodes of one trial (1): give `jobs` or `nodes`, not both",
+    ),
+    (
+        "sweeps.depth.slots",
+        {"nodes": 3, "nodes_per_trial": 2},
+        "sweeps.depth.slots: 3 nodes cannot be shared evenly by trials of 2",
+    ),
+    (
+        "sweeps.depth.slots",
+        {"nodes_per_trial": 2, "gpus_per_node": 4, "gpus_per_trial": 2},
+        "sweeps.depth.slots: a trial takes all GPUs of its 2 nodes: give gpus_per_node, not gpus_per_trial",
+    ),
+    ("sweeps.depth.slots", {"nodes_per_trial": 2, "gpus_per_node": 0}, "a trial takes all GPUs of its 2 nodes: give"),
+    (
+        "sweeps.own",
+        {"command": "x", "slots": {"nodes_per_trial": 2}},
+        "sweeps.own: nodes_per_trial is for `train`; a trial with your own program has one node",
+    ),
+    (
+        "sweeps.depth.slots",
+        {"nodes_per_trial": 3, "gpus_per_node": 1},
+        "sweeps.depth.grid: batch_size 128 cannot be shared evenly by the 3 GPUs of a trial (nodes_per_trial)",
     ),
     ("sweeps.depth.slots", {"nodes": 0}, "sweeps.depth.slots.nodes: input should be greater than or equal to 1"),
     ("sweeps.depth.slots", {"nodes": 101}, "sweeps.depth.slots.nodes: input should be less than or equal to 100"),
@@ -841,10 +862,27 @@ def test_slots_never_share_a_gpu_unevenly(slots, count):
 
 @pytest.mark.parametrize(
     ("given", "jobs"),
-    [({}, 1), ({"nodes": 1}, 1), ({"nodes": 4}, 4), ({"jobs": 8, "nodes": 1}, 8), ({"jobs": 4, "nodes": 4}, 4)],
+    [
+        ({}, 1),
+        ({"nodes": 1}, 1),
+        ({"nodes": 4}, 4),
+        ({"jobs": 8, "nodes": 1}, 8),
+        ({"jobs": 4, "nodes": 4}, 4),
+        ({"nodes": 6, "nodes_per_trial": 3}, 2),
+        ({"nodes_per_trial": 3}, 1),
+        ({"jobs": 2, "nodes_per_trial": 3}, 2),
+    ],
 )
-def test_each_of_several_nodes_is_a_job(given, jobs):
+def test_a_job_has_the_nodes_of_one_trial(given, jobs):
     assert Slots.model_validate({"gpus_per_node": 2, **given}).jobs == jobs
+
+
+def test_a_trial_on_several_nodes_is_the_only_slot_of_its_job():
+    slots = Slots(nodes_per_trial=2, gpus_per_node=4, cpus_per_trial=8)
+    assert (slots.count, slots.gpus, slots.cpus, slots.cpus_per_node) == (1, 8, 16, 8)
+    assert (slots.share, slots.node_share, slots.ranks, slots.scale) == (8, 4, 8, "2x4")
+    assert Slots(gpus_per_node=4, gpus_per_trial=2).scale == "1x2"
+    assert Slots(gpus_per_node=1, gpus_per_trial=0.5).scale == Slots(gpus_per_node=0).scale == "1x1"
 
 
 def test_slots_without_gpus_are_counted_and_charged_by_cpus():

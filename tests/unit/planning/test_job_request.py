@@ -88,6 +88,12 @@ def test_a_trial_of_two_gpus_gets_them_on_one_node():
     assert sizes == [(1, 2, 1), (1, 4, 2), (2, 4, 4)]
 
 
+def test_of_trials_on_several_nodes_only_the_number_of_jobs_is_chosen():
+    found = list_options([1] * 99, Slots(jobs=3, nodes_per_trial=2, gpus_per_node=4), startup=0)
+    assert [(each.slots.jobs, each.slot_count, each.gpus) for each in found] == [(1, 1, 8), (2, 2, 16), (3, 3, 24)]
+    assert [each.unit_seconds for each in found] == [99 * 8, 50 * 16, 33 * 24]
+
+
 def test_without_gpus_the_slots_on_cpus_are_chosen_and_cost_cpu_seconds():
     limit = Slots(jobs=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
     found = list_options([10] * 99, limit, startup=5)

@@ -509,6 +509,17 @@ def test_a_job_of_several_has_the_walltime_of_the_longest_trial(tmp_path):
     assert last.request.sure_seconds > max(last.forecast.seconds.values()) > 70 * 60
 
 
+def test_trials_on_two_nodes_cost_as_much_as_on_one_with_as_many_gpus(tmp_path):
+    names = list(plan(tmp_path, grid=DEEP).state.trials)
+    finish(tmp_path, *names[:4], grid=DEEP, seconds_per_block=10)
+    two = plan(tmp_path, grid=DEEP, slots={"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 4})
+    one = plan(tmp_path, grid=DEEP, slots={"jobs": 2, "gpus_per_node": 8, "gpus_per_trial": 8})
+    assert two.request.predicted_seconds == one.request.predicted_seconds
+    assert two.request.requested_hours == one.request.requested_hours
+    assert compare_planned_strategies(two) == compare_planned_strategies(one)
+    assert "requests 2 jobs with 1 slot of 2 nodes with 4 GPUs and 1 CPU each" in summarize_plan(two)
+
+
 AUTO = {"jobs": "auto"}
 
 

@@ -146,6 +146,18 @@ def test_jobs_without_gpus_ask_for_cpus(busy, tmp_path, monkeypatch):
     assert not any("gpu" in line for line in (tmp_path / "asked").open())
 
 
+def test_jobs_with_the_nodes_of_a_trial_are_compared_with_no_others(busy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = {"dataset": "d", "train": {"model": "cnn"}, "grid": {"lr": [0.1, 0.2, 0.3]}}
+    sweep["slots"] = {"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 2}
+    config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": sweep}})
+    (found,) = forecast_shapes(plan_sweep(config, "s", tmp_path), Queue("gpu"), config, tmp_path)
+    assert (found.jobs, found.nodes, found.gpus, found.cpus) == (2, 2, 4, 2)
+    asked = [dict(word.partition("=")[::2] for word in shlex.split(line)) for line in (tmp_path / "asked").open()]
+    assert [line["--ntasks"] for line in asked] == ["2", "4"]
+    assert {line["--gpus-per-task"] for line in asked} == {"2"}
+
+
 def test_a_shape_that_slurm_never_starts_is_not_recommended(busy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     busy.fails("sbatch")

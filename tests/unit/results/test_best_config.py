@@ -32,6 +32,9 @@ SWEEPS = {
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
     "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
     "several GPUs": {**TRAIN, "grid": {"accumulation": [1, 2]}, "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
+    "several nodes and GPUs": {
+        **TRAIN, "grid": {"accumulation": [1, 2]}, "slots": {"gpus_per_node": 2, "nodes_per_trial": 2},
+    },
     "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}]},
     "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": 2},
     "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
@@ -107,15 +110,16 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
 
 
-def test_the_best_training_on_several_gpus_is_a_scale_with_the_same_global_batch(tmp_path):
-    _, path = write(config_of(SWEEPS["several GPUs"]), tmp_path, 1)
+@pytest.mark.parametrize(("sweep", "scale"), [("several GPUs", "1x2"), ("several nodes and GPUs", "2x2")])
+def test_the_best_training_on_several_gpus_is_a_scale_with_the_same_global_batch(tmp_path, sweep, scale):
+    _, path = write(config_of(SWEEPS[sweep]), tmp_path, 1)
     best = read_config(path)
     (study,) = best.scaling.values()
     on_one = batch_sizes(expand(best.sweeps["s"]).trials[0].spec)
-    assert best.sweeps["s"].slots.ranks == 2
-    assert study.scales == ["1x2"]
-    assert batch_sizes(study.train, world_size=2, mode=study.mode) == replace(
-        on_one, per_rank=on_one.per_rank // 2, micro=on_one.micro // 2, world_size=2
+    ranks = best.sweeps["s"].slots.ranks
+    assert (best.sweeps["s"].slots.scale, study.scales) == (scale, [scale])
+    assert batch_sizes(study.train, world_size=ranks, mode=study.mode) == replace(
+        on_one, per_rank=on_one.per_rank // ranks, micro=on_one.micro // ranks, world_size=ranks
     )
 
 
