@@ -28,7 +28,7 @@ from trainyard.cluster.slurm_queries import controller_settings
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
 from trainyard.config.metric_names import is_counter
-from trainyard.config.sweep import CommandSweep, FunctionSweep
+from trainyard.config.sweep import CommandSweep, FunctionSweep, Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.attempts import Fold
@@ -281,7 +281,7 @@ class _Drill:
             when = "after the interruption" if before.rows else f"in {format_duration(self._limit)} of its second run"
             return self._find("unknown", f"it reported no metrics {when}", "give it more to do, and more time")
         if not whole.rows:
-            return self._starts_over("", saved, elsewhere)
+            return self._find(*describe_start(self._sweep, whole, after, saved=saved, elsewhere=elsewhere))
         first, begins = whole.rows[0]["epoch"], after.rows[0]["epoch"]
         is_whole = whole.is_finished and after.is_finished
         metrics = self._sweep.program_metrics
@@ -289,7 +289,7 @@ class _Drill:
             message = "it was not seen to resume: its rows have no numbers of epochs, and it did not finish in time"
             return self._find("unknown", message, "report `epoch`")
         if after.epochs >= whole.epochs if is_whole else begins <= first:
-            return self._starts_over(after.checkpoint, saved, elsewhere)
+            return self._find(*describe_start(self._sweep, whole, after, saved=saved, elsewhere=elsewhere))
         if begins <= first:  # its rows are counted from 1 again
             by = int(_last(whole) - _last(after))
             after.rows = [{**row, "epoch": row["epoch"] + by} for row in after.rows]
@@ -316,24 +316,34 @@ class _Drill:
         remedy = "save and load the optimizer, the schedule and the random numbers, too"
         return self._find("fails" if worst.share > FAR else "warns", message, remedy)
 
-    def _starts_over(self, checkpoint: str, saved: Sequence[str], elsewhere: Sequence[str]) -> Finding:
-        """The program begins again: a failure if the config says that it resumes; and what would make it."""
-        own, others = (list(filter(CHECKPOINTS.search, files)) for files in (saved, elsewhere))
-        pattern = self._sweep.checkpoint if isinstance(self._sweep, CommandSweep) else None
-        if isinstance(self._sweep, FunctionSweep):
-            remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
-        elif checkpoint:
-            remedy = f"it gets {checkpoint} to resume from: check {RESUME_OPTION}"
-        elif others and not own:
-            remedy = f"it saves {others[0]}, outside of its folder: have it save to {{trial_dir}}"
-        elif own and pattern is None:
-            suggested = f"{'**/' if os.sep in own[0] else ''}*{Path(own[0]).suffix}"
-            remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
-        elif pattern is None:
-            remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"
-        else:
-            remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {_listed(saved) or 'none'}"
-        return self._find("fails" if self._sweep.can_resume else "warns", "starts over after an interruption", remedy)
+
+def describe_start(
+    sweep: Sweep, whole: Launch, after: Launch, *, saved: Sequence[str], elsewhere: Sequence[str]
+) -> tuple[Verdict, str, str]:
+    """Verdict, message and remedy for a program that starts over.
+
+    It is a failure if the config says that it resumes. `saved` are the files in its folder when it was interrupted,
+    `elsewhere` those that each run has written where it was started.
+    """
+    own, others = (list(filter(CHECKPOINTS.search, files)) for files in (saved, elsewhere))
+    pattern = sweep.checkpoint if isinstance(sweep, CommandSweep) else None
+    if not isinstance(sweep, CommandSweep):
+        remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
+    elif after.checkpoint:
+        remedy = f"it gets {after.checkpoint} to resume from: check {RESUME_OPTION}"
+    elif others and not own:
+        remedy = f"it saves {others[0]}, outside of its folder: have it save to {{trial_dir}}"
+    elif pattern and not whole.is_finished:
+        message = f"it saved no checkpoint, `{pattern}`, before it was interrupted"
+        return "unknown", message, "have it save one more often, or give the drill more time"
+    elif pattern:
+        remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {_listed(saved) or 'none'}"
+    elif own:
+        suggested = f"{'**/' if os.sep in own[0] else ''}*{Path(own[0]).suffix}"
+        remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
+    else:
+        remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"
+    return "fails" if sweep.can_resume else "warns", "starts over after an interruption", remedy
 
 
 def _last(launch: Launch) -> Any:
@@ -419,7 +429,7 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
 
 
 def list_files(folder: Path, *, but: Path | None = None) -> dict[str, tuple[int, int]]:
-    """Time and size of the files in a folder, but for hidden ones, caches and environments; none of very many."""
+    """Time and size of the files in a folder and those below it, but for some that do not count; none of very many."""
     found: dict[str, tuple[int, int]] = {}
     for root, folders, names in os.walk(folder):
         here = Path(root)
@@ -434,7 +444,8 @@ def list_files(folder: Path, *, but: Path | None = None) -> dict[str, tuple[int,
 
 
 def _is_skipped(folder: Path) -> bool:
-    return folder.name.startswith((".", "__pycache__")) or (folder / "pyvenv.cfg").exists()
+    """Hidden folders, caches, environments, and what is left of a killed DataLoader."""
+    return folder.name.startswith((".", "__pycache__", "pymp-")) or (folder / "pyvenv.cfg").exists()
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

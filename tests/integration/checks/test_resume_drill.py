@@ -3,7 +3,10 @@
 import re
 
 import pytest
-from trainyard.checks.resume_drill import compare, list_files, site_grace_seconds
+from trainyard.checks.resume_drill import Launch, compare, describe_start, list_files, site_grace_seconds
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.journal import Ended
 
 # Gradient descent with momentum on (w - 3)^2, whose logarithm is the loss, with a learning rate that falls. When it is
 # to be interrupted, it waits for that in its seventh epoch, so that no time decides.
@@ -151,6 +154,29 @@ def test_without_slurm_the_config_alone_says_how_much_time_there_is(monkeypatch)
     assert site_grace_seconds() == float("inf")
 
 
+DECLARED = {"checkpoint": "*.pt"}
+FINISHED = Launch(end=Ended(trial="t", attempt=1, status=TrialStatus.FINISHED))
+CUT = Launch(end=Ended(trial="t", attempt=1, status=TrialStatus.INTERRUPTED), was_stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "whole", "files", "verdict", "remedy"),
+    [
+        ({}, FINISHED, ([], []), "warns", "have it save a checkpoint to {trial_dir}; give `checkpoint` and `resume:"),
+        ({}, FINISHED, (["a/b.pth", "log.txt"], []), "warns", "it saves a/b.pth: give `checkpoint: '**/*.pth'` and"),
+        ({}, FINISHED, ([], ["out/ckpt.pt"]), "warns", "it saves out/ckpt.pt, outside of its folder: have it save to"),
+        (DECLARED, FINISHED, (["log.txt"], []), "fails", "matched `checkpoint: *.pt`; it has log.txt"),
+        (DECLARED, FINISHED, (["log.txt"], ["x.pt"]), "fails", "it saves x.pt, outside of its folder"),
+        (DECLARED, CUT, (["log.txt"], []), "unknown", "or give the drill more time"),  # it may save one later
+    ],
+)
+def test_what_a_program_that_starts_over_has_saved_decides_what_helps(options, whole, files, verdict, remedy):
+    own = check_config({"sweeps": {"own": {"command": "train", **options}}}).sweeps["own"]
+    found = describe_start(own, whole, CUT, saved=files[0], elsewhere=files[1])
+    assert found[0] == verdict
+    assert remedy in found[2]
+
+
 # ---- curves
 
 
@@ -192,7 +218,7 @@ def test_the_learning_rate_is_compared():
 
 
 def test_hidden_files_environments_and_results_are_no_files_of_a_program(tmp_path):
-    for path in ("a.txt", "logs/b.txt", ".git/c", "env/pyvenv.cfg", "env/d", "results/e", "__pycache__/f"):
+    for path in ("a.txt", "logs/b.txt", ".git/c", "pymp-1/c", "env/pyvenv.cfg", "env/d", "results/e", "__pycache__/f"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     assert sorted(list_files(tmp_path, but=tmp_path / "results")) == ["a.txt", "logs/b.txt"]
