@@ -84,7 +84,9 @@ def _packages(config: Config) -> Iterator[str]:
     yield from ["torch"] * trains
     if trains or any(isinstance(dataset, Torchvision) for dataset in config.datasets.values()):
         yield "torchvision"
-    yield from ["tensorboard"] * config.tensorboard
+    metrics = (study.program_metrics for _, study in config.studies())
+    if config.tensorboard or any(each and each.tensorboard for each in metrics):
+        yield "tensorboard"
 
 
 def _answer(request: dict[str, list[Any]], *, anew: bool) -> dict[str, Any]:

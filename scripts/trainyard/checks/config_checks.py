@@ -5,7 +5,6 @@ data and on a user's code. The state of a cluster is checked by `make doctor`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from trainyard.checks.code_checks import check_code
@@ -141,9 +140,6 @@ def _check_batches(checked: CheckedStudy) -> Iterator[Finding]:
 def _check_patterns(checked: CheckedStudy) -> Iterator[Finding]:
     """What the patterns find in the sample; that each matches was checked when the config was read."""
     place, metrics = f"{checked.place}.metrics.pattern", checked.study.program_metrics
-    if metrics and metrics.tensorboard and find_spec("tensorboard") is None:
-        message = "event files are read by the package tensorboard, which is not installed beside Trainyard"
-        yield Finding(f"{checked.place}.metrics.tensorboard", "fails", message, "install trainyard[tensorboard]")
     if metrics is None or not metrics.patterns:
         return
     if not metrics.sample_lines:

@@ -328,10 +328,27 @@ def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch)
     config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
     monkeypatch.setattr(code_checks.importlib.util, "find_spec", lambda name: None)
     assert list(code_checks.check_code(config, tmp_path, other_environment=True)) == []
-    config = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
+
+
+@pytest.mark.parametrize(
+    ("raw", "extra"),
+    [
+        ({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}}, "trees"),
+        ({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": {"dataset": "d", "grid": {"lr": [0.1]}}}}, "train"),
+        ({"datasets": {"d": {"source": "torchvision", "name": "MNIST"}}}, "train"),
+        ({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1]}}}, "tensorboard": True}, "tensorboard"),
+        (
+            {"sweeps": {"s": {"command": "x {x}", "grid": {"x": [1]}, "metrics": {"tensorboard": "{trial_dir}"}}}},
+            "tensorboard",
+        ),
+    ],
+)
+def test_an_extra_that_the_config_needs_and_that_is_missing_is_named(raw, extra, tmp_path, monkeypatch):
+    monkeypatch.setattr(code_checks.importlib.util, "find_spec", lambda name: None)
     for other, verdict in ((True, "warns"), (False, "fails")):
-        (found,) = code_checks.check_code(config, tmp_path, other_environment=other)
-        assert (found.verdict, "install trainyard[trees]" in found.remedy) == (verdict, True)
+        (found,) = code_checks.check_code(check_config(raw), tmp_path, other_environment=other)
+        assert found.verdict == verdict
+        assert f"install trainyard[{extra}] there" in found.remedy
 
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
