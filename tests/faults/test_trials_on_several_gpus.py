@@ -115,6 +115,16 @@ def test_it_continues_after_a_signal_and_a_killed_driver_on_another_number_of_gp
     assert list(table(project, "timeline")["gpus_per_trial"]) == [2, 2, 1]
 
 
+def test_trials_on_several_nodes_need_a_job_of_slurm(project):
+    started = project.start(*sweep(project, [{"seed": 1}], slots={"nodes_per_trial": 2, "gpus_per_node": 1}))
+    output, _ = started.communicate()
+    assert started.returncode
+    assert (
+        "scale 2x1 needs 2 nodes, but this is not a Slurm job: run Snakemake with `--profile profiles/slurm`" in output
+    )
+    assert attempts(project) == []
+
+
 # Each rank of a trial; all trials run at the same time, as long as they have not met.
 RANK = """
 import os, sys, time

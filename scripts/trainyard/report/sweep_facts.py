@@ -57,7 +57,7 @@ def _describe_runs(tables: SweepResults) -> str:
     counts, jobs = Counter(tables.trials["status"]), tables.jobs
     parts = [f"{counts[status]} {WORDS.get(status, status)}" for status in ORDER if counts[status]]
     last = jobs.iloc[-1]
-    names = tables.timeline["node"].dropna().str.split(",").explode().unique()  # a trial may have several
+    names = tables.timeline["node"].dropna().astype(str).str.split(",").explode().unique()  # a trial may have several
     most = max(last["nodes"], len(names))  # of one job, or of several
     nodes = f"{most:.0f} nodes" if most > 1 else f"node {names[0] if len(names) else last['node']}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
