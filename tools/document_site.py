@@ -4,6 +4,8 @@ Pages, and the files that they link to, keep their paths: so the same links hold
 """
 
 import re
+from os.path import normpath
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -30,11 +32,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     for page in pages_of(config.nav):
         targets = [target for _, target, _ in LINK.findall((ROOT / page).read_text()) if "://" not in target]
-        linked = sorted({(ROOT / page).parent.joinpath(target).resolve() for target in targets})
-        for path in [ROOT / page, *(each for each in linked if each.is_file())]:
-            uri = path.relative_to(ROOT).as_posix()
+        linked = sorted({normpath(Path(page).parent / target) for target in targets})
+        for uri in [page, *(each for each in linked if (ROOT / each).is_file())]:
             if uri not in files.src_uris:
-                files.append(File.generated(config, uri, abs_src_path=str(path)))
+                files.append(File.generated(config, uri, abs_src_path=str(ROOT / uri)))
     return files
 
 
