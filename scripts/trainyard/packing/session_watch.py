@@ -63,9 +63,7 @@ class SessionWatch:
         self._names = set[str]()  # of the others
         self._looked_at, self._ended = time.monotonic(), threading.Event()
         self._lock = threading.Lock()
-        self.paused_seconds = (
-            0.0  # in which this process was stopped, as in a job that Slurm suspends; not shorter ones
-        )
+        self.paused_seconds = 0.0  # in which this process was stopped, as in a job that Slurm suspends
 
     def __enter__(self) -> Self:
         path = self._beat(self._session)
@@ -89,7 +87,7 @@ class SessionWatch:
             self.look()
 
     def _wait(self) -> bool:
-        """Wait until the next sign of life is due; returns whether this session has ended."""
+        """Wait until the next sign of life is due, and note longer pauses; returns whether this session has ended."""
         began = time.monotonic()
         has_ended = self._ended.wait(BEAT_SECONDS)
         if (late := time.monotonic() - began - BEAT_SECONDS) > BEAT_SECONDS:
