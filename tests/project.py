@@ -14,6 +14,7 @@ from trainyard.config.datasets import Synthetic
 from trainyard.data.staging import stage
 
 ROOT = Path(__file__).parents[1]
+INSTALLED = 'trainyard() { .venv/bin/python scripts/trainyard cli.commands "$@"; }\n'  # for bash in a clone
 
 TINY = {
     "datasets": {"tiny": {"source": "synthetic", "images": 64, "val_images": 24, "height": 8, "width": 8}},

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from options import anchor
-from project import ROOT, Project
+from project import INSTALLED, ROOT, Project
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
 from trainyard.config.parser import read_file
@@ -33,7 +33,6 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "
 TUTORIAL = "docs/tutorial.md"  # test_tutorial.py runs its commands, one after another
 COMMENT = r"<!-- (?P<comment>(?:(?!-->).)*) -->"
 BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*) ?(?P<file>.*?)\n(?P<text>.*?)^ *```$", re.M | re.S)
-INSTALLED = 'trainyard() { .venv/bin/python scripts/trainyard cli.commands "$@"; }\n'
 NAMES = {"<sweep>": "lr", "<study>": "ranks", "<scale>": "1x1", "<dataset>": "tiny", "<job>": "123"}
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from project import ROOT
+from project import INSTALLED, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def test_the_commands_of_the_tutorial_print_its_output(clone):
     assert {kind for kind, _, _ in blocks} == {"python", "yaml", "sh", "text"}
     for kind, name, text in blocks:
         if kind == "sh":
-            done = clone.run("bash", "-euc", text)
+            done = clone.run("bash", "-euc", INSTALLED + text)
             output = done.stdout + done.stderr
         elif kind == "text":
             missing = [line for line in text.splitlines() if stable(line) not in stable(output)]
