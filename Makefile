@@ -139,7 +139,8 @@ env: .venv/ready ## Create the environment in .venv from the pinned and hashed f
 	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv $(OFFLINE) uv==0.13.8
 
 wheel: | $(UV) ## Build the wheel of Trainyard, with the command `trainyard`, in dist/
-	$(UV) build --quiet --wheel --build-constraints envs/requirements-dev.txt --require-hashes
+	$(say) 'building the wheel in dist/'
+	@$(UV) build --quiet --wheel --build-constraints envs/requirements-dev.txt --require-hashes
 
 wheels: ## Download the packages that a run needs into wheels/, for `make env` on a machine without internet
 	$(PYTHON) -m pip download --quiet --require-hashes --no-deps --dest wheels -r envs/requirements.txt

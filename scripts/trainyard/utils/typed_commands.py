@@ -36,7 +36,9 @@ def as_typed(path: Path) -> str:
 
 def program_as_typed(path: Path) -> str:
     """A program: its name if it is on PATH, or else its path. Trainyard's own environment need not be activated."""
-    return shlex.quote(path.name if shutil.which(path.name) == str(path) else as_typed(path))
+    found = Path(shutil.which(path.name) or "")
+    is_on_path = path in (found, found.readlink() if found.is_symlink() else found)  # uv and pipx link to programs
+    return shlex.quote(path.name if is_on_path else as_typed(path))
 
 
 def installed_program(name: str) -> str:

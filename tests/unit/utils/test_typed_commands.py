@@ -28,6 +28,10 @@ def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(tmp_path, m
     assert installed_program("snakemake") == ".venv/bin/snakemake"
     monkeypatch.setenv("PATH", str(tmp_path / "other"))
     assert installed_program("snakemake") == ".venv/bin/snakemake", "another one is on PATH"
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/snakemake").symlink_to(program)
+    monkeypatch.setenv("PATH", str(tmp_path / "links"))
+    assert installed_program("snakemake") == "snakemake", "uv and pipx link to the programs that they install"
     monkeypatch.setenv("PATH", str(program.parent))
     assert installed_program("snakemake") == "snakemake"
     assert installed_program("tensorboard") == "tensorboard", "no path to a program that is not there"
