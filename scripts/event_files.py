@@ -3,13 +3,18 @@
 import argparse
 import logging
 import shlex
+import sys
 import time
 
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
-from trainyard.report.tensorboard import FOLDER, KINDS, write_event_files
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import as_typed, installed_program
+
+try:
+    from trainyard.report.tensorboard import FOLDER, KINDS, write_event_files
+except ModuleNotFoundError as missing:
+    sys.exit(f"event files are written with tensorboard ({missing}): install trainyard[tensorboard]")
 
 log = logging.getLogger("event_files")
 

@@ -49,6 +49,8 @@ def test_what_needs_an_extra_is_refused_before_anything_runs(installed):
         "packages: the config needs torch, torchvision, missing where Snakemake runs: install trainyard[train]"
         in output
     )
+    output += trainyard(installed, "event-files", "--config", "config.yaml", check=False)
+    assert "install trainyard[tensorboard]" in output
     assert "Traceback" not in output
     installed.config_file.unlink()
 
