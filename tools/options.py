@@ -37,7 +37,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`datasets.<name>` with `source: python`", datasets.Python),
     ("`train`, in sweeps and scaling studies", train.Train),
     ("`train.schedule`", train.Schedule),
-    ("`profile`", train.Profile),
+    ("`profile`", train.ProfiledSteps),
     ("`train.augment`", train.Augment),
     ("`sweeps.<name>`", sweep.Sweep),
     ("`sweeps.<name>` with `train`", sweep.TrainSweep),

@@ -52,10 +52,7 @@ def main() -> NoReturn:
             sys.exit()
         if IS_INSTALLED:
             os.environ[TYPED] = shlex.join(sys.argv)
-        if verb in OF_SNAKEMAKE:
-            call = snakemake_call(verb, words)
-        else:
-            call = [sys.executable, str(find_program(verb)), *words]
+        call = build_call(verb, words) if verb in OF_SNAKEMAKE else [sys.executable, str(find_program(verb)), *words]
         os.execv(call[0], call)
     except UserError as error:
         sys.exit(f"trainyard: {error}")
@@ -89,7 +86,7 @@ def find_program(verb: str) -> Path:
     raise UserError(f"there is no {verb!r}; {suggest(verb, VERBS)}; `trainyard --help` explains them")
 
 
-def snakemake_call(verb: str, words: Sequence[str]) -> list[str]:
+def build_call(verb: str, words: Sequence[str]) -> list[str]:
     """The call of Snakemake for a verb; all words that are not options of the verb itself are Snakemake's.
 
     Raises:

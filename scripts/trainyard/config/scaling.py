@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
-from trainyard.config.train import PROFILE, Name, Profile, Section, Train, hint
+from trainyard.config.train import PROFILE, Name, ProfiledSteps, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics
 from trainyard.utils.errors import UserError
 
@@ -79,7 +79,7 @@ class TrainScaling(Scaling):
 
     dataset: Name = Field(description="One of `datasets`.")
     train: Train = Field(Train(), description="The training configuration.")
-    profile: Profile | None = Field(None, description=PROFILE)
+    profile: ProfiledSteps | None = Field(None, description=PROFILE)
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
         description="How weak scaling, whose global batch grows with the number N of GPUs, sets the learning rate. "

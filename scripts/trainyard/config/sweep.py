@@ -47,7 +47,7 @@ from trainyard.config.placeholders import (
     insert_resume_option,
     make_values,
 )
-from trainyard.config.train import PROFILE, FunctionPath, Name, Profile, Section, Train, hint
+from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint
 from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
@@ -837,7 +837,7 @@ class TrainSweep(Sweep):
 
     dataset: Name = Field(description="One of `datasets`.")
     train: Train = Field(Train(), description="The training configuration.")
-    profile: Profile | None = Field(None, description=PROFILE)
+    profile: ProfiledSteps | None = Field(None, description=PROFILE)
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainSweep":

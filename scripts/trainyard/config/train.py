@@ -200,7 +200,7 @@ class Augment(Section):
         return self
 
 
-class Profile(Section):
+class ProfiledSteps(Section):
     """Steps of a training that torch.profiler records on rank 0."""
 
     steps: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
@@ -209,7 +209,7 @@ class Profile(Section):
     )
 
     @model_validator(mode="after")
-    def _check_order(self) -> "Profile":
+    def _check_order(self) -> "ProfiledSteps":
         if self.steps[0] > self.steps[1]:
             raise PydanticCustomError("profile", "the first step is after the last one: write [first, last]")
         return self

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Data
-from trainyard.config.train import Profile, Train
+from trainyard.config.train import ProfiledSteps, Train
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning.journal import MicroBatchHalved, Resumed
@@ -32,7 +32,7 @@ class WorkerSetup:
     data: Data
     threads: int
     is_training: bool = True  # whether trials run Trainyard's own training loop
-    profile: Profile | None = None  # of the trainings
+    profile: ProfiledSteps | None = None  # of the trainings
     is_deterministic: bool = False  # whether one of them may be `deterministic`
     dataset: Path | None = None
     gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory; 0: it sees no GPU

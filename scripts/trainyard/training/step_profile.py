@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from trainyard.config.train import Profile
+from trainyard.config.train import ProfiledSteps
 from trainyard.utils.files import atomic_write
 
 # Names by which TensorBoard's plugin finds a trace, and which say whose it is. Chrome and Perfetto open it, too.
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class StepProfiler:
     """Records the steps of a profile into files of a folder."""
 
-    steps: Profile
+    steps: ProfiledSteps
     folder: Path
 
     @contextmanager

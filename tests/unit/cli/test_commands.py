@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, find_program, snakemake_call
+from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program
 from trainyard.utils.errors import UserError
 
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "--profile"]
@@ -22,19 +22,19 @@ def folder(tmp_path, monkeypatch):
 def test_options_and_targets_of_snakemake_are_passed_on(folder):
     words = ["--jobs", "4", "--forcerun", "a", "b", "--", "sweeps"]
     configured = ["--jobs", "4", "--forcerun", "a", "b", "--configfile", "trainyard.yaml"]
-    assert snakemake_call("run", words) == [*SNAKEMAKE, LOCAL, *configured, "--", "sweeps"]
-    assert snakemake_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, "sweeps", "--configfile", "trainyard.yaml"]
+    assert build_call("run", words) == [*SNAKEMAKE, LOCAL, *configured, "--", "sweeps"]
+    assert build_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, "sweeps", "--configfile", "trainyard.yaml"]
 
 
 def test_a_plan_is_a_dry_run(folder):
     (folder / "my.yaml").touch()
     words = ["--config", "my.yaml", "-C", "sweeps=none"]
     configured = ["-C", "sweeps=none", "--configfile", "my.yaml"]
-    assert snakemake_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run"]
+    assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run"]
 
 
 def test_the_report_has_its_style(folder):
-    *_, report, stylesheet, path, quiet, what = snakemake_call("report", [])
+    *_, report, stylesheet, path, quiet, what = build_call("report", [])
     assert (report, stylesheet, quiet, what) == ("report.html", "--report-stylesheet", "--quiet", "all")
     assert Path(path).exists()
 
@@ -42,22 +42,22 @@ def test_the_report_has_its_style(folder):
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):
     (folder / "trainyard.yaml").unlink()
     words = ["--configfile", "a.yaml", "b.yaml"]
-    assert snakemake_call("run", words) == [*SNAKEMAKE, LOCAL, *words]
+    assert build_call("run", words) == [*SNAKEMAKE, LOCAL, *words]
 
 
 def test_a_profile_is_found_by_its_name_first_in_the_working_directory(folder):
-    assert snakemake_call("run", ["--profile", "slurm"])[4] == str(ROOT / "profiles/slurm")
+    assert build_call("run", ["--profile", "slurm"])[4] == str(ROOT / "profiles/slurm")
     (folder / "profiles/slurm").mkdir(parents=True)
     (folder / "profiles/slurm/config.yaml").touch()
-    assert snakemake_call("run", ["--profile", "slurm"])[4] == "profiles/slurm"
+    assert build_call("run", ["--profile", "slurm"])[4] == "profiles/slurm"
     with pytest.raises(UserError, match=r"no profile 'slurn', here or in profiles/; Trainyard's own are local, slurm"):
-        snakemake_call("run", ["--profile=slurn"])
+        build_call("run", ["--profile=slurn"])
 
 
 def test_without_a_config_the_error_says_where_one_comes_from(folder):
     (folder / "trainyard.yaml").unlink()
     with pytest.raises(UserError, match=r"there is no trainyard\.yaml in .*init.* writes one for a script"):
-        snakemake_call("run", [])
+        build_call("run", [])
 
 
 def test_a_verb_runs_the_program_of_its_name(tmp_path):

@@ -5,12 +5,12 @@ import json
 
 import pytest
 from loops import SPEC, changed, numbers, start, train
-from trainyard.config.train import Profile
+from trainyard.config.train import ProfiledSteps
 from trainyard.training.step_profile import TRACE, StepProfiler
 
 
 def record(spec, data, folder, first, last):
-    training = start(spec, data, profiler=StepProfiler(Profile(steps=[first, last]), folder))
+    training = start(spec, data, profiler=StepProfiler(ProfiledSteps(steps=[first, last]), folder))
     return [numbers(row) for row in training.epochs()]
 
 
@@ -39,7 +39,7 @@ def test_a_training_that_ends_earlier_leaves_the_steps_that_it_took(data, tmp_pa
 
 
 def test_a_training_that_is_stopped_early_leaves_its_steps(data, tmp_path):
-    training = start(SPEC, data, profiler=StepProfiler(Profile(steps=[2, 99]), tmp_path))
+    training = start(SPEC, data, profiler=StepProfiler(ProfiledSteps(steps=[2, 99]), tmp_path))
     epochs = training.epochs()
     next(epochs)
     epochs.close()
