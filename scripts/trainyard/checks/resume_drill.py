@@ -82,7 +82,8 @@ class Launch:
 
     rows: list[Row] = field(default_factory=list)  # as they were reported
     times: list[float] = field(default_factory=list)  # of the rows, Unix seconds
-    checkpoint: str = ""  # from which the program was to resume
+    checkpoint: str = ""  # from which the program was to resume, and when it was written
+    checkpoint_time: float = 0.0
     end: Ended | None = None
     seconds: float = 0.0
     was_stopped: bool = False  # by SIGTERM to the driver
@@ -165,6 +166,7 @@ class Runs:
                     found.times.append(event.time)
                 case Resumed(checkpoint=checkpoint):
                     found.checkpoint = checkpoint["name"]
+                    found.checkpoint_time = checkpoint["modified_ns"] / 1e9
                 case Ended():
                     found.end = event
 
@@ -281,7 +283,7 @@ class _Drill:
             when = "after the interruption" if before.rows else f"in {format_duration(self._limit)} of its second run"
             return self._find("unknown", f"it reported no metrics {when}", "give it more to do, and more time")
         if not whole.rows:
-            return self._find(*describe_start(self._sweep, whole, after, saved=saved, elsewhere=elsewhere))
+            return self._find(*describe_start(self._sweep, whole, before, after, saved=saved, elsewhere=elsewhere))
         first, begins = whole.rows[0]["epoch"], after.rows[0]["epoch"]
         is_whole = whole.is_finished and after.is_finished
         metrics = self._sweep.program_metrics
@@ -289,7 +291,7 @@ class _Drill:
             message = "it was not seen to resume: its rows have no numbers of epochs, and it did not finish in time"
             return self._find("unknown", message, "report `epoch`")
         if after.epochs >= whole.epochs if is_whole else begins <= first:
-            return self._find(*describe_start(self._sweep, whole, after, saved=saved, elsewhere=elsewhere))
+            return self._find(*describe_start(self._sweep, whole, before, after, saved=saved, elsewhere=elsewhere))
         if begins <= first:  # its rows are counted from 1 again
             by = int(_last(whole) - _last(after))
             after.rows = [{**row, "epoch": row["epoch"] + by} for row in after.rows]
@@ -318,7 +320,7 @@ class _Drill:
 
 
 def describe_start(
-    sweep: Sweep, whole: Launch, after: Launch, *, saved: Sequence[str], elsewhere: Sequence[str]
+    sweep: Sweep, whole: Launch, before: Launch, after: Launch, *, saved: Sequence[str], elsewhere: Sequence[str]
 ) -> tuple[Verdict, str, str]:
     """Verdict, message and remedy for a program that starts over.
 
@@ -329,6 +331,9 @@ def describe_start(
     pattern = sweep.checkpoint if isinstance(sweep, CommandSweep) else None
     if not isinstance(sweep, CommandSweep):
         remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
+    elif after.checkpoint and len(before.times) > 1 and after.checkpoint_time < sum(before.times[:2]) / 2:
+        message = f"it repeats all epochs but the first, of which {after.checkpoint} is, that it resumed from"
+        return "warns", message, "have it save its last state, and not only its best one"
     elif after.checkpoint:
         remedy = f"it gets {after.checkpoint} to resume from: check {RESUME_OPTION}"
     elif others and not own:

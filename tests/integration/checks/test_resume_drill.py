@@ -172,9 +172,17 @@ CUT = Launch(end=Ended(trial="t", attempt=1, status=TrialStatus.INTERRUPTED), wa
 )
 def test_what_a_program_that_starts_over_has_saved_decides_what_helps(options, whole, files, verdict, remedy):
     own = check_config({"sweeps": {"own": {"command": "train", **options}}}).sweeps["own"]
-    found = describe_start(own, whole, CUT, saved=files[0], elsewhere=files[1])
+    found = describe_start(own, whole, CUT, CUT, saved=files[0], elsewhere=files[1])
     assert found[0] == verdict
     assert remedy in found[2]
+
+
+@pytest.mark.parametrize(("written", "verdict"), [(10.1, "warns"), (19.9, "fails"), (30.0, "fails")])
+def test_a_program_that_saves_only_its_best_epoch_may_repeat_the_others(written, verdict):
+    own = check_config({"sweeps": {"own": {"command": "train", **DECLARED}}}).sweeps["own"]
+    before = Launch(times=[10.0, 20.0, 30.0])
+    after = Launch(checkpoint="best.pt", checkpoint_time=written)
+    assert describe_start(own, FINISHED, before, after, saved=["best.pt"], elsewhere=[])[0] == verdict
 
 
 # ---- curves
