@@ -164,7 +164,10 @@ def fill_profile(text: str, partitions: Sequence[Partition], accounts: Sequence[
         if len(models) > 1 and own:
             settings["gpu_type"] = own, f"of {', '.join(models)}"
         if math.isfinite(limit := min(each.limit_minutes for each in kinds)):
-            settings["runtime"] = f"{min(60, limit):g}", f"minutes of walltime, at most {limit:g}; sweeps request less"
+            settings["runtime"] = (
+                f"{min(60, limit):g}",
+                f"minutes of walltime, at most {limit:g}; sweeps request what their journal predicts",
+            )
         share = best.memory_share_mb(1) or best.node_memory_mb
         text = re.sub(r"(# mem_mb: )\d+", rf"\g<1>{share:.0f}", text)
     for name, (value, comment) in settings.items():
