@@ -259,6 +259,10 @@ class _Drill:
             return self._find("fails", message, f"its output is in {self._folder}")
         if whole.end and whole.end.status is TrialStatus.UNREADABLE:
             return self._find("fails", str(whole.end.error), "correct `metrics`")
+        epochs = [row["epoch"] for row in whole.rows]
+        if epochs != sorted(epochs):
+            message = f"its epochs go back, in {', '.join(map(str, epochs[:5]))}"
+            return self._find("unknown", message, "let `metrics` find the number of the epoch in each row")
         if len(whole.rows) >= LEAST_ROWS or (isinstance(self._sweep, CommandSweep) and not self._sweep.metrics):
             return None
         rows, limit = count_of(len(whole.rows), "row"), format_duration(self._limit)

@@ -62,6 +62,7 @@ def run(config, context):
 METRICS = {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>{number}) at (?P<time>{number})"}
 RESUMES = {"checkpoint": "*.pt", "resume": "--resume {resume_from}", "grace_seconds": 1}
 AS_BEFORE = "resumes with epoch 7 after epoch 6; loss as without an interruption"
+BACK = "at (?P<epoch>{number}) loss (?P<loss>{number})"
 # By kind of the program: further options of its sweep, and what is found.
 CASES = {
     "right": (RESUMES, {"": ("ok", AS_BEFORE)}),
@@ -134,13 +135,16 @@ def test_functions_are_drilled_too(drill):
     assert code == 1
 
 
-def test_a_program_that_fails_by_itself_is_a_failure_and_one_with_few_rows_is_not_judged(drill):
+def test_a_program_that_cannot_be_judged_is_told_why(drill):
     few = {"command": "for i in 1 2; do echo loss $i; done", "metrics": {"pattern": "loss (?P<loss>{number})"}}
-    found, code = drill({"fails": {"command": "echo no; exit 3"}, "few": few})
+    back = {"command": "for i in 1 2 1 2; do echo at $i loss $i; done", "metrics": {"pattern": BACK}}
+    found, code = drill({"fails": {"command": "echo no; exit 3"}, "few": few, "back": back})
     assert found["sweeps.fails"][0] == "FAILS"
     assert "fails without an interruption: exit code 3: no" in found["sweeps.fails"][1]
     assert found["sweeps.few"][0] == "unknown"
     assert "it reports 2 rows of metrics in all" in found["sweeps.few"][1]
+    assert found["sweeps.back"][0] == "unknown"
+    assert "its epochs go back, in 1, 2, 1, 2" in found["sweeps.back"][1]
     assert code == 1
 
 
