@@ -116,7 +116,7 @@ class WorkerStarted:
     """Where a worker runs, and how long its start took."""
 
     job: str
-    node: str
+    node: str  # of a trial on several, all, separated by commas
     gpu: str  # the IDs of its GPUs, separated by commas
     device: str  # the model of its GPU, or "cpu"
     startup: dict[str, Any]  # fields of the journal's event `slot_up`: seconds per step, and `copy`

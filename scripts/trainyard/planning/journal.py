@@ -31,8 +31,8 @@ class Location(NamedTuple):
     """Where an attempt runs."""
 
     job: str = ""  # Slurm's ID, or "local"
-    node: str = ""
-    gpu: str = ""
+    node: str = ""  # of a trial on several, all, separated by commas
+    gpu: str = ""  # of its first node, if there are several
     slot: int | str = ""
     gpu_model: str = ""  # as Slurm names the type
     device: str = ""  # "cpu" or the GPU's full name
