@@ -37,11 +37,11 @@ def driver(run: Sweep, dice: random.Random) -> None:
 
 
 def raylet(run: Sweep, dice: random.Random) -> None:
-    kill_named(dice.choice(list(run.cluster.hosts.values())), "raylet")
+    kill_named("raylet", dice.choice(list(run.cluster.hosts.values())), dice)
 
 
 def slurmstepd(run: Sweep, dice: random.Random) -> None:
-    kill_named(dice.choice(list(run.cluster.hosts.values())), "slurmstepd")
+    kill_named("slurmstepd", dice.choice(list(run.cluster.hosts.values())), dice)
 
 
 def slurmd(run: Sweep, dice: random.Random) -> None:
@@ -72,10 +72,10 @@ def kill(place: tuple[Host, int], dice: random.Random) -> None:
     host.run(["kill", f"-{dice.choice(['KILL', 'TERM', 'SEGV'])}", str(process)], check=False)
 
 
-def kill_named(host: Host, name: str) -> None:
-    for process in host.processes():
-        if process.name == name:
-            process.signal(signal.SIGKILL)
+def kill_named(name: str, host: Host, dice: random.Random) -> None:
+    """Kill one of them: without any slurmstepd, nobody would end what a job has left on its host."""
+    if found := [process for process in host.processes() if process.name == name]:
+        dice.choice(found).signal(signal.SIGKILL)
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
