@@ -1,7 +1,7 @@
 """Host memory of this Slurm job on this node, sampled while it runs and recorded for the requests of later jobs.
 
-<folder>/memory.json       the record of the job's first node
-<folder>/memory-<k>.json   the record of its node k, from 1; of several jobs of a sweep, of job k
+<folder>/memory.json       the record of the job, on its first node
+<folder>/memory-<k>.json   of several jobs of a sweep, the record of job k, from 1
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster import slurm_allocation
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -46,7 +46,7 @@ class MemoryRecord:
 
 
 def read_records(folder: Path) -> list[MemoryRecord]:
-    """The records in a folder, of the first node first."""
+    """The records in a folder, of the first job first."""
     found = []
     for path in sorted(folder.glob("memory*.json"), key=lambda path: (len(path.name), path.name)):
         with contextlib.suppress(OSError, ValueError, TypeError):  # a record of another version is no evidence
@@ -67,9 +67,7 @@ def record_memory(folder: Path, *, processes: int, order_job: int = 0) -> Iterat
     if allocation is None:
         yield
         return
-    names = [host.short_name(name) for name in allocation.nodes]
-    number = order_job + (names.index(host.node_name()) if host.node_name() in names else 0)
-    path, earlier = folder / (f"memory-{number}.json" if number else "memory.json"), read_records(folder)
+    path, earlier = folder / (f"memory-{order_job}.json" if order_job else "memory.json"), read_records(folder)
     record = MemoryRecord(
         job=allocation.job,
         processes=max(1, processes),

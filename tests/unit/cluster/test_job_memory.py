@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import host, job_memory
+from trainyard.cluster import job_memory
 from trainyard.cluster.job_memory import MemoryRecord, read_records, record_memory
 
 MIB = 2**20
@@ -16,7 +16,7 @@ PROCESS = "memory = bytearray(100 * 2**20); print('up', flush=True); input()"
 @pytest.fixture
 def job(slurm, monkeypatch):
     monkeypatch.setattr(job_memory, "INTERVAL_SECONDS", 0.05)
-    return slurm.allocate("n0", host.node_name(), line="Nodes=n[0-1] CPU_IDs=0 Mem=8000 GRES=")
+    return slurm.allocate("n0", "n1", line="Nodes=n[0-1] CPU_IDs=0 Mem=8000 GRES=")
 
 
 def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job):
@@ -30,7 +30,7 @@ def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job):
         for number in (job, f"{job}1")
     )
     assert mine.stdout.readline() == other.stdout.readline() == b"up\n", "a first sample before would be recorded"
-    with record_memory(tmp_path, processes=2):
+    with record_memory(tmp_path, processes=2, order_job=1):
         wait_until(lambda: read_records(tmp_path), what="the record")
         assert not read_records(tmp_path)[0].ended
         for process in (mine, other):
@@ -39,15 +39,7 @@ def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job):
     assert 100 <= record.peak_mib < 150, "of one of the two processes; 100 MiB and an interpreter"
     assert record.process_peak_mib == -(-record.peak_mib // 2)
     assert (record.job, record.requested_mib, record.ended) == (job, 8000, True)
-    assert (tmp_path / "memory-1.json").exists(), "this is the second node of the job"
-
-
-def test_a_node_is_found_in_the_allocation_by_its_name_in_slurm(tmp_path, slurm, monkeypatch):
-    monkeypatch.setenv("SLURMD_NODENAME", "gpu-2")
-    slurm.allocate("gpu-1", "gpu-2")
-    with record_memory(tmp_path, processes=1):
-        pass
-    assert (tmp_path / "memory-1.json").exists()
+    assert (tmp_path / "memory-1.json").exists(), "this is the second job of a sweep"
 
 
 def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, job):
@@ -71,7 +63,7 @@ def test_the_highest_peak_per_process_is_kept(tmp_path, job):
         '{"job": "1", "processes": 1, "requested_mib": null, "process_peak_mib": 9000}'
     )
     (tmp_path / "memory-2.json").write_text("{torn")
-    with record_memory(tmp_path, processes=1):
+    with record_memory(tmp_path, processes=1, order_job=1):
         pass
     assert [each.process_peak_mib for each in read_records(tmp_path)] == [9000, 9000]
 
