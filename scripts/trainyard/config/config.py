@@ -38,8 +38,8 @@ class Trees(Section):
     folds: Annotated[int, Field(ge=2)] | None = Field(
         None,
         description="Cross-validation: the training rows in this number of parts, stratified by class, each of which "
-        "is predicted by a fit to the others. The table has mean and standard deviation of the metric as `cv` and "
-        "`cv_deviation`.",
+        "is predicted by a fit to the others, with the rounds that `early_stopping` has found. The table has mean and "
+        "standard deviation of the metric as `cv` and `cv_deviation`.",
     )
     class_weights: Literal["balanced"] | dict[ClassName, PositiveFloat] | None = Field(
         None,

@@ -159,6 +159,8 @@ def _fit(
     with _explained(name, settings):
         model = _train(study, name, settings, data)
         seconds = time.perf_counter() - started
+        if model.best_iteration:  # the rows of a fold must not choose the rounds by which they are predicted
+            settings |= {"n_estimators": model.best_iteration, _names(name)["early_stopping_rounds"]: None}
         parts = _folds(data, study.folds)
         folds = [score(each.val_target, _train(study, name, settings, each).predict(each.val)) for each in parts]
         saved = model.saved()
