@@ -4,6 +4,7 @@ Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident
 `MappedSplit` prefetches them from the memory-mapped file, `LoaderSplit` takes them from a DataLoader's workers.
 """
 
+import gc
 import math
 import random
 import warnings
@@ -181,6 +182,7 @@ class LoaderSplit:
             _WithIndex(dataset, outputs, numeric),
             batch_sampler=self._order,
             num_workers=max(1, torch.get_num_threads() - 1),
+            worker_init_fn=_collect_garbage,
             persistent_workers=True,
             prefetch_factor=PREFETCHED,
             pin_memory=device.type == "cuda",
@@ -197,6 +199,11 @@ class LoaderSplit:
         with _one_line_errors():
             for pixels, labels, indices in self._loader:
                 yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
+
+
+def _collect_garbage(worker: int) -> None:
+    """Let Python collect garbage in a worker, which starts within an epoch, where the training does so by itself."""
+    gc.enable()
 
 
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):

@@ -160,6 +160,7 @@ def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monk
 # ---- a user's own dataset
 
 OWN = """
+import gc
 import random
 import numpy as np
 import torch
@@ -175,6 +176,8 @@ class Blocks(torch.utils.data.Dataset):
             raise KeyError("no file")
         if self.kind == "raises" and index == 3:
             raise KeyError(index)
+        if self.kind == "collected":
+            assert gc.isenabled()
         label = -1 if self.kind == "negative" and index == 3 else index % 3
         image = np.full((6, 5, 3), 80 * label + index % 7, np.uint8)
         if self.kind == "random":
@@ -258,6 +261,12 @@ def test_random_numbers_of_own_code_depend_on_neither_workers_nor_interruptions(
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert not torch.equal(one[0, :4], one[1, :4])
+
+
+def test_the_garbage_of_own_code_is_collected_in_its_workers(own, tmp_path):
+    """They start within an epoch, where the training itself collects at fixed steps only."""
+    section = own(args={"count": 60, "kind": "collected"}, on_the_fly=True, classes=["a", "b", "c"])
+    assert train(LEARNER, load_with_workers(stage(section, tmp_path / "data"), 1))[0]
 
 
 @pytest.mark.parametrize("kind", ["float", "float64", "float16", "bfloat16", "array"])
