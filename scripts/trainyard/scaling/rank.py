@@ -86,7 +86,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             except TrainingInterrupted as error:
                 kind = UserError if error.is_by_signal else ContinuedError
                 raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
-            steady = measure_steady_steps(trainer) if group.device.type == "cuda" else None  # no verdict is on CPUs
+        # No verdict is on CPUs. The telemetry, with its energy, is that of the training alone.
+        steady = measure_steady_steps(trainer) if group.device.type == "cuda" else None
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
             measured = _read_note(store, WARM_UP)
@@ -102,19 +103,21 @@ def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tup
     Raises:
         UserError: the scale has a different number of ranks; and as `process_group` and `record_exception` do.
     """
-    stop_request = stop_request_of_rank()
-    with rank_failures.record_exception(), process_group(traces=traces) as group:
-        if not group.is_main:
-            logging.getLogger().setLevel(logging.WARNING)
-        nodes, gpus = split_scale(scale)
-        if group.world_size != nodes * gpus:
-            count = count_of(nodes * gpus, "rank")
-            remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
-            raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
-        found = slurm_allocation.cpus_per_gpu(gpus, most=MOST_CPUS_PER_GPU) if group.device.type == "cuda" else 1
-        torch.set_num_threads(study.cpus_per_gpu or found)  # on CPUs, their number changes the last digits
-        group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
-        yield group, stop_request
+    stop_request, (nodes, gpus) = stop_request_of_rank(), split_scale(scale)
+    with rank_failures.record_exception():
+        has_gpu = torch.accelerator.is_available()
+        # On CPUs, the number of threads changes the last digits. On GPUs, a rank soon keeps to the CPUs near its own.
+        cpus = slurm_allocation.cpus_per_gpu(gpus, most=MOST_CPUS_PER_GPU) if has_gpu else 1
+        with process_group(traces=traces) as group:
+            if not group.is_main:
+                logging.getLogger().setLevel(logging.WARNING)
+            if group.world_size != nodes * gpus:
+                count = count_of(nodes * gpus, "rank")
+                remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
+                raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
+            torch.set_num_threads(study.cpus_per_gpu or cpus)
+            group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
+            yield group, stop_request
 
 
 def create_trainer(

@@ -1,10 +1,13 @@
 """A rank of a scaling study: what its checkpoints depend on, and how its failure is told."""
 
 import json
+import os
 import signal
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
 from trainyard.config.datasets import Synthetic
@@ -14,6 +17,7 @@ from trainyard.data.staging import stage
 from trainyard.planning.job_costs import is_trained
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
+from trainyard.training.process_group import Group
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
@@ -33,6 +37,24 @@ def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, key, value):
 
     assert checkpoints(**{key: value}) == checkpoints()
     assert checkpoints(retrain=1) != checkpoints()
+
+
+def test_the_threads_of_a_rank_are_its_share_of_the_node_though_it_keeps_near_its_gpu(tmp_path, monkeypatch, handlers):
+    threads, cpus = [], [range(6)]
+
+    @contextmanager
+    def near_its_gpu(*, traces):
+        cpus.append(range(3))
+        yield Group(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cpus[-1]))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(rank, "process_group", near_its_gpu)
+    study = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"]})
+    with rank.join_ranks(study, "1x1", traces=tmp_path):
+        assert threads == [6]
 
 
 def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, handlers):
