@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from trainyard.training.gpu_utilization import gpu_peak
-from trainyard.training.process_group import ALLOCATOR_VARIABLES
 from trainyard.training.telemetry import visible_gpus
 
 from gpu_check.rig import Rig
@@ -18,9 +17,8 @@ def check_environment(rig: Rig) -> None:
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}, cuDNN {cudnn}"
     cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs"
-    rig.report.inform(
-        "environment", f"{versions}, {rig.gpu_name}, {cpus}, {os.environ.get(ALLOCATOR_VARIABLES[0], '')}"
-    )
+    allocator = torch._C._accelerator_getAllocatorSettings()
+    rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {cpus}, {allocator}")
     if rig.has_gpu:
         rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU and no roofline")
 

@@ -216,7 +216,6 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
-ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _VIRTUAL_MEMORY: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of cuda.h
 
 
@@ -235,11 +234,11 @@ def use_expandable_segments() -> None:
     """Let torch's allocator extend its segments, unless the user's environment configures the allocator.
 
     Memory that batches of other sizes have left, as in the next trial or after a micro-batch was halved, is then of use
-    to larger tensors. torch reads the variable when it first allocates memory of a GPU. CUDA graphs have segments of
-    their own.
+    to larger tensors. torch reads the environment once, as soon as it knows the GPUs: for the limit of a trial's
+    memory, that is before this call. CUDA graphs have segments of their own.
     """
-    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
-        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
