@@ -6,6 +6,7 @@ config. In a clone, `python scripts/trainyard cli.commands check` does the same.
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import tomllib
@@ -37,7 +38,12 @@ VERBS: Final = {
     "clean": "show which files of the results can go, and remove them",
     "import": "write a config for a sweep of W&B or an array job of Slurm",
 }
-OF_SNAKEMAKE: Final = {"plan": ["--dry-run"], "run": [], "report": [*REPORT, "--quiet", "all"]}  # its options
+OF_SNAKEMAKE: Final = {  # its options
+    "plan": ["--dry-run"],
+    "run": ["--quiet", "rules"],  # without the reason of each rule; the summary at the end says what failed
+    "report": [*REPORT, "--quiet", "all"],
+}
+WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")  # what a run then prints
 
 
 def main() -> NoReturn:
@@ -111,7 +117,9 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
-    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *OF_SNAKEMAKE[verb], *words[end:]]
+    is_wordy = verb == "run" and any(WORDIER.fullmatch(option) for option in options)
+    own = () if is_wordy else OF_SNAKEMAKE[verb]
+    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
 
 
 if __name__ == "__main__":

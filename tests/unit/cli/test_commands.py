@@ -22,8 +22,14 @@ def folder(tmp_path, monkeypatch):
 def test_options_and_targets_of_snakemake_are_passed_on(folder):
     words = ["--jobs", "4", "--forcerun", "a", "b", "--", "sweeps"]
     configured = ["--jobs", "4", "--forcerun", "a", "b", "--configfile", "trainyard.yaml"]
-    assert build_call("run", words) == [*SNAKEMAKE, LOCAL, *configured, "--", "sweeps"]
-    assert build_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, "sweeps", "--configfile", "trainyard.yaml"]
+    assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run", "--", "sweeps"]
+
+
+def test_a_run_does_not_print_why_each_rule_runs_unless_asked(folder):
+    configured = ["sweeps", "--configfile", "trainyard.yaml"]
+    assert build_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, *configured, "--quiet", "rules"]
+    for asked in (["-np"], ["--dryrun"], ["--quiet", "host"], ["-q"], ["-p"], ["--verbose"]):
+        assert build_call("run", asked) == [*SNAKEMAKE, LOCAL, *asked, "--configfile", "trainyard.yaml"]
 
 
 def test_a_plan_is_a_dry_run(folder):
@@ -42,7 +48,7 @@ def test_the_report_has_its_style(folder):
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):
     (folder / "trainyard.yaml").unlink()
     words = ["--configfile", "a.yaml", "b.yaml"]
-    assert build_call("run", words) == [*SNAKEMAKE, LOCAL, *words]
+    assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *words, "--dry-run"]
 
 
 def test_a_profile_is_found_by_its_name_first_in_the_working_directory(folder):
