@@ -45,6 +45,7 @@ from trainyard.utils.text import count_of, format_duration
 
 FOLDER: Final = "drill"  # in the results
 POLL_SECONDS: Final = 0.2
+LAG_SECONDS: Final = 1.0  # at most, from the report of a row to its record
 LEAST_ROWS: Final = 3  # of metrics in an undisturbed run
 MOST_FILES: Final = 100_000  # in the folder where programs run, whose changes are looked for
 SHOWN_FILES: Final = 3
@@ -335,7 +336,7 @@ def describe_start(
     pattern = sweep.checkpoint if isinstance(sweep, CommandSweep) else None
     if not isinstance(sweep, CommandSweep):
         remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
-    elif after.checkpoint and len(before.times) > 1 and after.checkpoint_time < sum(before.times[:2]) / 2:
+    elif after.checkpoint and after.checkpoint_time < _first_epoch_until(before):
         message = f"it repeats all epochs but the first, of which {after.checkpoint} is, that it resumed from"
         return "warns", message, "have it save its last state, and not only its best one"
     elif after.checkpoint:
@@ -353,6 +354,12 @@ def describe_start(
     else:
         remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"
     return "fails" if sweep.can_resume else "warns", "starts over after an interruption", remedy
+
+
+def _first_epoch_until(launch: Launch) -> float:
+    """When the first epoch was over for sure, in Unix seconds; 0 if rows were recorded too closely to tell."""
+    first, second = (*launch.times[:2], 0.0, 0.0)[:2]
+    return (first + second) / 2 if second - first > LAG_SECONDS else 0.0
 
 
 def _last(launch: Launch) -> Any:

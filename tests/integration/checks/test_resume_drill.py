@@ -181,10 +181,18 @@ def test_what_a_program_that_starts_over_has_saved_decides_what_helps(options, w
     assert remedy in found[2]
 
 
-@pytest.mark.parametrize(("written", "verdict"), [(10.1, "warns"), (19.9, "fails"), (30.0, "fails")])
-def test_a_program_that_saves_only_its_best_epoch_may_repeat_the_others(written, verdict):
+@pytest.mark.parametrize(
+    ("written", "times", "verdict"),
+    [
+        (10.1, [10.0, 20.0, 30.0], "warns"),
+        (19.9, [10.0, 20.0, 30.0], "fails"),
+        (9.9, [10.0, 10.2, 10.4], "fails"),  # rows that were recorded at once, after all epochs
+        (9.9, [10.0], "fails"),
+    ],
+)
+def test_a_program_that_saves_only_its_best_epoch_may_repeat_the_others(written, times, verdict):
     own = check_config({"sweeps": {"own": {"command": "train", **DECLARED}}}).sweeps["own"]
-    before = Launch(times=[10.0, 20.0, 30.0])
+    before = Launch(times=times)
     after = Launch(checkpoint="best.pt", checkpoint_time=written)
     assert describe_start(own, FINISHED, before, after, saved=["best.pt"], elsewhere=[])[0] == verdict
 
