@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -191,7 +192,7 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
 
 
 def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:
-    """Record telemetry of this node: torchrun and all ranks that it has started here. Collective.
+    """Record telemetry of this node: torchrun, all ranks that it has started here, and their GPUs. Collective.
 
     A new training first removes that of another one, which may have run on other nodes.
     """
@@ -203,7 +204,8 @@ def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:
         return nullcontext()
     me = psutil.Process()
     root = (me.parent() if is_rank() else None) or me
-    count = torch.cuda.device_count() if group.device.type == "cuda" else 0
+    # A machine without Slurm may show further GPUs, whose energy is not that of this training.
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if group.device.type == "cuda" else 0
     gpus = [str(torch.cuda.get_device_properties(number).uuid) for number in range(count)]
     return record_telemetry_beside(folder / "telemetry", host.node_name(), overwrite=is_new, root=root, gpus=gpus)
 

@@ -46,6 +46,8 @@ class StepProfiler:
             activities=activities, schedule=waits, on_trace_ready=self._save, record_shapes=True, profile_memory=True
         ) as profiler:
             yield profiler.step
+        if profiler.step_num < first:
+            log.warning("no profile: the training ended after step %d, before step %d", profiler.step_num, first)
 
     def _save(self, profiler: profile) -> None:
         with tempfile.NamedTemporaryFile(suffix=".json") as plain:

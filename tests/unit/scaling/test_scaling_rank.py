@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +56,16 @@ def test_the_threads_of_a_rank_are_its_share_of_the_node_though_it_keeps_near_it
     study = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"]})
     with rank.join_ranks(study, "1x1", traces=tmp_path):
         assert threads == [6]
+
+
+def test_telemetry_is_of_the_gpus_that_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=number))
+    monkeypatch.setattr(rank, "record_telemetry_beside", lambda *given, gpus, **options: gpus)
+    group = Group(rank=0, local_rank=0, world_size=1, device=torch.device("cuda", 0))
+    training = SimpleNamespace(group=group, state=SimpleNamespace(is_new=False))
+    assert rank._telemetry(training, tmp_path) == ["0", "1"]
 
 
 def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path, handlers):

@@ -46,6 +46,7 @@ def test_a_training_that_is_stopped_early_leaves_its_steps(data, tmp_path):
     assert steps(tmp_path)[0][:3] == [1, 2, 3]
 
 
-def test_a_training_that_ends_before_the_first_step_leaves_none(data, tmp_path):
+def test_a_training_that_ends_before_the_first_step_leaves_none_and_says_so(data, tmp_path, caplog):
     record(changed(SPEC, epochs=1), data, tmp_path, 50, 60)
     assert not list(tmp_path.iterdir())
+    assert "no profile: the training ended after step 4, before step 50" in caplog.text
