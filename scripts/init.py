@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> None:
         flags = ", ".join(option.flag for option in script.options) or "none"
         raise UserError(
             f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click or "
-            f"Hydra; found: {flags}. A config is short to write by hand: see docs/tutorial.md"
+            f"Hydra; found: {flags}. A config is short to write by hand: see {SCRIPTS.parent / 'docs/tutorial.md'}"
         )
     observed = Observed()
     if missing := missing_options(script, varied):

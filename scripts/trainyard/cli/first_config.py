@@ -13,6 +13,7 @@ from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, write_yaml
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.script_options import Script, ScriptOption
+from trainyard.utils.import_path import SCRIPTS
 
 TRIALS: Final = 20
 MOST_KEYS: Final = 4  # that a first sweep varies
@@ -134,7 +135,7 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         }
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})
-    notes = [f"A first sweep of {script.path}, for you to adapt: docs/options.md of Trainyard lists all options."]
+    notes = [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]
     notes += [f"TODO: {flag} is required: give its value in the command." for flag in missing_options(script, varied)]
     if not observed.metrics:
         notes += [
