@@ -157,7 +157,7 @@ def _check_patterns(checked: CheckedStudy) -> Iterator[Finding]:
         message = f"finds {found[words[0]]!r} for {words[0]}, which is not a number"
         yield Finding(place, "fails", message, f"write (?P<{words[0]}>{{number}})")
     else:
-        listed = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+        listed = ", ".join(f"{name} = {value:.6g}" for name, value in numbers.items())
         yield Finding(place, "ok", f"finds {listed} in the sample")
 
 

@@ -358,6 +358,19 @@ def test_a_short_training_repeats_batches_to_measure_its_throughput(data, tmp_pa
     assert len(pd.read_csv(tmp_path / "history.csv")) == 1
 
 
+def test_repeated_batches_that_do_not_fit_the_memory_do_not_fail_a_complete_training(data):
+    training = start(changed(SPEC, epochs=1), data)
+    list(training.epochs())
+
+    def fail_once(module, images):
+        hook.remove()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = training.module.register_forward_pre_hook(fail_once)
+    assert measure_steady_steps(training).steps >= 50
+    assert training.batch.accumulation == 2
+
+
 def test_a_training_is_not_repeated_if_it_had_enough_steps_or_must_stop(data, tmp_path):
     long = start(changed(SPEC, epochs=15), data)
     list(long.epochs())
