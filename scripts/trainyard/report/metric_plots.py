@@ -134,15 +134,26 @@ def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
         _name_ticks(axes, list(dict.fromkeys(values.astype(str))))
     elif style.is_log_scale(values, log):
         style.set_log_scale(axes, "x", values)
-    elif len(marks) <= MAX_MARKS and all(np.diff(marks) >= np.ptp(marks) / 12):
+    elif len(marks) <= MAX_MARKS and _have_space(axes, marks):
         axes.set_xticks(marks)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
 
 
+def _letters(axes: Axes) -> float:
+    """How many letters fit beside each other below an axis."""
+    return style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
+
+
+def _have_space(axes: Axes, marks: np.ndarray) -> bool:
+    """Whether each mark of the x axis can have its number below it."""
+    longest = max(len(f"{mark:.4g}") for mark in marks)
+    return bool(np.all(np.diff(marks) * _letters(axes) >= np.ptp(marks) * (longest + 1)))
+
+
 def _name_ticks(axes: Axes, names: list[str]) -> None:
     """Label the places of names on the x axis, turned if they are long; of many names, only some."""
-    width = style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
+    width = _letters(axes)
     shown = list(style.distinct_names(names, 16).values())
     turned = sum(map(len, shown)) + 2 * len(shown) > width
     most = int(width / 3) if turned else len(names)

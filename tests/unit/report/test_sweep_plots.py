@@ -317,3 +317,14 @@ def test_a_low_picture_without_a_plot_still_has_its_text_in_view(tmp_path):
     picture = np.asarray(Image.open(tmp_path / "picture.png").convert("L"))
     assert picture.shape[0] < 250
     assert (picture < 100).any()
+
+
+def test_no_number_of_an_axis_covers_the_next_one():
+    rows = sweep(8, lr=[0.1, 0.2] * 4, width=[16, 32] * 4, momentum=[0.81993, 0.83397, 0.920517, 0.956129] * 2)
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    panels = figure.subplots(1, 3)
+    metric_plots.plot_metric(*panels, ranked=rows)
+    figure.draw_without_rendering()
+    boxes = [[label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()] for axes in panels]
+    assert all(left.x1 < right.x0 for row in boxes for left, right in pairwise(row))
+    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["16", "32"]
