@@ -241,7 +241,7 @@ class Trainer:
         self.state.schedule = ConstantLR(self.state.optimizer, factor=1.0, total_iters=0)  # the other one has ended
         self._end_step = lambda: None  # and the profile
         with _collections_by_step():
-            self._train_steps(len(self.history) + 1, self.state.progress, StepTimer(self.group.device))
+            self._train_steps_that_fit(len(self.history) + 1, self.state.progress)
         return self.state.progress.times
 
     def _train_steps_that_fit(self, number: int, progress: EpochProgress) -> None:

@@ -81,6 +81,12 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes):
     ]
 
 
+def test_a_percentage_of_a_sample_is_shown_as_a_short_fraction(tmp_path):
+    metrics = {"pattern": r"acc: (?P<acc>{number})", "sample": "acc: 49.67%"}
+    found = check_use(check_config({"sweeps": {"s": {"command": ["true"], "metrics": metrics}}}), tmp_path / "results")
+    assert [each.message for each in found if "sample" in each.message] == ["finds acc = 0.4967 in the sample"]
+
+
 @pytest.mark.parametrize(
     ("command", "is_checked"),
     [
