@@ -131,7 +131,9 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
         sweep["metrics"] = {
-            key: value for key in ("file", "pattern", "sample") if (value := getattr(observed.metrics, key))
+            key: value
+            for key in ("file", "tensorboard", "pattern", "sample")
+            if (value := getattr(observed.metrics, key))
         }
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})

@@ -1,5 +1,6 @@
 """A short run of a training script, which shows where its metrics are and whether it writes where it runs."""
 
+import importlib.util
 import logging
 import tempfile
 import time
@@ -62,7 +63,8 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         found = _metrics_of(lines) or _metrics_in(here if written else own)
     metrics, metric = found or (None, "")
     if metrics:
-        log.info("its metrics: %s, to be ranked by %s", metrics.file or metrics.sample, metric)
+        place = "event files of TensorBoard" if metrics.tensorboard else metrics.file or metrics.sample
+        log.info("its metrics: %s, to be ranked by %s", place, metric)
     elif ended.status is TrialStatus.FAILED:
         log.info("%s failed here, so that its metrics are not known: %s", script.path, ended.error)
         return Observed()
@@ -94,8 +96,14 @@ def _metrics_of(lines: Sequence[str]) -> tuple[Metrics, str] | None:
 
 def _metrics_in(folder: Path) -> tuple[Metrics, str] | None:
     """A file of metrics in a folder, and the metric that tells how good a trial is."""
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".csv", ".json")):
-        metrics = Metrics(file=str(path.relative_to(folder)))
+    written = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".csv", ".json"))
+    candidates = [Metrics(file=str(path.relative_to(folder))) for path in written]
+    if any(folder.rglob("*tfevents*")):
+        if importlib.util.find_spec("tensorboard"):
+            candidates.append(Metrics(tensorboard="**"))  # the names of folders often have the time of the run
+        else:
+            log.info("its event files of TensorBoard need the package tensorboard: install trainyard[tensorboard]")
+    for metrics in candidates:
         collector = MetricsCollector(metrics, folder, resumes=True)
         collector.new_rows(final=True)
         if metric := best_metric(collector.latest):

@@ -29,6 +29,14 @@ args = parser.parse_args()
 rows = Path(args.data_dir, "rows.txt").read_text()
 Path(args.output_dir, "metrics.jsonl").write_text('{{"epoch": 1, "lr": 0.1, "val_accuracy": 0.5}}\\n')
 """
+# Its metrics are in event files, in a folder that is named after the time of the run.
+EVENTS = f"""{OPTIONS}
+from torch.utils.tensorboard import SummaryWriter
+args = parser.parse_args()
+with SummaryWriter() as writer:
+    writer.add_scalar("train/loss", 0.7, 1)
+    writer.add_scalar("val/accuracy", 0.5, 1)
+"""
 
 
 @pytest.fixture
@@ -61,6 +69,13 @@ def test_metrics_are_found_in_a_file_of_a_script_that_prints_nothing(project, in
     _, sweep = init(QUIET, "main.py", name="main.py")
     assert sweep["command"] == "python main.py {args} --output_dir {trial_dir}"
     assert (sweep["metrics"], sweep["metric"]) == ({"file": "metrics.jsonl"}, "val_accuracy")
+
+
+def test_metrics_are_found_in_event_files_of_tensorboard(init):
+    output, sweep = init(EVENTS)
+    assert "its metrics: event files of TensorBoard, to be ranked by val/accuracy" in output
+    assert (sweep["metrics"], sweep["metric"]) == ({"tensorboard": "**"}, "val/accuracy")
+    assert sweep["workdir"] == "trial", "it writes runs/"
 
 
 @pytest.mark.parametrize(
