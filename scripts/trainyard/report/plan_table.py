@@ -14,7 +14,7 @@ NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 
 
 def plan_table(rows: Sequence[PlannedJob]) -> Table:
-    """A row for each job, the alternatives that are not submitted dimmed, and the totals of all known numbers.
+    """A row for each job, the alternatives that are not submitted dimmed, and if there are several, the totals.
 
     The cost is the predicted one, or else that of all that is requested. There are columns about GPUs if a job has any,
     and about CPUs if a sweep without GPUs is charged for them; of the others, those in which a row has a value.
@@ -29,6 +29,8 @@ def plan_table(rows: Sequence[PlannedJob]) -> Table:
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*(line[number] for number in shown), style=None if row.is_submitted else "dim")
     submitted = [row for row in rows if row.is_submitted]
+    if len(submitted) == 1:
+        return table
     sums = [f"{what}_{kind[:-1]}_hours" for kind in kinds for what in ("predicted", "asked")]
     totals = [_number(sum(getattr(row, name) or 0.0 for row in submitted)) for name in sums]
     totals.append(_cost(submitted))
