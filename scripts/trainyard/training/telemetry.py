@@ -118,8 +118,10 @@ def record_telemetry_beside(
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):  # it was killed
+        with contextlib.suppress(BrokenPipeError):
             process.communicate(b"\n")
+        if process.returncode:
+            log.warning("telemetry stops: its process ended before the training (exit code %d)", process.returncode)
 
 
 @contextmanager

@@ -62,6 +62,14 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     assert max(int(row["processes"]) for row in samples) >= 2
 
 
+def test_telemetry_whose_process_is_killed_ends_with_a_warning(tmp_path, caplog):
+    known = set(psutil.Process().children())
+    with telemetry.record_telemetry_beside(tmp_path, "n1", overwrite=True, root=psutil.Process(), gpus=[]):
+        (process,) = set(psutil.Process().children()) - known
+        process.kill()
+    assert "telemetry stops: its process ended before the training (exit code -9)" in caplog.text
+
+
 def test_a_process_beside_the_training_records_it_and_ends_with_it(tmp_path):
     """Also although a child of the training holds what it was started with, as workers of a DataLoader do."""
     begun = tmp_path / "cpu-n1.csv"
