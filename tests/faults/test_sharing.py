@@ -13,10 +13,12 @@ pytestmark = pytest.mark.slow
 NVML = """
 class NVMLError(Exception): pass
 class NVMLError_NotSupported(NVMLError): pass
+class NVMLError_NotFound(NVMLError): pass
 NVML_TEMPERATURE_GPU = 0
 def nvmlInit(): pass
 def nvmlShutdown(): pass
 def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): raise NVMLError_NotSupported
 """
 # A model that reports the use of a fake GPU of 10,000 MiB, and whose building takes long without computing.
 FAKE_GPU = """

@@ -259,16 +259,18 @@ class Gpu:
                             else pynvml.nvmlDeviceGetHandleByUUID(uuids[0]))  # fmt: skip
         except pynvml.NVMLError_NotFound:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuids[-1])
-        self._first_joules = 0.0
-        self._first_joules = self.joules() or 0.0
+        self._first_millijoules = self._millijoules()
 
     def joules(self) -> float | None:
         """The energy that the GPU has used since this object was made; None where NVML does not count it."""
+        first, now = self._first_millijoules, self._millijoules()
+        return None if first is None or now is None else (now - first) / 1000
+
+    def _millijoules(self) -> float | None:
         try:
-            joules = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
-        except pynvml.NVMLError:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except pynvml.NVMLError:  # it is not counted, or the GPU is lost
             return None
-        return joules - self._first_joules
 
     def sample(self) -> list[Any]:
         """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU, or the site, does not give."""
