@@ -67,7 +67,10 @@ def test_help_and_version_are_as_users_expect(installed):
 def test_the_wheel_has_what_the_clone_has_and_nothing_else(installed):
     (package,) = installed.root.glob("lib/python*/site-packages/trainyard_workflow")
     assert {path.name for path in package.iterdir()} == {
-        "Snakefile", "config", "envs", "profiles", "scripts", "workflow"
+        "Snakefile", "config", "docs", "envs", "profiles", "scripts", "workflow"
     }  # fmt: skip
+    assert {path.name for path in (package / "docs").iterdir()} == {"options.md", "tutorial.md"}, (
+        "as messages name them"
+    )
     assert (package / "scripts/trainyard/py.typed").exists()
     assert read_file(package / "profiles/slurm/config.yaml")["executor"] == "slurm"
