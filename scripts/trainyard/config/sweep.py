@@ -144,8 +144,11 @@ class Uniform(Section):
             raise PydanticCustomError("range", "with log, low must be above 0, not {low}", {"low": self.low})
         if self.integer and math.floor(self.high) < math.ceil(self.low):
             raise PydanticCustomError("range", "there is no integer from {low} to {high}", self.model_dump())
-        if self.step and self.guess is not None and abs((self.guess - self.low) / self.step % 1 - 0.5) < 0.499:
-            raise PydanticCustomError("range", "guess ({guess}) is not a step of {step} from {low}", self.model_dump())
+        if self.step and self.guess is not None:
+            steps = (self.guess - self.low) / self.step
+            if abs(steps - round(steps)) > 0.001:
+                message = "guess ({guess}) is not a step of {step} from {low}"
+                raise PydanticCustomError("range", message, self.model_dump())
         return self
 
     @property

@@ -281,46 +281,56 @@ def _counts(sweep: Sweep) -> dict[str, int]:
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place in the config and values of the varied keys of each configuration of the sweep."""
     if sweep.grid:
-        choices = [options_of(values) for values in sweep.grid.values()]
+        choices, conditions = [options_of(values) for values in sweep.grid.values()], _conditions(sweep.grid)
         for combination in itertools.product(*choices):
-            yield "grid", _applicable(sweep.grid, dict(zip(sweep.grid, combination, strict=True)))
+            yield "grid", _applicable(conditions, dict(zip(sweep.grid, combination, strict=True)))
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:
-        generator = random.Random(sweep.sample.seed)
+        generator, conditions = random.Random(sweep.sample.seed), _conditions(sweep.sample.values)
         for _ in range(sweep.sample.count):
             drawn = {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
-            yield "sample", _applicable(sweep.sample.values, drawn)
+            yield "sample", _applicable(conditions, drawn)
     if sweep.search:
         yield from (("search", values) for values in _examples(sweep.search.values))
     if isinstance(sweep, ProgramSweep) and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
         yield "args", {}  # a single call
 
 
-def _applicable(varied: Mapping[str, GridValues | Draw], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of the keys whose condition holds; `varied` has each key after those that it depends on."""
+Conditions = Mapping[str, Mapping[str, list[Any]]]  # by key: the values of other keys with which it is used
+
+
+def _conditions(varied: Mapping[str, GridValues | Draw]) -> Conditions:
+    """The conditions of keys that have one."""
+    return {key: condition for key, values in varied.items() if (condition := condition_of(values))}
+
+
+def _applicable(conditions: Conditions, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of the keys whose condition holds; each key comes after those that it depends on."""
+    if not conditions:
+        return values
     found = dict[str, Any]()
     for key, value in values.items():
-        if holds(condition_of(varied[key]), found):
+        if holds(conditions.get(key, {}), found):
             found[key] = value
     return found
 
 
 def _examples(draws: Mapping[str, Draw]) -> Iterator[dict[str, Any]]:
     """Configurations in which each choice and both ends of each range occur."""
-    ends = {key: _ends(choice) for key, choice in draws.items()}
+    ends, conditions = {key: _ends(choice) for key, choice in draws.items()}, _conditions(draws)
     for index in range(max(map(len, ends.values()))):
-        yield _applicable(draws, {key: choice[index % len(choice)] for key, choice in ends.items()})
-    for key, choice in ends.items():
-        if needed := _needed(draws, key):
-            for value in choice:
-                yield _applicable(draws, {each: ends[each][0] for each in ends} | needed | {key: value})
+        yield _applicable(conditions, {key: choice[index % len(choice)] for key, choice in ends.items()})
+    for key in conditions:
+        for value in ends[key]:
+            first = {each: choice[0] for each, choice in ends.items()}
+            yield _applicable(conditions, first | _needed(conditions, key) | {key: value})
 
 
-def _needed(draws: Mapping[str, Draw], key: str) -> dict[str, Any]:
+def _needed(conditions: Conditions, key: str) -> dict[str, Any]:
     """Values of other keys with which a key is used."""
-    needed = {other: allowed[0] for other, allowed in condition_of(draws[key]).items()}
-    return {name: value for other in needed for name, value in _needed(draws, other).items()} | needed
+    needed = {other: allowed[0] for other, allowed in conditions.get(key, {}).items()}
+    return {name: value for other in needed for name, value in _needed(conditions, other).items()} | needed
 
 
 def _draw(generator: random.Random, choice: Draw) -> Any:
