@@ -313,6 +313,11 @@ class Search(Section):
             self._check_options()
         return self
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it draws near the best results, which are too good by chance."""
+        return self.method not in ("qmc", "random", "brute_force")
+
     def _check_options(self) -> None:
         parameters = signature(self._sampler_class).parameters.values()
         known = [each.name for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"]
@@ -385,6 +390,7 @@ def _number_or_text(value: Any) -> str:
 
 
 MAX_JOBS: Final = 100
+MAX_REPEATS: Final = 10_000
 JobCount = Annotated[
     Annotated[int, Field(ge=1, le=MAX_JOBS), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
     Discriminator(_number_or_text),
@@ -638,11 +644,20 @@ class Sweep(Section):
         "need at most 2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets "
         "the deadline.",
     )
-    repeats: PositiveInt = Field(
+    repeats: int = Field(
         1,
+        ge=1,
+        le=MAX_REPEATS,
         description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
         "once, then again. A search draws each configuration from the means of the others.",
         exclude_if=_is_one,
+    )
+    repeat_best: PositiveInt | None = Field(
+        None,
+        description="Run each configuration once, and only as many of the best, once all have ended, with the other "
+        "seeds of `repeats`. In a search by `tpe` or another method that draws near the best, the first run of a "
+        "repeated configuration, which chance may have selected, does not count.",
+        exclude_if=_is_empty,
     )
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
@@ -696,6 +711,9 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check_repeats(self) -> "Sweep":
+        if self.repeat_best and self.repeats == 1:
+            message = "repeat_best: {repeat_best} needs the number of seeds, such as repeats: 3"
+            raise PydanticCustomError("repeats", message, self.model_dump(include={"repeat_best"}))
         if self.repeats > 1:
             if varied := [key for key in self._keys_of_parts if is_seed(key)]:
                 message = "repeats varies the seed, as {key} does: give one of the two"
@@ -719,9 +737,14 @@ class Sweep(Section):
         return dict(dotted_items(self.base)).get(self.seed_key or "", 0)
 
     @property
+    def repeats_of_all(self) -> int:
+        """Trials of each configuration, whatever its result."""
+        return 1 if self.repeat_best else self.repeats
+
+    @property
     def draw_count(self) -> int:
         """The trials that a search draws; 0 without a search."""
-        return self.search.trials * self.repeats if self.search else 0
+        return self.search.trials * self.repeats_of_all if self.search else 0
 
     def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
         """Check that trials report the metric that compares them, among those of a whole trial and of an epoch."""

@@ -121,11 +121,11 @@ def _expand(sweep: Sweep) -> Expansion:
     for place, count in _counts(sweep).items():
         if count > MAX_TRIALS:
             expansion.errors.append(
-                (place, ValueError(f"has {count:.3g} configurations; {MAX_TRIALS:,} are the limit"))
+                (place, ValueError(f"has {min(count, 10**300):.3g} configurations; {MAX_TRIALS:,} are the limit"))
             )
     if expansion.errors:
         return expansion
-    for repeat, (place, values) in itertools.product(range(sweep.repeats), _configurations(sweep)):
+    for repeat, (place, values) in itertools.product(range(sweep.repeats_of_all), _configurations(sweep)):
         try:
             trial = make_trial(sweep, with_seed(sweep, values, repeat))
             content = trial.content
@@ -275,7 +275,7 @@ def _counts(sweep: Sweep) -> dict[str, int]:
     counts = {"grid": math.prod(lengths) if sweep.grid else 0, "trials": len(sweep.trials)}
     counts |= {"sample": sweep.sample.count} if sweep.sample else {}
     counts |= {"search": sweep.search.trials} if sweep.search else {}
-    return {place: count * sweep.repeats for place, count in counts.items()}
+    return {place: count * sweep.repeats_of_all for place, count in counts.items()}
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:

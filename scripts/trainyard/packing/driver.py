@@ -311,7 +311,7 @@ def _run_trials(
 
     def note_elsewhere(event: TrialEvent, attempt: Attempt) -> None:
         view.note_elsewhere(event)
-        if rule:
+        if rule and event.trial not in plan.state.space.further:
             rule.note_elsewhere(event)
         if search:
             search.update(event, attempt)

@@ -313,7 +313,7 @@ class Packer:
 
         Of two that are judged at the same time in two jobs, one sees the row of the other.
         """
-        if self._rule is None:
+        if self._rule is None or trial in self._order.space.further:
             return ""
         if self._order.is_shared and not self._queue.is_closed and self._rule.awaits_verdict(trial, row):
             self._journal.sync()

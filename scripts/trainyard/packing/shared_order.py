@@ -17,7 +17,7 @@ from trainyard.planning.attempts import Attempt, Fold, group_by_trial
 from trainyard.planning.claims import Entry, Fence
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent, order_job_of
-from trainyard.planning.sweep_state import SweepState, Task, is_placeholder
+from trainyard.planning.sweep_state import SweepState, Task, TrialSpace, is_placeholder
 from trainyard.utils.errors import UserError
 from trainyard.utils.guarded_process import wait_for_folder
 from trainyard.utils.text import count_of
@@ -71,10 +71,16 @@ class SharedOrder:
         self._state, self._configs = state, 0
         self._follow_requests()
 
+    @property
+    def space(self) -> TrialSpace:
+        """The trials of the sweep."""
+        return self._state.space
+
     def has_work(self) -> bool:
         """Whether this session may run a trial now, or draw one, that it does not leave to others."""
         left = self._left_to_others if self.is_shared else set[str]()
-        return not self.is_held and any(self.may_run(trial) for trial in self._state.unfinished if trial not in left)
+        names = (name for name in self._state.unfinished if name not in left and not (left and is_placeholder(name)))
+        return not self.is_held and any(map(self.may_run, names))
 
     def is_complete(self) -> bool:
         """Whether no trial is left to run for any job."""
@@ -194,8 +200,21 @@ class SharedOrder:
                 return None
             draws, trial = choose()
             if not draws or self._fold.claims.append(self._session, take=[trial] if trial else [], draws=draws):
-                self._state.space.extend(self._fold.suggested)
+                self._extend()
                 return trial
+
+    def _extend(self) -> None:
+        """Take up what was drawn since. A search claims what it draws; further seeds run in any job."""
+        if added := self._state.space.extend(self._fold.suggested):
+            self._opened |= dict.fromkeys(filter(self._is_open, added))
+
+    def ended(self, trials: Sequence[str]) -> SweepState | None:
+        """The state now, if none of these trials runs, or may run again here; None otherwise."""
+        if not all(map(self._is_open, trials)):
+            return None
+        state = self.state_now()
+        is_left = any(state.end(trial) is None and self._may_claim(trial) for trial in trials)
+        return None if is_left or self.is_held else state
 
     def release(self, trial: str) -> None:
         """Give a claimed trial back, for another session to run it."""
@@ -243,7 +262,7 @@ class SharedOrder:
                 if attempt:  # otherwise a fence that was read later has cut it off
                     self.listener(event, attempt)
         self._watch.only(self._others())
-        self._state.space.extend(self._fold.suggested)
+        self._extend()
         again |= dict.fromkeys(self._fold.claims.taken_by(ended) if ended else ())
         self._opened |= dict.fromkeys(trial for trial in again if self._is_open(trial))
         self._follow_requests()

@@ -12,7 +12,8 @@ import numpy as np
 
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.further_seeds import FurtherSeeds
+from trainyard.packing.shared_order import POLL_SECONDS, SharedOrder
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import remaining_seconds, start_order
 from trainyard.planning.sweep_state import Task, TaskSource
@@ -80,7 +81,7 @@ class TrialQueue:
         may_end_early: bool = False,
     ) -> None:
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
-        self._order = order
+        self._order, self._seeds = order, FurtherSeeds(order)
         self._may_end_early = may_end_early
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
@@ -98,7 +99,7 @@ class TrialQueue:
     @property
     def waiting(self) -> int:
         """How many trials have not started."""
-        return 0 if self.is_closed else len(self._tasks) + self._remaining
+        return 0 if self.is_closed else len(self._tasks) + self._remaining + self._seeds.undrawn
 
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
@@ -144,12 +145,19 @@ class TrialQueue:
             self._tasks.extend(task for task in opened if task.trial not in known)
 
     def poll(self) -> bool:
-        """Look at what other jobs do and users request, every few seconds; returns whether it has looked now."""
-        has_looked = self._order.poll()
+        """Look at what other jobs do and users request, every few seconds; returns whether there may be news.
+
+        If all other trials have ended, further seeds of the best are drawn.
+        """
+        has_looked, has_drawn = self._order.poll(), self._draw_seeds()
         self._take_changes()
         if has_looked and self._order.is_held:
             self._give_back(task.trial for task in self._tasks)
-        return has_looked
+        return has_looked or has_drawn
+
+    def _draw_seeds(self) -> bool:
+        can_draw = not self._tasks and not self._remaining and self._may_suggest()
+        return can_draw and self._seeds.undrawn > 0 and self._seeds.draw()
 
     def _give_back(self, trials: Iterable[str]) -> None:
         """Give back those of these trials that this job has claimed, and will not start now."""
@@ -157,10 +165,19 @@ class TrialQueue:
             self._order.release(trial)
 
     def await_others(self) -> bool:
-        """Wait until it is known that other jobs run the trials that are left; returns whether tasks wait."""
-        if not self.is_closed:
+        """Wait until it is known that other jobs run the trials that are left; returns whether tasks wait.
+
+        For further seeds of the best, wait until those trials have ended.
+        """
+        while not self.is_closed:
             self._order.await_others()
+            has_drawn = self._draw_seeds()
             self._take_changes()
+            if has_drawn or self._tasks or not self._seeds.undrawn or not self._order.describe_others():
+                break
+            if self._order.is_held or not self._may_suggest():
+                break
+            time.sleep(POLL_SECONDS)
         return self.waiting > 0
 
     def is_left_to_others(self, places: Sequence[SlotLocation], others: Sequence[SlotLocation]) -> bool:

@@ -22,7 +22,7 @@ from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
-GROWING: Final = frozenset({"grid", "trials", "sample", "repeats"})  # options that may gain trials
+GROWING: Final = frozenset({"grid", "trials", "sample", "repeats", "repeat_best"})  # options that may gain trials
 log = logging.getLogger(__name__)
 
 
@@ -102,7 +102,7 @@ def list_changes(before: Sweep, now: Sweep) -> list[str]:
     is_smaller = bool(expand(before).by_name("").keys() - expand(now).by_name("").keys())
     if before.search and now.search:
         is_smaller = now.search.trials < before.search.trials
-        names += ["repeats"] if before.repeats != now.repeats else []
+        names += ["repeats"] if before.repeats_of_all != now.repeats_of_all else []
     return [*names, *["the number of trials"] * is_smaller]
 
 

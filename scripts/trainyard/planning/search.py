@@ -229,15 +229,16 @@ class SuggestionSource:
 
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration, or the next repeat of the last one."""
-        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.repeats
+        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.repeats_of_all
         if repeat:
             first = drawn[-repeat]
             return with_seed(sweep, first.trial.values, repeat), first.params, first.attrs
         cancelled = self._order.cancelled - self._ends.keys()
         gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
-        firsts, ends = drawn[:: sweep.repeats], self._ends | gone
-        if sweep.repeats > 1:
-            groups = zip(*(drawn[each :: sweep.repeats] for each in range(sweep.repeats)), strict=True)
+        repeats = sweep.repeats_of_all
+        firsts, ends = drawn[::repeats], self._ends | gone
+        if repeats > 1:
+            groups = zip(*(drawn[each::repeats] for each in range(repeats)), strict=True)
             ends = {group[0].name: end for group in groups if (end := self._mean_end(group, ends))}
         values, params, attrs = self._study.draw(firsts, ends)
         return with_seed(sweep, values, 0), params, attrs

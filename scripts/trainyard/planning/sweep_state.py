@@ -59,22 +59,24 @@ class Suggestion:
 class TrialSpace:
     """The trials of a sweep by identity. Identities are provisional until the dataset is staged.
 
-    `trials` holds those of the config in its order, then those that a search has drawn, then a placeholder for each one
-    that it will still draw, so that forecasts count them.
+    `trials` holds those of the config in its order, then those that were drawn by a search or as further seeds of the
+    best, then a placeholder for each one that will still be drawn, so that forecasts count them.
     """
 
-    def __init__(self, sweep: Sweep, dataset_digest: str, suggested: Iterable[Suggested] = ()) -> None:
+    def __init__(self, sweep: Sweep, dataset_digest: str, suggested: Sequence[Suggested] = ()) -> None:
         self.sweep, self.dataset_digest = sweep, dataset_digest
-        self.suggestions: list[Suggestion] = []
+        self.suggestions: list[Suggestion] = []  # of the search
+        self.further = set[str]()  # trials with further seeds of the best configurations
+        self._chosen = list[str]()  # of each of their draws, `selection`
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
         self.trials |= self._placeholders(after=len(self.suggestions))
 
     def _placeholders(self, *, after: int) -> dict[str, Trial]:
-        if self.sweep.search is None:
-            return {}
-        example = Trial(expand(self.sweep).examples[0].spec, {})
-        return {f"{_PLACEHOLDER}{number}": example for number in range(after + 1, self.sweep.draw_count + 1)}
+        numbers = [*range(after + 1, self.sweep.draw_count + 1), *(f"seed-{each + 1}" for each in range(self.unchosen))]
+        known = expand(self.sweep)
+        example = Trial((known.examples or known.trials)[0].spec, {}) if numbers else None
+        return {f"{_PLACEHOLDER}{number}": example for number in numbers if example}
 
     def grow(self, sweep: Sweep) -> list[str]:
         """Add the trials that another config of the sweep has more; returns their names, or placeholders of a search.
@@ -82,6 +84,7 @@ class TrialSpace:
         There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
+        self.__dict__.pop("selection", None)
         found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=before.draw_count)
         added = {name: trial for name, trial in found.items() if name not in self.trials}
         self.trials |= added
@@ -94,8 +97,31 @@ class TrialSpace:
             return ""
         search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
         content = [search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, self.sweep.retrain]
-        content += [self.sweep.repeats] if self.sweep.repeats > 1 else []
+        content += [self.sweep.repeats_of_all] if self.sweep.repeats_of_all > 1 else []
         return digest_of(content, length=10)
+
+    @cached_property
+    def seeds_key(self) -> str:
+        """Identifies further seeds of configurations, as `search_key` what a search draws."""
+        sweep = self.sweep
+        return digest_of(["seeds", sweep.spec_content, self.dataset_digest, RESULT_VERSION, sweep.retrain], length=10)
+
+    @cached_property
+    def selection(self) -> str:
+        """Identifies what the best are selected from, and how many."""
+        sweep = self.sweep
+        drawn = [self.search_key, sweep.draw_count]
+        among = drawn if sweep.search else list(expand(sweep).by_name(self.dataset_digest))
+        return digest_of([among, sweep.repeats, sweep.repeat_best, sweep.target], length=10)
+
+    @property
+    def unchosen(self) -> int:
+        """Further seeds of the best configurations that are not drawn yet, at most: fewer may have a result."""
+        sweep = self.sweep
+        if not sweep.repeat_best or self.selection in self._chosen:
+            return 0
+        count = sweep.draw_count or len(expand(sweep).trials)
+        return min(sweep.repeat_best, count) * (sweep.repeats - 1)
 
     @property
     def _compared_by(self) -> dict[str, Any]:
@@ -111,27 +137,37 @@ class TrialSpace:
         trial = make_trial(self.sweep, event.values)
         return Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
 
-    def extend(self, suggested: Iterable[Suggested]) -> None:
-        """Add the configurations that the search has drawn since; `suggested` are all, also of other searches."""
+    def extend(self, suggested: Sequence[Suggested]) -> list[str]:
+        """Add what was drawn since; returns the further seeds. `suggested` are all draws, also of other searches."""
         of_this = [event for event in suggested if event.search == self.search_key]
         for event in of_this[len(self.suggestions) :]:
             if self.undrawn_count:
                 found = self.suggestion(event)
                 self.suggestions.append(found)
                 self.trials[found.name] = found.trial
+        new = list[str]()
+        for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
+            found = self.suggestion(event)
+            self._chosen.append(event.attrs["selection"])
+            if found.name not in self.trials:
+                self.trials[found.name] = found.trial
+                new.append(found.name)
+        self.further.update(new)
+        return new
 
     @cached_property
     def digest(self) -> str:
         """Changes when the set of results that the sweep must have changes, and only then: the rule's parameter."""
         sweep = self.sweep
-        content: list[object] = [trial.content for trial in self.trials.values()]
+        content: list[object] = [trial.content for trial in expand(sweep).trials]
         if sweep.search:
             content = [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
         stop = [sweep.stop.model_dump() | self._compared_by] if sweep.stop else []
         # A change of these causes the saved output to be parsed again; no trial runs.
         metrics = [sweep.program_metrics.digest] if sweep.program_metrics else []
         monitored = [sweep.metric] if isinstance(sweep, CommandSweep) and sweep.metric else []
-        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored])
+        best = [[sweep.repeats, sweep.repeat_best, sweep.target]] if sweep.repeat_best else []
+        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored, *best])
 
 
 def is_placeholder(name: str) -> bool:
@@ -459,10 +495,14 @@ class SweepState:
         return stop
 
     def early_stopping_rule(self) -> EarlyStoppingRule | None:
-        """The rule that stops trials early, with the epochs of all attempts that `retrain` has not overruled."""
+        """The rule that stops trials early, with the epochs of all attempts that `retrain` has not overruled.
+
+        Further seeds of the best are neither stopped nor compared with others.
+        """
         if self.stop is None:
             return None
-        attempts = [each for name in self.trials for each in self.attempts_at(name)]
+        names = (name for name in self.trials if name not in self.space.further)
+        attempts = [each for name in names for each in self.attempts_at(name)]
         known = [each for each in attempts if each.generation >= self.sweep.retrain and not self._is_misread(each)]
         return EarlyStoppingRule(self.stop, *self.sweep.compared_by, known)
 

@@ -26,6 +26,7 @@ class RankedTrial:
     values: dict[str, Any]  # of the varied keys
     status: TrialStatus
     score: float | None  # None without a result that has the metric; NaN or infinite as reported
+    is_fresh: bool = False  # whether it is a further seed of what a search has found, whose own value is too good
 
 
 class Configuration:
@@ -37,12 +38,15 @@ class Configuration:
         counting = [
             (float(each.score), each) for each in trials if each.score is not None and math.isfinite(each.score)
         ]
-        self._scored = [(score, each) for score, each in counting if each.status == TrialStatus.FINISHED]
+        scored = [(score, each) for score, each in counting if each.status == TrialStatus.FINISHED]
+        fresh = [(score, each) for score, each in scored if each.is_fresh]
+        self._scored, self.is_fresh = fresh or scored, bool(fresh)
         scores = [score for score, _ in self._scored]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
         self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
         # The mean leaves out a trial that did badly: it diverged or was stopped early.
+        self.total = sum(each.is_fresh for each in trials) if fresh else len(trials)
         self.is_incomplete = any(
             each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED)
             or (each.score is not None and not math.isfinite(each.score))
@@ -77,6 +81,7 @@ class Ranking:
 
     def __post_init__(self) -> None:
         compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
+        compared = [each for each in compared if each.is_fresh] or compared
         self.evidence = weigh([each.by_seed for each in compared], is_better_higher=self.mode == "max")
         # Those that may be the best, as far as the data tell; of one run each, those with the best value.
         self.leaders = [each for each in compared if each.mean == compared[0].mean]
@@ -99,12 +104,13 @@ def rank_sweep(state: SweepState) -> Ranking:
     """
     metric, mode, candidates = _ranking_metric(state)
     keys = varied_keys(list(state.trials.values()))
+    fresh = state.space.further if state.sweep.search and state.sweep.search.is_adaptive else ()
     trials = []
     for name, trial in state.trials.items():
         if not is_placeholder(name):
             values = {key: value_at(trial.settings, key) for key in keys}
             score = None if candidates else _score(state, name, metric)
-            trials.append(RankedTrial(name, values, state.status(name), score))
+            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh))
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
     ranked = rank_configurations(trials, chosen)
@@ -115,7 +121,7 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
     """The configurations of some trials by their mean, best first; equal ones keep the order of the trials.
 
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
-    mean leaves out its worst trials. Those without a mean are last.
+    mean leaves out its worst trials. Those without a mean are last, those with trials that are fresh first.
     """
     found: dict[str, tuple[dict[str, Any], list[RankedTrial]]] = {}
     for trial in trials:
@@ -123,7 +129,12 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
         found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
     return sorted(
         (Configuration(*each) for each in found.values()),
-        key=lambda each: (each.mean is None, each.mean is not None and each.is_incomplete, _cost(each.mean, mode)),
+        key=lambda each: (
+            each.mean is None,
+            each.mean is not None and each.is_incomplete,
+            not each.is_fresh,
+            _cost(each.mean, mode),
+        ),
     )
 
 
@@ -223,7 +234,7 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     values = _assignments(_shown(configuration if ranking.has_seeds else trial, ranking))
     if not ranking.has_seeds:
         return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
-    total = len(configuration.trials)
+    total = configuration.total
     count = f"n = {configuration.n}" + (f" of {total}" if configuration.n < total else "")
     spread = "" if deviation is None else f" ± {deviation:.2g}"
     seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})

@@ -112,6 +112,14 @@ def test_repeats_need_a_seed(fields, wrong):
     assert wrong in str(caught.value)
 
 
+def test_of_the_best_alone_further_seeds_need_the_number_of_seeds():
+    with pytest.raises(ValidationError) as caught:
+        sweep(grid={"lr": [0.1]}, repeat_best=3)
+    assert "repeat_best: 3 needs the number of seeds, such as repeats: 3" in str(caught.value)
+    single, made = sweep(grid={"lr": [0.1, 0.2]}), sweep(grid={"lr": [0.1, 0.2]}, repeats=3, repeat_best=1)
+    assert identities(made) == identities(single)
+
+
 def test_adding_configurations_keeps_the_identities_of_the_others():
     before = identities(sweep(grid={"lr": [0.1, 0.2]}))
     after = identities(sweep(grid={"lr": [0.3, 0.2, 0.1]}, slots={"gpus_per_node": 8}, retries=5))
