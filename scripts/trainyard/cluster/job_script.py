@@ -3,9 +3,10 @@
 sbatch exports its own options, such as SLURM_NTASKS or SLURM_MEM_PER_NODE, to the job, and srun reads them as defaults
 that may contradict its command line. The command runs without them. Variables that name the job stay.
 
-If slurmstepd of a step is killed, srun waits for the end of its task until the end of the walltime. So the task of a
-command `srun ... job_script.py --task @ended PROGRAM ...` is this file again, which runs a module or a Python file and
-reports its exit code to the first process through a socket of the node.
+If slurmstepd of a step is killed, srun waits for the end of its task until the end of the walltime, and the task can
+write no more. So the task of a command `srun ... job_script.py --task @ended PROGRAM ...` is this file again, which
+runs a module or a Python file. Through a socket of the node, the first process gives it its own standard output and
+error, and it reports its exit code.
 
 This file runs first in each job, so it imports nothing of Trainyard.
 """
@@ -27,6 +28,7 @@ from typing import Final
 
 TASK: Final = "--task"
 ENDED: Final = "@ended"  # in the command line: replaced by the name of the socket
+OUTPUTS: Final = (1, 2)  # descriptors of standard output and standard error
 SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
 SRUN_ENDED: Final = "terminating srun, which still runs although its tasks have exited: slurmstepd may have been killed"
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
@@ -103,6 +105,8 @@ def _end_with_task(srun: "subprocess.Popen[bytes]", listener: socket.socket, cod
         if user == os.getuid():
             break
         connection.close()
+    with contextlib.suppress(OSError):
+        socket.send_fds(connection, [b"\n"], OUTPUTS)
     reported = b""
     while part := connection.recv(16):  # b"" once the task has ended
         reported += part
@@ -130,6 +134,9 @@ def _run_task(name: str, command: list[str]) -> int:
     try:
         with contextlib.suppress(OSError):
             task.connect(f"\0{name}")
+            for number, given in zip(OUTPUTS, socket.recv_fds(task, 1, len(OUTPUTS))[1], strict=False):
+                os.dup2(given, number)
+                os.close(given)
         sys.argv = command
         if command[0].endswith(".py"):
             sys.path[0] = str(Path(command[0]).absolute().parent)

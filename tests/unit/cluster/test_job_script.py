@@ -61,6 +61,18 @@ def test_the_job_also_ends_if_nobody_reads_its_output(tmp_path):
     assert (tmp_path / "code").read_text() == "7\n"
 
 
+def test_a_task_writes_to_the_output_of_the_job_itself(tmp_path):
+    """slurmstepd of the step, which takes what tasks write otherwise, may be killed."""
+    written = "print('printed', flush=True); os.system('echo child'); print('error', file=sys.stderr)"
+    (tmp_path / "writes.py").write_text(f"import os, sys; {written}")
+    program = WAITS_FOR_EVER.replace('"$@"', '"$@" >/dev/full 2>&1')
+    done = subprocess.run(
+        [sys.executable, "-c", program, "writes"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["printed", "child", job_script.SRUN_ENDED]
+    assert (done.stderr, done.returncode) == ("error\n", 0)
+
+
 def test_the_task_of_a_step_of_its_own_gets_the_signals_of_its_program(tmp_path):
     """At SIGTERM, srun would kill its task. `nohup` has set SIGHUP to be ignored."""
     told = "import signal; print(signal.sigwait({signal.SIGUSR1, signal.SIGTERM}).name)"
