@@ -1,6 +1,7 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
 import math
+import operator
 import re
 import warnings
 from abc import abstractmethod
@@ -659,6 +660,12 @@ class Sweep(Section):
         "repeated configuration, which chance may have selected, does not count.",
         exclude_if=_is_empty,
     )
+    fill: bool = Field(
+        False,
+        description="Use slots that find no more trials for further seeds of the five best configurations, until the "
+        "last trial of the job has ended.",
+        exclude_if=operator.not_,
+    )
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
         0.5,
@@ -714,16 +721,18 @@ class Sweep(Section):
         if self.repeat_best and self.repeats == 1:
             message = "repeat_best: {repeat_best} needs the number of seeds, such as repeats: 3"
             raise PydanticCustomError("repeats", message, self.model_dump(include={"repeat_best"}))
-        if self.repeats > 1:
+        if self.repeats > 1 or self.fill:
+            option = "repeats" if self.repeats > 1 else "fill"
             if varied := [key for key in self._keys_of_parts if is_seed(key)]:
-                message = "repeats varies the seed, as {key} does: give one of the two"
-                raise PydanticCustomError("repeats", message, {"key": varied[0]})
+                message = "{option} varies the seed, as {key} does: give one of the two"
+                raise PydanticCustomError("repeats", message, {"option": option, "key": varied[0]})
             if self.seed_key is None:
-                message = "repeats needs your program's seed: give args: {seed: 0}, and {seed} or {args} in a command"
-                raise PydanticCustomError("repeats", "{error}", {"error": message})
+                message = "needs your program's seed: give args: {seed: 0}, and {seed} or {args} in a command"
+                raise PydanticCustomError("repeats", "{error}", {"error": f"{option} {message}"})
             if not isinstance(self.first_seed, int):
-                message = "repeats counts the seeds from {key}, which is {value}: give a whole number"
-                raise PydanticCustomError("repeats", message, {"key": self.seed_key, "value": repr(self.first_seed)})
+                message = "{option} counts the seeds from {key}, which is {value}: give a whole number"
+                content = {"option": option, "key": self.seed_key, "value": repr(self.first_seed)}
+                raise PydanticCustomError("repeats", message, content)
         return self
 
     @property

@@ -357,8 +357,9 @@ def _ends(choice: Draw) -> list[Any]:
 
 
 def with_seed(sweep: Sweep, values: dict[str, Any], repeat: int) -> dict[str, Any]:
-    """The values of a repeat of a configuration, from 0 on; unchanged if configurations are not repeated."""
-    return values if sweep.repeats == 1 else {**values, sweep.seed_key or "": sweep.first_seed + repeat}
+    """The values of a repeat of a configuration, from 0 on; unchanged if there is only this one."""
+    is_alone = sweep.repeats == 1 and repeat == 0
+    return values if is_alone else {**values, sweep.seed_key or "": sweep.first_seed + repeat}
 
 
 def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:

@@ -112,6 +112,8 @@ class LiveView:
             log.info("%s", self._end_line(event))
 
     def _count(self, event: Ended) -> None:
+        if event.trial in self._plan.state.space.fills:
+            return
         self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:
             self._finished += 1

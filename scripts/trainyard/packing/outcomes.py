@@ -120,9 +120,10 @@ class OutcomeHandler:
         if slot.is_cancelled and not self._queue.is_closed:
             self._handle_cancelled(slot, end)
             return False
+        is_needed = slot.task is None or slot.task.trial not in self._order.space.fills
         match end.status:
             case TrialStatus.INTERRUPTED:
-                self.interrupted += 1
+                self.interrupted += is_needed
                 self.interrupted_themselves += end.interrupts_itself
                 self._recorder.record_end(slot, end)
                 if not end.interrupts_itself:
@@ -157,6 +158,10 @@ class OutcomeHandler:
         The trial is retried on another slot, unless it has diverged before: many programs fail then.
         """
         path = end.output or str(self._recorder.write_log(slot, end.traceback or end.error))
+        if slot.task and slot.task.trial in self._order.space.fills:
+            self._recorder.record_end(slot, end, log=path, retried=False)
+            self._pool.replace_worker(slot)
+            return
         reason = find_divergence(end.metrics, self._monitored)
         if reason and not MACHINE_ERROR.search(end.error):
             self._record_diverged(slot, replace(end, error=reason), failure=end.error, log=path)

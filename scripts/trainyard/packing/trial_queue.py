@@ -122,6 +122,19 @@ class TrialQueue:
                 return self._order.claimed(task)
         return None
 
+    def fill(self, running: Mapping[str, float]) -> Task | None:
+        """A trial for a slot that this job has no other for, shorter than what is left of one that is `running`.
+
+        `running` has for how many seconds trials have been running; others than these are not needed.
+        """
+        if not self._order.space.sweep.fill or self._order.is_held or self.is_closed or self.waiting:
+            return None
+        if self._predict is None or not running:
+            return None
+        if (predicted := self._predict(list(running), self._finished)) is None:
+            return None
+        return self._seeds.fill(float((predicted.seconds - np.array(list(running.values()))).max()))
+
     def _claim(self, task: Task, places: Sequence[SlotLocation], all_places: Sequence[SlotLocation]) -> bool:
         """Claim a task, and some of those that follow it and may run here; False if another job has it."""
         if self._order.is_mine(task.trial):

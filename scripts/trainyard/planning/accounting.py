@@ -19,6 +19,7 @@ from trainyard.config.sweep import Slots, Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
 from trainyard.planning.order import lower_bound
+from trainyard.planning.requests import FILLED
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 
@@ -222,7 +223,7 @@ class _MeasuredJob:
         return [each for name, number in run.attempts for each in attempts.get(name, ()) if each.number == number]
 
     def _counts(self) -> dict[str, int]:
-        outcomes = [each.outcome for each in self.attempts()]
+        outcomes = [each.outcome for each in self.attempts() if each.error != FILLED]
         failed = TrialStatus.FAILED, TrialStatus.UNREADABLE
         interrupted = TrialStatus.INTERRUPTED, TrialStatus.RUNNING
         return {
@@ -238,13 +239,14 @@ class _MeasuredJob:
         last_end = max(each.last_end for each in self.beside) if run.last_end and self.attempts() else None
         measured = last_end - run.first_start if last_end and run.first_start else None
         attempts = [each for other in self.beside for each in self._attempts_of(other) if each.end >= run.start]
-        is_complete = len({each.trial for each in attempts if each.outcome in FINAL}) == run.info.pending
+        final = {each.trial for each in attempts if each.outcome in FINAL}
+        is_complete = len(final - self.state.space.fills) == run.info.pending
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}
 
     def _unit_seconds(self, kept: KeptSeconds) -> dict[str, float]:
         running = self.running_unit_seconds(kept)
-        others = [each for each in self.attempts() if each.outcome not in CONCLUSIVE]
+        others = [each for each in self.attempts() if each.outcome not in CONCLUSIVE and each.error != FILLED]
         lost = [each.end - each.start - kept.get((each.trial, each.number), 0.0) for each in others]
         failed = sum(seconds * self._units_of(each) for each, seconds in zip(others, lost, strict=True))
         after_startup = (self.elapsed_seconds - self.startup_seconds) * self.units

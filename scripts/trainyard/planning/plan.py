@@ -89,7 +89,7 @@ def read_state(
     fractions = [each for each in known.gpu_fractions.values() if (each.mps or "off") == sweep.slots.mps]
     if gpu_models:
         fractions = [each for each in fractions if each.gpu_model in (None, *gpu_models)]
-    return SweepState(
+    state = SweepState(
         name,
         sweep,
         TrialSpace(sweep, dataset_digest(results, sweep), known.suggested),
@@ -103,6 +103,8 @@ def read_state(
         measured=max(fractions, key=lambda each: each.time, default=None),
         gpu_models=tuple(gpu_models),
     )
+    state.space.leave_out(trial for trial in state.space.fills if state.result(trial) is None)
+    return state
 
 
 def dataset_digest(results: Path, study: Sweep | Scaling | Trees) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 CANCELLED: Final = "a user has cancelled the trial"  # why an attempt was interrupted
+FILLED: Final = "it filled a slot that the job had no trial for"  # the same
 
 
 @dataclass(frozen=True)

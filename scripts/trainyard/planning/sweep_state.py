@@ -67,7 +67,8 @@ class TrialSpace:
         self.sweep, self.dataset_digest = sweep, dataset_digest
         self.suggestions: list[Suggestion] = []  # of the search
         self.further = set[str]()  # trials with further seeds of the best configurations
-        self._chosen = list[str]()  # of each of their draws, `selection`
+        self.fills = set[str]()  # those of them that the sweep does not need, but had an idle slot for
+        self._chosen = list[str | None]()  # of each of their draws, `selection`; None of `fills`
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
         self.trials |= self._placeholders(after=len(self.suggestions))
@@ -132,27 +133,34 @@ class TrialSpace:
         """Configurations that the search will still draw."""
         return self.sweep.draw_count - len(self.suggestions)
 
+    def leave_out(self, fills: Iterable[str]) -> None:
+        """Leave out trials that filled slots, as if they had not been drawn: they have no result."""
+        for name in list(fills):
+            del self.trials[name]
+            self.fills.discard(name)
+            self.further.discard(name)
+
     def suggestion(self, event: Suggested) -> Suggestion:
         """A configuration that the search has drawn."""
         trial = make_trial(self.sweep, event.values)
         return Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
 
-    def extend(self, suggested: Sequence[Suggested]) -> list[str]:
-        """Add what was drawn since; returns the further seeds. `suggested` are all draws, also of other searches."""
+    def extend(self, suggested: Sequence[Suggested]) -> set[str]:
+        """Add what was drawn since; returns the seeds that must run. `suggested` are all draws, of any search."""
         of_this = [event for event in suggested if event.search == self.search_key]
         for event in of_this[len(self.suggestions) :]:
             if self.undrawn_count:
                 found = self.suggestion(event)
                 self.suggestions.append(found)
                 self.trials[found.name] = found.trial
-        new = list[str]()
+        new = set[str]()
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
             found = self.suggestion(event)
-            self._chosen.append(event.attrs["selection"])
+            self._chosen.append(event.attrs.get("selection"))
             if found.name not in self.trials:
                 self.trials[found.name] = found.trial
-                new.append(found.name)
-        self.further.update(new)
+                (new if "selection" in event.attrs else self.fills).add(found.name)
+        self.further |= new | self.fills
         return new
 
     @cached_property
@@ -354,7 +362,8 @@ class SweepState:
     def unfinished(self) -> list[str]:
         """Trials without a result, which must run, in the config's order."""
         cancelled = self.requests.cancelled
-        return [name for name in self.trials if name not in cancelled and self.end(name) is None]
+        spared = cancelled | self.space.fills
+        return [name for name in self.trials if name not in spared and self.end(name) is None]
 
     @property
     def cancelled(self) -> list[str]:

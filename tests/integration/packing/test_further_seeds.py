@@ -128,3 +128,63 @@ def test_early_stopping_leaves_them_alone(swept):
     state = plan_of(swept).state
     assert any(state.status(name) == "stopped" for name in state.trials)
     assert {state.status(name) for name in state.space.further} == {"finished"}
+
+
+# Three slots: after a second, two have nothing to do until configuration 9 has ended, which takes eight.
+IDLE = {
+    **{key: value for key, value in SWEEP.items() if key not in ("repeats", "repeat_best")},
+    "command": "echo {n} {seed} >> ran.txt; sleep $(( {n} == 9 ? 8 : 1 )); echo loss=$(( {n} * 10 + {seed} ))",
+    "grid": {"n": [9, 1, 2, 3, 4]},
+    "cost": "1 + (n - 4) * (n - 3) * (n - 2) * (n - 1)",
+    "slots": {"jobs": 1, "gpus_per_node": 0, "slots_per_node": 3},
+    "fill": True,
+}
+
+
+def test_idle_slots_run_further_seeds_of_the_best_until_the_last_trial_has_ended(swept):
+    swept.write(**IDLE)
+    assert len(plan_of(swept).state.unfinished) == 5, "the plan does not count them"
+    swept.end(swept.start(0))
+    fold, state = Fold(swept.folder).update(), plan_of(swept).state
+    needed = [trial for trial in state.trials if trial not in state.space.fills]
+    assert len(needed) == 5
+    assert not state.unfinished
+    assert len(state.space.fills) >= 4
+    (run,) = fold.sessions
+    last = max(fold.attempts[trial, 1].end for trial in needed)
+    assert run.last_end - last < 1, "the job is not longer"
+    assert len(ran(swept)) > 5
+    best = rank_sweep(state).counting[0]
+    assert (best.values, best.n > 1) == ({"n": 1}, True)
+    cut = [each for each in fold.attempts.values() if each.outcome != "finished"]
+    assert {each.error for each in cut} <= {"it filled a slot that the job had no trial for"}
+    assert all(each.trial not in state.trials for each in cut)
+    swept.end(swept.start(0))
+    assert len(Fold(swept.folder).update().attempts) == len(fold.attempts), "a complete sweep needs nothing"
+
+
+def test_a_job_that_is_killed_while_it_fills_slots_leaves_nothing_that_must_run(swept):
+    swept.write(**IDLE)
+    killed = swept.start(0)
+    wait_until(lambda: len(plan_of(swept).state.space.fills) >= 2, what="two further seeds to finish")
+    killed.kill()
+    swept.end(swept.start(1))
+    state = plan_of(swept).state
+    assert not state.unfinished
+    assert len(state.space.fills) >= 2
+    assert set(ended_by_file(swept.folder).values()) == {1}, "what has finished does not run again"
+
+
+def test_a_trial_that_must_run_again_takes_the_slot_of_a_further_seed(swept):
+    again = "if [ {n} = 9 ] && mkdir failed; then sleep 5; exit 1; fi; "
+    long = IDLE["command"].replace("? 8 : 1", "? 6 : 2").replace("sleep", again + "sleep", 1)
+    swept.write(**IDLE | {"command": long, "grid": {"n": [9, 1]}, "slots": {**IDLE["slots"], "slots_per_node": 2}})
+    swept.end(swept.start(0))
+    fold, state = Fold(swept.folder).update(), plan_of(swept).state
+    (needed,) = [name for name, trial in state.trials.items() if trial.values["n"] == 9]
+    first, second = fold.attempts[needed, 1], fold.attempts[needed, 2]
+    assert (first.outcome, second.outcome) == ("failed", "finished")
+    ended = [each for each in fold.attempts.values() if each.start < first.end <= each.end and each is not first]
+    assert [(each.outcome, each.end - first.end < 1) for each in ended] == [("interrupted", True)]
+    assert second.start - first.end < 3, "a new process starts"
+    assert not state.unfinished

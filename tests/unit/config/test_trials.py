@@ -112,10 +112,13 @@ def test_repeats_need_a_seed(fields, wrong):
     assert wrong in str(caught.value)
 
 
-def test_of_the_best_alone_further_seeds_need_the_number_of_seeds():
+def test_further_seeds_of_the_best_need_a_seed_and_their_number():
     with pytest.raises(ValidationError) as caught:
         sweep(grid={"lr": [0.1]}, repeat_best=3)
     assert "repeat_best: 3 needs the number of seeds, such as repeats: 3" in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        CommandSweep.model_validate({"command": "./run {lr}", "grid": {"lr": [1]}, "fill": True})
+    assert "fill needs your program's seed: give args: {seed: 0}" in str(caught.value)
     single, made = sweep(grid={"lr": [0.1, 0.2]}), sweep(grid={"lr": [0.1, 0.2]}, repeats=3, repeat_best=1)
     assert identities(made) == identities(single)
 
