@@ -49,7 +49,7 @@ from trainyard.config.placeholders import (
     make_values,
 )
 from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint
-from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram
+from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram, code_digest
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 
@@ -927,12 +927,38 @@ class ProgramSweep(ProgramOptions, Sweep):
     """A sweep whose trials run a user's own program."""
 
     timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
+    code: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="Files and folders of your code, e.g. `[train.py, src/]`, whose content is part of what identifies "
+        "a trial: once one has changed, all trials are pending, and what ran before stays in the journal. Paths are "
+        "relative to the folder in which you start Snakemake; each job reads the files once, when it starts.",
+        exclude_if=_is_empty,
+    )
     keep: Keep = Field(
         "all",
         description="Files of ended trials that stay in `{trial_dir}`. `all`; `metrics`: the output and the file of "
         "`metrics`; `best 5`: these, and all files of the five best configurations. The others are removed while the "
         "sweep runs, the checkpoints among them.",
     )
+
+    @field_validator("code")
+    @classmethod
+    def _check_code(cls, code: list[str] | None) -> list[str] | None:
+        try:
+            code_digest(tuple(code or ()))
+        except OSError as error:
+            content = {"path": str(error.filename), "reason": error.strerror}
+            raise PydanticCustomError("code", "{path} cannot be read ({reason})", content) from None
+        return code
+
+    @property
+    def code_digest(self) -> str:
+        """The digest of the files of `code`; "" without any."""
+        return code_digest(tuple(self.code)) if self.code else ""
+
+    @property
+    def _code_content(self) -> dict[str, str]:
+        return {"code": self.code_digest} if self.code else {}
 
     @model_validator(mode="after")
     def _check_slots(self) -> "ProgramSweep":
@@ -1012,12 +1038,13 @@ class CommandSweep(CommandOptions, ProgramSweep):
         values = make_values(self.command, settings, texts)
         check_arithmetic(self.command, values)
         check_list_values(self.command, values)
-        return UserProgram(command=self.command, args=settings)
+        return UserProgram(command=self.command, args=settings, code=self.code_digest)
 
     @property
     def spec_content(self) -> dict[str, Any]:
         """The arguments in the config, and the command without the option to resume, which changes no result."""
-        return {"base": self.base, "command": insert_resume_option(self.command, None, self._argument_names)}
+        command = insert_resume_option(self.command, None, self._argument_names)
+        return {"base": self.base, "command": command, **self._code_content}
 
     @property
     def can_resume(self) -> bool:
@@ -1045,12 +1072,12 @@ class FunctionSweep(ProgramSweep):
     def spec_of(self, settings: dict[str, Any]) -> UserProgram:
         """The function with these arguments."""
         self._check_columns(settings)
-        return UserProgram(function=self.function, args=settings)
+        return UserProgram(function=self.function, args=settings, code=self.code_digest)
 
     @property
     def spec_content(self) -> dict[str, Any]:
         """The arguments in the config, and the function."""
-        return {"base": self.base, "function": self.function}
+        return {"base": self.base, "function": self.function, **self._code_content}
 
     @property
     def can_resume(self) -> bool:

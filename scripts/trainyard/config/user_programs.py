@@ -3,6 +3,8 @@
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -18,7 +20,7 @@ from trainyard.config.placeholders import (
     takes_all,
 )
 from trainyard.config.train import Section, hint
-from trainyard.utils.files import digest_of
+from trainyard.utils.files import digest_of, expand_path, file_digest
 from trainyard.utils.text import suggest
 
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
@@ -37,6 +39,28 @@ class UserProgram(Section):
     command: Command | None = None
     function: str | None = None
     args: dict[str, Any] = {}
+    code: str = ""  # digest of the files of `code`
+
+
+@cache
+def code_digest(paths: tuple[str, ...]) -> str:
+    """The digest of the names and contents of these files, and of those in these folders.
+
+    They are read once in a process, whose trials have one identity each, also if the files change meanwhile.
+
+    Raises:
+        OSError: one does not exist, or cannot be read.
+    """
+    found = [(root, file) for root in map(expand_path, paths) for file in _files_of(root)]
+    return digest_of([[root.name, str(file.relative_to(root)), file_digest(file)] for root, file in found])
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A file, or the files in a folder that are code: not those of Git and of Python's cache."""
+    if not path.is_dir():
+        return [path]
+    files = [each for each in sorted(path.rglob("*")) if each.is_file()]
+    return [each for each in files if not {"__pycache__", ".git"}.intersection(each.relative_to(path).parts)]
 
 
 class Metrics(Section):

@@ -14,7 +14,7 @@ from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest
 from trainyard.planning.sweep_state import SweepState
-from trainyard.utils.text import count_of, format_duration
+from trainyard.utils.text import count_of, format_duration, format_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,9 @@ def summarize_plan(plan: Plan) -> str:
 
 
 def _describe_again(state: SweepState) -> Iterator[str]:
-    """How many of the pending trials have run before, and why they run again."""
+    """Why trials run again, and how many of the pending ones have run before."""
+    if since := state.code_changed_since:
+        yield f"`code` has changed since the job of {format_time(since)}"
     if state.failed_before:
         yield f"{state.failed_before} failed before"
     if not (stopped := state.stopped_before):

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeGuard
 
-from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep
+from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.config.trials import (
@@ -288,6 +288,13 @@ class SweepState:
         result = self.result(trial)
         runs = (run for run in reversed(self.sessions) if result and (trial, result.number) in run.attempts)
         return next((run.info.code or "" for run in runs), "")
+
+    @property
+    def code_changed_since(self) -> float | None:
+        """When the last job started, in Unix seconds, if the files of `code` have changed since."""
+        last = self.sessions[-1].info if self.sessions else None
+        now = self.sweep.code_digest if isinstance(self.sweep, ProgramSweep) else ""
+        return last.time if last and now and last.code_digest != now else None
 
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""

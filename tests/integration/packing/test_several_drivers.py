@@ -102,3 +102,21 @@ def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers):
     assert outcomes.keys() == {"finished", "stopped"}
     assert outcomes.total() == 12
     assert outcomes["stopped"] >= 4
+
+
+def test_trials_run_again_once_their_code_has_changed(drivers):
+    """Of a file that changes while a job runs, the job has read the content with which it has started."""
+    code, slots = drivers.project.folder / "train.py", {"gpus_per_node": 0, "slots_per_node": 1}
+    code.write_text("1")
+    drivers.write(command="echo {n} >> ran.txt; sleep 1", grid={"n": [0, 1]}, slots=slots, code=["train.py"])
+    first = drivers.start(0)
+    wait_until(drivers.ran, what="the first trial to start", while_running=first)
+    code.write_text("2")
+    drivers.end(first)
+    assert drivers.ran() == {"0": 1, "1": 1}
+    assert "`code` has changed since this job started" in drivers.output(first)
+    for _ in range(2):
+        drivers.end(drivers.start(0))
+    assert drivers.ran() == {"0": 2, "1": 2}
+    assert "2 of 2 trials pending (`code` has changed since the job of" in drivers.output(drivers.started[1])
+    assert "has changed" not in drivers.output(drivers.started[2])

@@ -7,8 +7,10 @@ changes results, increment RESULT_VERSION, and these digests.
 from pathlib import Path
 
 import pytest
-from trainyard.config.load import check_config, read_config
+from trainyard.config.load import ConfigError, check_config, read_config
 from trainyard.config.trials import expand, fit_digest, result_digest
+from trainyard.config.user_programs import code_digest
+from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.files import digest_of
 
 ROOT = Path(__file__).parents[3]
@@ -75,3 +77,33 @@ def test_identities_of_a_config_with_many_options():
 )
 def test_identities_of_the_ready_made_configs(name, expected):
     assert digest_of(identities(read_config(ROOT / f"config/{name}.yaml")), length=10) == expected
+
+
+def test_the_content_of_code_identifies_a_trial_and_nothing_else_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("src/deep").mkdir(parents=True)
+    Path("train.py").write_text("1")
+    Path("src/deep/model.py").write_text("2")
+    sweep = EXAMPLE["sweeps"]["program"]
+
+    def names(**options):
+        code_digest.cache_clear()  # as in another process
+        found = check_config({"sweeps": {"program": {**sweep, **options}}}).sweeps["program"]
+        space = TrialSpace(found, "data")
+        return [*space.trials, space.digest]
+
+    none, first = names(), names(code=["train.py", "src/"])
+    assert not set(none) & set(first)
+    Path("src/__pycache__").mkdir()
+    Path("src/__pycache__/model.pyc").write_text("3")
+    Path("other.py").write_text("4")
+    assert names(code=["train.py", "src/"]) == first
+    Path("src/deep/model.py").rename("src/model.py")
+    assert not set(names(code=["train.py", "src/"])) & set(first), "a module has another name"
+    Path("src/model.py").rename("src/deep/model.py")
+    assert names(code=["train.py", "src/"]) == first
+    Path("src/deep/model.py").write_text("5")
+    assert not set(names(code=["train.py", "src/"])) & set(first)
+    assert names() == none
+    with pytest.raises(ConfigError, match=r"sweeps\.program\.code: .*missing\.py cannot be read \(No such file"):
+        names(code=["missing.py"])
