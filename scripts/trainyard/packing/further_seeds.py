@@ -8,7 +8,7 @@ from trainyard.config.trials import with_seed
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.planning.journal import Suggested
 from trainyard.planning.sweep_state import SweepState, Task, is_placeholder
-from trainyard.results.ranking import Configuration, Ranking, describe_ranking, rank_sweep
+from trainyard.results.ranking import Configuration, describe_ranking, rank_sweep
 from trainyard.utils.errors import FinalError
 from trainyard.utils.event_log import read_clock
 
@@ -45,7 +45,7 @@ class FurtherSeeds:
         if state is None or not self.undrawn:
             return []
         space, ranking = state.space, rank_sweep(state)
-        leaders = find_leaders(ranking, space.sweep.repeat_best)
+        leaders = ranking.best(space.sweep.repeat_best)
         if not leaders:
             raise FinalError(f"repeat_best has no configuration to repeat: {describe_ranking(ranking)[0]}")
         repeats, attrs = range(1, space.sweep.repeats), {"selection": space.selection}
@@ -59,7 +59,7 @@ class FurtherSeeds:
     def _choose_fill(self, seconds: float) -> tuple[list[Suggested], str | None]:
         """The least seed that some leader has not had, the same for all, of the first of them."""
         state = self._order.state_now()
-        space, leaders = state.space, find_leaders(rank_sweep(state), FILLED_BEST)
+        space, leaders = state.space, rank_sweep(state).best(FILLED_BEST)
         shortest = min((_seconds_of(state, each) for each in leaders), default=math.inf)
         for repeat in itertools.count(space.sweep.repeats) if shortest <= seconds else ():
             for each in leaders:
@@ -79,11 +79,6 @@ class FurtherSeeds:
             params={},
             attrs=attrs,
         )
-
-
-def find_leaders(ranking: Ranking, count: int | None) -> list[Configuration]:
-    """The best configurations, without those of which a trial diverged or was stopped."""
-    return [each for each in ranking.counting if not each.is_incomplete][:count]
 
 
 def _seconds_of(state: SweepState, configuration: Configuration) -> float:

@@ -47,7 +47,7 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
     sign = 1.0 if is_better_higher else -1.0
     means = np.array([sign * np.mean(list(each.values())) for each in runs])
     rng = np.random.default_rng(0)  # the same trials have the same answer
-    variances, freedom, shared = _noise(runs, means)
+    variances, freedom, shared = _noise(runs)
     draws = _draw_means(means, variances, freedom, rng)
     expected = draws.mean(axis=0)
     leader, following = (int(each) for each in np.argsort(-expected, kind="stable")[:2])
@@ -56,7 +56,7 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
     count = int(np.searchsorted(np.cumsum(chances[order]), SURE)) + 1
     tied = (int(each) for each in order[count:] if means[each] == means[leader])
     tails = [(1 - SURE) / 2, (1 + SURE) / 2]
-    over_seeds = draws[:, leader] + shared * rng.standard_t(max(1, len(runs[leader]) - 1), len(draws))
+    over_seeds = draws[:, leader] + shared[leader] * rng.standard_t(max(1, len(runs[leader]) - 1), len(draws))
     low, high = sorted(sign * each for each in np.quantile(over_seeds, tails))
     lead_low, lead_high = np.quantile(draws[:, leader] - draws[:, following], tails)
     return Evidence(
@@ -69,25 +69,28 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
     )
 
 
-def _noise(runs: Sequence[Mapping[str, float]], means: "Array") -> tuple["Array", int, float]:
-    """The variance of each mean, the degrees of freedom of the estimate, and the standard error that all means share.
+def _noise(runs: Sequence[Mapping[str, float]]) -> tuple["Array", int, "Array"]:
+    """Of each mean the variance, its degrees of freedom, and of each the standard error that it shares with others.
 
-    If all configurations have the same seeds, a seed shifts all of them, which does not change their differences.
+    A seed shifts all configurations that have it. Only if all have the same seeds, this does not change the differences
+    between them, and is no part of the variance.
     """
     import numpy as np
 
-    seeds = list(runs[0])
-    if all(set(each) == set(seeds) for each in runs):
-        values = np.array([[each[seed] for seed in seeds] for each in runs])
-        by_seed = values.mean(axis=0)
-        residuals = values - values.mean(axis=1, keepdims=True) - by_seed + values.mean()
-        freedom = (len(runs) - 1) * (len(seeds) - 1)
-        shared = float(by_seed.std(ddof=1)) / len(seeds) ** 0.5
-    else:
-        residuals = np.concatenate([np.array(list(each.values())) - np.mean(list(each.values())) for each in runs])
-        freedom, shared = sum(len(each) - 1 for each in runs), 0.0
-    variance = float((residuals**2).sum()) / freedom
-    return variance / np.array([len(each) for each in runs]), freedom, shared
+    alike: dict[frozenset[str], list[int]] = {}
+    for number, each in enumerate(runs):
+        alike.setdefault(frozenset(each), []).append(number)
+    squares, freedom, shared = 0.0, 0, np.zeros(len(runs))
+    for seeds, numbers in alike.items():
+        values = np.array([[runs[number][seed] for seed in seeds] for number in numbers])
+        residuals, by_seed = values - values.mean(axis=1, keepdims=True), values.mean(axis=0)
+        if len(numbers) > 1 and len(seeds) > 1:
+            shared[numbers] = by_seed.std(ddof=1) / len(seeds) ** 0.5
+        if len(alike) == 1:
+            residuals += values.mean() - by_seed
+        squares += float((residuals**2).sum())
+        freedom += (len(numbers) - (len(alike) == 1)) * (len(seeds) - 1)
+    return squares / freedom / np.array([len(each) for each in runs]), freedom, shared
 
 
 def _draw_means(means: "Array", variances: "Array", freedom: int, rng: "np.random.Generator") -> "Array":

@@ -16,6 +16,7 @@ from trainyard.results.evidence import SURE, Evidence, weigh
 
 FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
 NAMED: Final = 5  # configurations that may be the best, in words
+DECIDED_BY: Final = 5, 3  # configurations, and further seeds of each, by which the answer is much surer
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Ranking:
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
+    remedy: str = ""  # of one run each: what would tell more, and the options for it
 
     def __post_init__(self) -> None:
         compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
@@ -95,6 +97,10 @@ class Ranking:
         self.scores = {trial.trial: trial.score for each in self.configurations for trial in each.trials}
         # Whether a configuration has several trials, which differ in their seed.
         self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
+
+    def best(self, count: int | None) -> list[Configuration]:
+        """The first configurations, without those of which a trial diverged or was stopped."""
+        return [each for each in self.counting if not each.is_incomplete][:count]
 
 
 def rank_sweep(state: SweepState) -> Ranking:
@@ -114,7 +120,23 @@ def rank_sweep(state: SweepState) -> Ranking:
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
     ranked = rank_configurations(trials, chosen)
-    return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
+    ranking = Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
+    ranking.remedy = _describe_remedy(state, ranking)
+    return ranking
+
+
+def _describe_remedy(state: SweepState, ranking: Ranking) -> str:
+    """The further seeds that would tell more of the best configurations; "" if they have some, or cannot have any."""
+    sweep, leaders = state.sweep, ranking.best(DECIDED_BY[0])
+    has_seeds = ranking.has_seeds or sweep.repeats > 1 or any(map(is_seed, sweep.varied_keys))
+    if has_seeds or len(leaders) < 2 or sweep.seed_key is None or not isinstance(sweep.first_seed, int):
+        return ""
+    count, seeds = len(leaders), DECIDED_BY[1]
+    ends = [state.result(each.trials[0].trial) for each in leaders]
+    seconds = seeds * sum((end and state.seconds_of(end)) or 0.0 for end in ends)
+    minutes = f"{seconds / 60 * state.max_slots.units_per_trial:.2g} {sweep.slots.unit}-minutes"
+    options = f"`repeats: {seeds + 1}` and `repeat_best: {count}`"
+    return f": {seeds} more seeds of the best {count} ({count * seeds} trials, {minutes}) tell more: set {options}"
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
@@ -195,7 +217,11 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     elif len(ranking.leaders) > 1:
         return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
     if others:
-        doubt = "" if ranking.evidence or ranking.metric == FALLBACK else "; with one run each, chance may have decided"
+        doubt = (
+            ""
+            if ranking.evidence or ranking.metric == FALLBACK
+            else f"; with one run each, chance may have decided{ranking.remedy}"
+        )
         lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
     return lines
 

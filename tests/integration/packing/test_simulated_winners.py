@@ -1,0 +1,34 @@
+"""Simulated sweeps: which winner is named, and whether what is said of it is true. benchmarks/winner.py in small."""
+
+import statistics
+
+import pytest
+import winner
+
+
+def share(values):
+    return 100 * statistics.fmean(values)
+
+
+@pytest.mark.parametrize("case", ["repeats: 3", "repeats: 3, repeat_best: 5", "the same, seeds with an effect"])
+def test_what_is_said_is_true_as_often_as_it_says(case):
+    found = winner.simulate(case, 100)
+    assert share(each.has_difference for each in found) >= 80
+    assert share(each.has_value for each in found) >= 85
+    assert share(each.has_best for each in found) >= 86
+
+
+def test_three_runs_of_five_leaders_tell_more_than_two_of_all():
+    single, few, all_twice = (
+        winner.simulate(case, 200) for case in ("one run each", "repeats: 4, repeat_best: 5", "repeats: 2")
+    )
+    assert few[0].runs < all_twice[0].runs
+    regrets = [statistics.fmean(each.regret for each in found) for found in (few, all_twice, single)]
+    assert regrets == sorted(regrets)
+
+
+def test_further_seeds_in_idle_slots_name_the_wrong_winner_less_often():
+    cases = ("4 slots, one run each", "8 slots, fill")
+    without, filled = (winner.simulate(case, 60) for case in cases)
+    assert statistics.fmean(each.runs for each in filled) > 22
+    assert sum(each.regret for each in filled) < sum(each.regret for each in without)
