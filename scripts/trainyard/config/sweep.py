@@ -391,7 +391,6 @@ def _number_or_text(value: Any) -> str:
 
 
 MAX_JOBS: Final = 100
-MAX_REPEATS: Final = 10_000
 JobCount = Annotated[
     Annotated[int, Field(ge=1, le=MAX_JOBS), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
     Discriminator(_number_or_text),
@@ -645,10 +644,8 @@ class Sweep(Section):
         "need at most 2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets "
         "the deadline.",
     )
-    repeats: int = Field(
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,
-        ge=1,
-        le=MAX_REPEATS,
         description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
         "once, then again. A search draws each configuration from the means of the others.",
         exclude_if=_is_one,

@@ -112,7 +112,7 @@ class LiveView:
             log.info("%s", self._end_line(event))
 
     def _count(self, event: Ended) -> None:
-        if event.trial in self._plan.state.space.fills:
+        if event.trial in self._plan.state.space.optional:
             return
         self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:

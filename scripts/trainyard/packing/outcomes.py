@@ -120,10 +120,9 @@ class OutcomeHandler:
         if slot.is_cancelled and not self._queue.is_closed:
             self._handle_cancelled(slot, end)
             return False
-        is_needed = slot.task is None or slot.task.trial not in self._order.space.fills
         match end.status:
             case TrialStatus.INTERRUPTED:
-                self.interrupted += is_needed
+                self.interrupted += slot not in self._pool.fills
                 self.interrupted_themselves += end.interrupts_itself
                 self._recorder.record_end(slot, end)
                 if not end.interrupts_itself:
@@ -158,10 +157,6 @@ class OutcomeHandler:
         The trial is retried on another slot, unless it has diverged before: many programs fail then.
         """
         path = end.output or str(self._recorder.write_log(slot, end.traceback or end.error))
-        if slot.task and slot.task.trial in self._order.space.fills:
-            self._recorder.record_end(slot, end, log=path, retried=False)
-            self._pool.replace_worker(slot)
-            return
         reason = find_divergence(end.metrics, self._monitored)
         if reason and not MACHINE_ERROR.search(end.error):
             self._record_diverged(slot, replace(end, error=reason), failure=end.error, log=path)
@@ -176,7 +171,7 @@ class OutcomeHandler:
         assert slot.task is not None
         assert slot.attempt is not None
         task, took = slot.task, time.monotonic() - slot.began
-        is_retried = self._failures.record_failure(
+        is_retried = slot not in self._pool.fills and self._failures.record_failure(
             TrialFailure(task.trial, slot.place, end.error, took, end.exit_code, task.values)
         )
         self._recorder.record_end(slot, end, log=path, retried=is_retried)

@@ -143,9 +143,10 @@ class Packer:
             if self._queue.poll():
                 self._end_cancelled()
                 self._wake_idle()
-            if not self._queue.waiting and not self._needed:
+            if not self._queue.waiting and len(self._pool.fills) == len(self._pool.running):
                 return  # the other workers start too late or never; their node may be down
-            self._end_fills()
+            for slot in self._end_fills() if self._queue.waiting else ():
+                self._pool.replace_worker(slot)
             self._pool.check_startable()
             answers = {slot.answer: slot for slot in busy}
             ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._wait_seconds(busy), fetch_local=False)
@@ -157,20 +158,12 @@ class Packer:
             if not ready and not self._handle_overdue(busy) and self._limits.seconds_left() == 0:
                 return
 
-    @property
-    def _needed(self) -> list[Slot]:
-        """The slots that run a trial which the sweep needs."""
-        return [slot for slot in self._pool.running if not self._is_fill(slot.task)]
-
-    def _is_fill(self, task: Task | None) -> bool:
-        return task is not None and task.trial in self._order.space.fills
-
-    def _end_fills(self) -> None:
-        """End the trials that fill slots if the sweep needs these."""
-        for slot in self._pool.running if self._queue.waiting else ():
-            if self._is_fill(slot.task):
-                self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED, error=FILLED))
-                self._pool.replace_worker(slot)
+    def _end_fills(self) -> list[Slot]:
+        """Record that the trials which fill slots have ended; returns these slots."""
+        fills = self._pool.fills
+        for slot in fills:
+            self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED, error=FILLED))
+        return fills
 
     def _wait_seconds(self, busy: list[Slot]) -> float:
         """Seconds until a message is overdue, the deadline is reached, or the journal or Ray must be looked at."""
@@ -232,18 +225,16 @@ class Packer:
 
     def _record_interrupted(self) -> int:
         """Record the attempts that still run as interrupted; returns how many the sweep needs."""
-        running, needed = self._pool.running, len(self._needed)
+        self._end_fills()
+        running = self._pool.running
         for slot in running:
             assert slot.task is not None
-            if self._is_fill(slot.task):
-                self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED, error=FILLED))
-                continue
             if self._limits.seconds_left() == 0 and self._setup.can_resume and slot.task.is_function:
                 checkpoints = self._setup.checkpoint_folder(slot.task)
                 if not (checkpoints.exists() and any(checkpoints.iterdir())):
                     log.warning(LOSS_WARNING, slot.task.trial)
             self._recorder.record_end(slot, TrialEnded(status=TrialStatus.INTERRUPTED))
-        return needed
+        return len(running)
 
     def _check_complete(self, interrupted: int) -> None:
         left = self._queue.waiting + interrupted
@@ -345,7 +336,8 @@ class Packer:
 
         If there is none, the slot keeps its GPU, since a failed trial may be retried on it.
         """
-        task = self._queue.take(slot.place, self._pool.places, self._order.places) or self._find_fill()
+        task = self._queue.take(slot.place, self._pool.places, self._order.places)
+        task = task or self._queue.fill(self._pool.running_seconds)
         if task is None:
             return
         seconds = task.expected_seconds
@@ -376,10 +368,6 @@ class Packer:
         )
         slot.began, slot.paused_before = time.monotonic(), self._order.paused_seconds
         slot.expect(Phase.RUNNING, slot.worker.begin.remote(request), due=slot.began + self._limits.kill_seconds(task))
-
-    def _find_fill(self) -> Task | None:
-        needed, running = [slot.task.trial for slot in self._needed if slot.task], self._pool.running_seconds
-        return self._queue.fill({trial: running[trial] for trial in needed})
 
 
 def can_see_gpu() -> bool:

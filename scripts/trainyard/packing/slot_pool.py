@@ -136,6 +136,11 @@ class SlotPool:
         return [slot for slot in self.slots if slot.task is not None]
 
     @property
+    def fills(self) -> list[Slot]:
+        """Those that run a trial which the sweep does not need."""
+        return [slot for slot in self.running if slot.task and slot.task.trial in self._order.space.optional]
+
+    @property
     def running_seconds(self) -> dict[str, float]:
         """For how long each running trial has been running."""
         now = time.monotonic()

@@ -99,7 +99,7 @@ class TrialQueue:
     @property
     def waiting(self) -> int:
         """How many trials have not started."""
-        return 0 if self.is_closed else len(self._tasks) + self._remaining + self._seeds.undrawn
+        return 0 if self.is_closed else len(self._tasks) + self._remaining + self._order.space.unchosen
 
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
@@ -123,17 +123,14 @@ class TrialQueue:
         return None
 
     def fill(self, running: Mapping[str, float]) -> Task | None:
-        """A trial for a slot that this job has no other for, shorter than what is left of one that is `running`.
-
-        `running` has for how many seconds trials have been running; others than these are not needed.
-        """
-        if not self._order.space.sweep.fill or self._order.is_held or self.is_closed or self.waiting:
+        """A trial for a slot without one that ends before one of those that are `running`, for so many seconds."""
+        if not self._order.space.sweep.fill or self.is_closed or self.waiting:
             return None
-        if self._predict is None or not running:
+        needed = {trial: seconds for trial, seconds in running.items() if trial not in self._order.space.optional}
+        predicted = self._predict(list(needed), self._finished) if self._predict else None
+        if predicted is None:
             return None
-        if (predicted := self._predict(list(running), self._finished)) is None:
-            return None
-        return self._seeds.fill(float((predicted.seconds - np.array(list(running.values()))).max()))
+        return self._seeds.fill(float((predicted.seconds - np.array(list(needed.values()))).max()))
 
     def _claim(self, task: Task, places: Sequence[SlotLocation], all_places: Sequence[SlotLocation]) -> bool:
         """Claim a task, and some of those that follow it and may run here; False if another job has it."""
@@ -170,7 +167,7 @@ class TrialQueue:
 
     def _draw_seeds(self) -> bool:
         can_draw = not self._tasks and not self._remaining and self._may_suggest()
-        return can_draw and self._seeds.undrawn > 0 and self._seeds.draw()
+        return can_draw and self._order.space.unchosen > 0 and self._seeds.draw()
 
     def _give_back(self, trials: Iterable[str]) -> None:
         """Give back those of these trials that this job has claimed, and will not start now."""
@@ -186,7 +183,7 @@ class TrialQueue:
             self._order.await_others()
             has_drawn = self._draw_seeds()
             self._take_changes()
-            if has_drawn or self._tasks or not self._seeds.undrawn or not self._order.describe_others():
+            if has_drawn or self._tasks or not self._order.space.unchosen or not self._order.describe_others():
                 break
             if self._order.is_held or not self._may_suggest():
                 break

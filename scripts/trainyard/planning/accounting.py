@@ -240,7 +240,7 @@ class _MeasuredJob:
         measured = last_end - run.first_start if last_end and run.first_start else None
         attempts = [each for other in self.beside for each in self._attempts_of(other) if each.end >= run.start]
         final = {each.trial for each in attempts if each.outcome in FINAL}
-        is_complete = len(final - self.state.space.fills) == run.info.pending
+        is_complete = len(final - self.state.space.optional) == run.info.pending
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}
 

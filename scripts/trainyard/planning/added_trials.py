@@ -22,9 +22,7 @@ from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
-GROWING: Final = frozenset(
-    {"grid", "trials", "sample", "repeats", "repeat_best", "fill"}
-)  # options that may gain trials
+GROWING: Final = frozenset({"grid", "trials", "sample", "repeats", "repeat_best", "fill"})  # may gain trials
 log = logging.getLogger(__name__)
 
 

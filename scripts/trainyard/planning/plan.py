@@ -103,7 +103,9 @@ def read_state(
         measured=max(fractions, key=lambda each: each.time, default=None),
         gpu_models=tuple(gpu_models),
     )
-    state.space.leave_out(trial for trial in state.space.fills if state.result(trial) is None)
+    for trial in state.space.optional:
+        if state.result(trial) is None:
+            del state.trials[trial]
     return state
 
 

@@ -67,8 +67,8 @@ class TrialSpace:
         self.sweep, self.dataset_digest = sweep, dataset_digest
         self.suggestions: list[Suggestion] = []  # of the search
         self.further = set[str]()  # trials with further seeds of the best configurations
-        self.fills = set[str]()  # those of them that the sweep does not need, but had an idle slot for
-        self._chosen = list[str | None]()  # of each of their draws, `selection`; None of `fills`
+        self.optional = set[str]()  # those of them that count if they have a result, but need not run
+        self._chosen = list[str]()  # of each of their draws, `selection`; "" if it filled an idle slot
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
         self.trials |= self._placeholders(after=len(self.suggestions))
@@ -133,13 +133,6 @@ class TrialSpace:
         """Configurations that the search will still draw."""
         return self.sweep.draw_count - len(self.suggestions)
 
-    def leave_out(self, fills: Iterable[str]) -> None:
-        """Leave out trials that filled slots, as if they had not been drawn: they have no result."""
-        for name in list(fills):
-            del self.trials[name]
-            self.fills.discard(name)
-            self.further.discard(name)
-
     def suggestion(self, event: Suggested) -> Suggestion:
         """A configuration that the search has drawn."""
         trial = make_trial(self.sweep, event.values)
@@ -155,12 +148,13 @@ class TrialSpace:
                 self.trials[found.name] = found.trial
         new = set[str]()
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
-            found = self.suggestion(event)
-            self._chosen.append(event.attrs.get("selection"))
-            if found.name not in self.trials:
+            found, selection = self.suggestion(event), event.attrs["selection"]
+            self._chosen.append(selection)
+            if found.name not in self.trials or found.name in self.optional:
                 self.trials[found.name] = found.trial
-                (new if "selection" in event.attrs else self.fills).add(found.name)
-        self.further |= new | self.fills
+                self.further.add(found.name)
+                (new if selection == self.selection else self.optional).add(found.name)
+        self.optional -= new
         return new
 
     @cached_property
@@ -369,7 +363,7 @@ class SweepState:
     def unfinished(self) -> list[str]:
         """Trials without a result, which must run, in the config's order."""
         cancelled = self.requests.cancelled
-        spared = cancelled | self.space.fills
+        spared = cancelled | self.space.optional
         return [name for name in self.trials if name not in spared and self.end(name) is None]
 
     @property

@@ -16,7 +16,7 @@ from trainyard.results.evidence import SURE, Evidence, weigh
 
 FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
 NAMED: Final = 5  # configurations that may be the best, in words
-DECIDED_BY: Final = 5, 3  # configurations, and further seeds of each, by which the answer is much surer
+MORE_SEEDS: Final = 3  # of these, by which the answer is much surer
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,15 @@ def rank_sweep(state: SweepState) -> Ranking:
 
 def _describe_remedy(state: SweepState, ranking: Ranking) -> str:
     """The further seeds that would tell more of the best configurations; "" if they have some, or cannot have any."""
-    sweep, leaders = state.sweep, ranking.best(DECIDED_BY[0])
-    has_seeds = ranking.has_seeds or sweep.repeats > 1 or any(map(is_seed, sweep.varied_keys))
-    if has_seeds or len(leaders) < 2 or sweep.seed_key is None or not isinstance(sweep.first_seed, int):
+    sweep, leaders = state.sweep, ranking.best(NAMED)
+    has_own = any(map(is_seed, sweep.varied_keys))
+    if has_own or not sweep.seed_key or not isinstance(sweep.first_seed, int) or len(leaders) < 2:
         return ""
-    count, seeds = len(leaders), DECIDED_BY[1]
     ends = [state.result(each.trials[0].trial) for each in leaders]
-    seconds = seeds * sum((end and state.seconds_of(end)) or 0.0 for end in ends)
+    seconds = MORE_SEEDS * sum((end and state.seconds_of(end)) or 0.0 for end in ends)
     minutes = f"{seconds / 60 * state.max_slots.units_per_trial:.2g} {sweep.slots.unit}-minutes"
-    options = f"`repeats: {seeds + 1}` and `repeat_best: {count}`"
-    return f": {seeds} more seeds of the best {count} ({count * seeds} trials, {minutes}) tell more: set {options}"
+    what = f"{MORE_SEEDS} more seeds of the best {len(leaders)} ({MORE_SEEDS * len(leaders)} trials, {minutes})"
+    return f": {what} tell more: set `repeats: {MORE_SEEDS + 1}` and `repeat_best: {len(leaders)}`"
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
@@ -151,12 +150,7 @@ def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Confi
         found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
     return sorted(
         (Configuration(*each) for each in found.values()),
-        key=lambda each: (
-            each.mean is None,
-            each.mean is not None and each.is_incomplete,
-            not each.is_fresh,
-            _cost(each.mean, mode),
-        ),
+        key=lambda each: (not each.n, each.n > 0 and each.is_incomplete, not each.is_fresh, _cost(each.mean, mode)),
     )
 
 
@@ -217,11 +211,8 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     elif len(ranking.leaders) > 1:
         return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
     if others:
-        doubt = (
-            ""
-            if ranking.evidence or ranking.metric == FALLBACK
-            else f"; with one run each, chance may have decided{ranking.remedy}"
-        )
+        has_doubt = not (ranking.evidence or ranking.metric == FALLBACK)
+        doubt = f"; with one run each, chance may have decided{ranking.remedy}" * has_doubt
         lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
     return lines
 

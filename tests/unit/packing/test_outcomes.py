@@ -32,6 +32,7 @@ def handler(journal, *, places=(), monitored_metrics=()):
     queue = TrialQueue(limits=limits, failures=failures, order=order, source=None, predict=None)
     replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, listeners=[])
     pool = SimpleNamespace(
+        fills=[],
         running_seconds={},
         known_places=places,
         places=places,
