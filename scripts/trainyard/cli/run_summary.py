@@ -136,6 +136,7 @@ class RunSummary:
         best, *more = describe_ranking(ranking)
         best = f"so far: {best}" if self.interrupted else best
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
+        lines += [ranking.remedy] * (bool(ranking.remedy) and not state.unfinished)
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)

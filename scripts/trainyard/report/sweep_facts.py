@@ -17,13 +17,10 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
 from trainyard.results.best_config import FILE
-from trainyard.results.ranking import FALLBACK, Ranking
+from trainyard.results.ranking import Ranking
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
-LEADERS: Final = 5  # of single runs, those worth more seeds
-MAX_LEADERS: Final = 10  # of which more seeds are advised
-NEW_SEEDS: Final = 3  # with five leaders, the wrong winner in 45 instead of 59 % of simulated sweeps
 NEAR: Final = 0.05  # of a range: close to its end
 MIN_VALUES: Final = 3  # different values of a key: of two, the best one is always at an end of the range
 ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED, TrialStatus.UNREADABLE,
@@ -192,22 +189,9 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     if left := len(state.unfinished) - failed:
         steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
     if ranking.best_trial:
-        steps += [*_list_deciding(state, ranking), *_list_edges(state, ranking)]
+        steps += [*filter(None, [ranking.remedy]), *_list_edges(state, ranking)]
         steps.append(f"Train the best configuration again: {state.folder / FILE} says how.")
     return steps
-
-
-def _list_deciding(state: SweepState, ranking: Ranking) -> Iterator[str]:
-    """What decides which of the configurations that may be the best is the best one, and what it takes."""
-    chosen = ranking.leaders if ranking.evidence else ranking.counting[:LEADERS]
-    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == FALLBACK:
-        return
-    which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
-    results = [state.result(trial.trial) for each in chosen for trial in each.trials]
-    seconds = [spent for each in results if each and (spent := state.seconds_of(each))]
-    each_takes = f" of about {format_duration(sum(seconds) / len(seconds))}" if seconds else ""
-    trials = f"{count_of(NEW_SEEDS * len(chosen), 'trial')}{each_takes}"
-    yield f"To decide between {which}: run {NEW_SEEDS} new seeds of each, the same for all, which is {trials}."
 
 
 def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:

@@ -16,7 +16,8 @@ from trainyard.results.evidence import SURE, Evidence, weigh
 
 FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
 NAMED: Final = 5  # configurations that may be the best, in words
-MORE_SEEDS: Final = 3  # of these, by which the answer is much surer
+MAX_LEADERS: Final = 10  # of which more seeds are advised
+MORE_SEEDS: Final = 3  # with five leaders, the wrong winner in 46 instead of 65 % of simulated sweeps
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Ranking:
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
-    remedy: str = ""  # of one run each: what would tell more, and the options for it
+    remedy: str = ""  # what would decide between those that may be the best
 
     def __post_init__(self) -> None:
         compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
@@ -126,16 +127,21 @@ def rank_sweep(state: SweepState) -> Ranking:
 
 
 def _describe_remedy(state: SweepState, ranking: Ranking) -> str:
-    """The further seeds that would tell more of the best configurations; "" if they have some, or cannot have any."""
-    sweep, leaders = state.sweep, ranking.best(NAMED)
-    has_own = any(map(is_seed, sweep.varied_keys))
-    if has_own or not sweep.seed_key or not isinstance(sweep.first_seed, int) or len(leaders) < 2:
+    """What decides which of the configurations that may be the best is the best one; "" if it is only one, or many."""
+    sweep, chosen = state.sweep, ranking.leaders if ranking.evidence else ranking.best(NAMED)
+    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == FALLBACK:
         return ""
-    ends = [state.result(each.trials[0].trial) for each in leaders]
-    seconds = MORE_SEEDS * sum((end and state.seconds_of(end)) or 0.0 for end in ends)
-    minutes = f"{seconds / 60 * state.max_slots.units_per_trial:.2g} {sweep.slots.unit}-minutes"
-    what = f"{MORE_SEEDS} more seeds of the best {len(leaders)} ({MORE_SEEDS * len(leaders)} trials, {minutes})"
-    return f": {what} tell more: set `repeats: {MORE_SEEDS + 1}` and `repeat_best: {len(leaders)}`"
+    which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
+    results, count = [state.result(trial.trial) for each in chosen for trial in each.trials], MORE_SEEDS * len(chosen)
+    seconds = [spent for each in results if each and (spent := state.seconds_of(each))]
+    minutes = count * statistics.mean(seconds or [0.0]) * state.max_slots.units_per_trial / 60
+    trials = f"{count} trials" + f", {minutes:.2g} {sweep.slots.unit}-minutes" * bool(seconds)
+    has_own = any(map(is_seed, sweep.varied_keys)) and sweep.repeats == 1
+    can_repeat = sweep.repeats_of_all == 1 and sweep.seed_key and isinstance(sweep.first_seed, int) and not has_own
+    options = f" (`repeats: {sweep.repeats + MORE_SEEDS}` and `repeat_best: {len(chosen)}`)" if can_repeat else ""
+    return (
+        f"To decide between {which}: run {MORE_SEEDS} new seeds of each, the same for all{options}, which is {trials}."
+    )
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
@@ -211,8 +217,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     elif len(ranking.leaders) > 1:
         return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
     if others:
-        has_doubt = not (ranking.evidence or ranking.metric == FALLBACK)
-        doubt = f"; with one run each, chance may have decided{ranking.remedy}" * has_doubt
+        doubt = "" if ranking.evidence or ranking.metric == FALLBACK else "; with one run each, chance may have decided"
         lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
     return lines
 

@@ -126,7 +126,8 @@ def test_a_best_value_within_its_range_asks_for_more_seeds_only(tmp_path):
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.more[0].endswith("; with one run each, chance may have decided")
     assert summary.next_steps == [
-        "To decide between the first 4: run 3 new seeds of each, the same for all, which is 12 trials of about 10 s.",
+        "To decide between the first 4: run 3 new seeds of each, the same for all, which is 12 trials, "
+        "1.9 GPU-minutes.",
         f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how.",
     ]
 

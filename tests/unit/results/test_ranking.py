@@ -191,14 +191,13 @@ def test_what_was_stopped_early_is_not_compared(tmp_path):
 def test_with_one_run_each_the_answer_says_what_would_decide_it(tmp_path):
     """A second each on a GPU: three more seeds of two configurations take six."""
     state = swept(tmp_path, {"rmse": 3.0}, {"rmse": 1.0}, args={"seed": 3}, grid={"lr": [0.1, 0.2]})
-    line = describe_ranking(rank_sweep(state))[-1]
-    assert line.endswith(
-        "; with one run each, chance may have decided: 3 more seeds of the best 2 (6 trials, 0.1 GPU-minutes) tell "
-        "more: set `repeats: 4` and `repeat_best: 2`"
+    assert rank_sweep(state).remedy == (
+        "To decide between the first 2: run 3 new seeds of each, the same for all (`repeats: 4` and `repeat_best: 2`), "
+        "which is 6 trials, 0.1 GPU-minutes."
     )
     check_config({"sweeps": {"s": {**SWEEP, "args": {"seed": 3}, "grid": {"lr": [0.1, 0.2]}, "repeats": 4,
                                    "repeat_best": 2}}})  # fmt: skip
     diverged = swept(tmp_path / "b", {"rmse": 3.0}, (DIVERGED, {}), args={"seed": 3}, grid={"lr": [0.1, 0.2]})
-    assert "more seeds" not in describe_ranking(rank_sweep(diverged))[-1]
+    assert rank_sweep(diverged).remedy == "", "one is left"
     without = swept(tmp_path / "c", {"rmse": 3.0}, {"rmse": 1.0}, grid={"lr": [0.1, 0.2]})
-    assert describe_ranking(rank_sweep(without))[-1].endswith("chance may have decided")
+    assert "the same for all, which is 6 trials" in rank_sweep(without).remedy, "the program has no seed that is known"
