@@ -108,10 +108,10 @@ class _TimedOrder(SharedOrder):
 
     measured = Measured()
 
-    def claim(self, trials: Any) -> bool:
+    def claim(self, trials: Any, *, seconds: float | None = None) -> bool:
         began = time.perf_counter()
         try:
-            return super().claim(trials)
+            return super().claim(trials, seconds=seconds)
         finally:
             self.measured.claims.append(time.perf_counter() - began)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import threading
 import time
@@ -83,6 +84,28 @@ def test_three_jobs_share_a_sweep(cluster, shared_dir):
     nothing_is_left(cluster)
     again = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
     assert "Nothing to be done" in again
+
+
+@pytest.mark.slow
+def test_two_jobs_keep_a_budget_and_the_sweep_ends_well(cluster, shared_dir):
+    config, hours = write_sweep(shared_dir, trials=100, lasts=4.0, jobs=2), 0.07
+    config["sweeps"]["s"]["budget"] = {"gpu_hours": hours}
+    plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    assert "budget: 0.07 of 0.07 GPU-hours left" in plan
+    assert "walltime: 2 min" in plan, "half of 4.2 minutes"
+    snakemake(cluster, shared_dir, config, "--", "sweeps")
+    done = read(shared_dir)
+    assert sum(run.end - run.job_start for run in done.sessions) <= 1.01 * 3600 * hours
+    assert len({run.info.job for run in done.sessions}) == 2
+    statuses = Counter(pd.read_csv(shared_dir / "results/sweeps/s/trials.csv")["status"])
+    assert 15 < statuses["finished"] < 60
+    assert statuses["finished"] + statuses["pending"] == 100, "none was interrupted"
+    assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    config["sweeps"]["s"]["budget"] = {"gpu_hours": 2 * hours}
+    plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
+    assert f"{statuses['pending']} of 100 trials pending" in plan
+    assert re.search(r"of 0\.14 GPU-hours left: about \d+ of these trials fit", plan)
+    nothing_is_left(cluster)
 
 
 @pytest.mark.slow

@@ -64,11 +64,12 @@ def status_view(
 
 
 def _describe_requests(state: SweepState) -> str:
-    """What users have requested with `control.py` and still holds; "" if nothing does."""
+    """What users have requested with `control.py` and still holds, and a budget that is reached; "" if nothing."""
     requests, cancelled = state.requests, state.cancelled
     return "; ".join(
         [
             *[f"paused since {format_time(since)}" for since in [requests.paused_at] if since],
+            *filter(None, [state.describe_budget()]),
             *[f"at most {count_of(jobs, 'job')}" for jobs in [requests.jobs] if jobs],
             *[f"{count_of(len(cancelled), 'trial')} cancelled" for _ in cancelled[:1]],
             *[f"first {trial}" for trial in state.unfinished if trial in requests.first],

@@ -6,6 +6,7 @@ import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
 from inspect import signature
@@ -600,6 +601,51 @@ Goal = Annotated[
 ]
 
 
+class Budget(Section):
+    """What a sweep may use: a trial starts only if it is predicted to end within it.
+
+    Trials that still run when it is reached save a checkpoint and end, and the sweep ends with the results that it has.
+    With a larger budget, the same command goes on.
+    """
+
+    gpu_hours: PositiveFloat | None = Field(
+        None,
+        description="GPU-hours of all jobs of the sweep, from the start of each to its end, as Slurm charges them: "
+        "start-up, idle GPUs, failed trials and earlier runs count. In a sweep without GPUs, CPU-hours.",
+    )
+    hours: PositiveFloat | None = Field(None, description="Hours from the start of the first job.")
+    until: Annotated[str, BeforeValidator(str)] | None = Field(
+        None, description="Date and time, such as `2026-12-01 08:00`; without an offset, in the time zone of the nodes."
+    )
+
+    @field_validator("until")
+    @classmethod
+    def _check_time(cls, until: str | None) -> str | None:
+        if until is not None:
+            try:
+                datetime.fromisoformat(until)
+            except ValueError:
+                message = "{until} is no date and time: write it as 2026-12-01 08:00"
+                raise PydanticCustomError("until", message, {"until": repr(until)}) from None
+        return until
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> "Budget":
+        if not (self.gpu_hours or self.hours or self.until):
+            raise PydanticCustomError("budget", "has no limit: give gpu_hours, hours or until")
+        return self
+
+    @property
+    def unit_seconds(self) -> float:
+        """GPU-seconds (in a sweep without GPUs, CPU-seconds) of all jobs; infinite without a limit."""
+        return math.inf if self.gpu_hours is None else 3600 * self.gpu_hours
+
+    def end_time(self, first_start: float) -> float:
+        """When all jobs must end, in Unix seconds, if the first has started at this time; infinite without a limit."""
+        hours = math.inf if self.hours is None else first_start + 3600 * self.hours
+        return min(hours, math.inf if self.until is None else datetime.fromisoformat(self.until).timestamp())
+
+
 Keep = Annotated[
     str, StringConstraints(pattern=r"^(all|metrics|best [1-9][0-9]*)$"), hint("use all, metrics or, say, best 5")
 ]
@@ -642,7 +688,8 @@ class Sweep(Section):
         description="Choose the number of jobs and of their GPUs, up to those of `slots`. `fastest`: the fewest "
         "GPU-hours among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that "
         "need at most 2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets "
-        "the deadline.",
+        "the deadline. It decides only what is requested; `budget` ends the sweep. With `cheapest`, its end is such a "
+        "deadline.",
     )
     repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,
@@ -663,6 +710,7 @@ class Sweep(Section):
         "last trial of the job has ended.",
         exclude_if=operator.not_,
     )
+    budget: Budget | None = Field(None, description="What the sweep may use.", exclude_if=_is_empty)
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
         0.5,

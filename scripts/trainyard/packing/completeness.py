@@ -71,6 +71,7 @@ def summarize_sweep(state: SweepState) -> str:
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
     parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
     parts += f", {failed} failed" + f", {left} to run" * bool(left)
+    parts += "; ".join(["", *filter(None, [state.describe_budget()])])
     return f"sweep {state.name}: {count_of(counts[TrialStatus.FINISHED], 'trial')} finished{parts}"
 
 
@@ -98,6 +99,8 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
     if result_count and len(failed) <= limit * total:
         return
     if not failed:
+        if text := state.describe_budget():
+            raise FinalError(f"sweep {state.name}: no trial has a result; {text}")
         if not (ran := total - len(state.cancelled)):
             raise FinalError(f"sweep {state.name}: all {total} trials are cancelled, so there is no result")
         raise FinalError(

@@ -305,8 +305,13 @@ def _run_trials(
     limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
     names = [name for name in names if order.may_run(name)]
-    expected, least = plan.forecast.seconds, plan.forecast.min_seconds
-    tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
+    expected, least, most = plan.forecast.seconds, plan.forecast.min_seconds, plan.forecast.max_seconds
+    tasks = [
+        plan.state.task(
+            name, expected_seconds=expected.get(name), min_seconds=least.get(name), max_seconds=most.get(name)
+        )
+        for name in names
+    ]
     sweep = plan.state.sweep
     retention = Retention(sweep, order.state_now) if isinstance(sweep, ProgramSweep) and sweep.keep != "all" else None
     tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
@@ -346,6 +351,8 @@ def _run_trials(
         rule=rule,
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
+        startup_seconds=plan.state.startup_seconds,
+        measured_seconds=max(plan.state.measured_seconds.values(), default=0.0),
         predict=plan.forecast.predict,
         may_end_early=plan.state.may_end_early,
         listeners=[view.update, *([search.update] if search else []), *([retention.note] if retention else [])],

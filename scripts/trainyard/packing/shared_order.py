@@ -14,9 +14,20 @@ from trainyard.config.sweep import Sweep
 from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
 from trainyard.planning.attempts import Attempt, Fold, group_by_trial
+from trainyard.planning.budget import Spending
 from trainyard.planning.claims import Entry, Fence
 from trainyard.planning.job_marks import RUN
-from trainyard.planning.journal import Event, Journal, Left, Released, Started, Suggested, TrialEvent, order_job_of
+from trainyard.planning.journal import (
+    BudgetReached,
+    Event,
+    Journal,
+    Left,
+    Released,
+    Started,
+    Suggested,
+    TrialEvent,
+    order_job_of,
+)
 from trainyard.planning.sweep_state import SweepState, Task, TrialSpace, is_placeholder
 from trainyard.utils.errors import UserError
 from trainyard.utils.guarded_process import wait_for_folder
@@ -63,6 +74,7 @@ class SharedOrder:
         self.cancelled = frozenset[str]()  # trials, by users
         self.is_held = False  # whether this session starts no trial: the sweep is paused, or has enough jobs
         self._configs = 0  # that were looked at
+        self._reservations: list[Entry] = []  # claims of trials that are predicted and have not ended, of a budget
         self.refresh()
         self._give_up(Life.GONE, Life.ENDED)
 
@@ -165,14 +177,18 @@ class SharedOrder:
 
         Half of a fair share: the last trials of all jobs then end at about the same time.
         """
+        if self._state.sweep.budget:  # each must fit what is left when it starts
+            return 1
         count = self.sharing
         size = math.ceil(waiting / (2 * count))
         if count > 1 or self._state.sweep.slots.most_jobs > 1:
             size = min(size, int(slots * BATCH_SECONDS / seconds) if seconds else slots)
         return max(1, size)
 
-    def claim(self, trials: Sequence[str]) -> bool:
+    def claim(self, trials: Sequence[str], *, seconds: float | None = None) -> bool:
         """Claim the first of the trials and those of the others that are open; False if the first one is not any more.
+
+        With a budget, also if the first one, which is predicted to take so many `seconds` at most, does not fit it.
 
         Raises:
             GivenUpError: this session was given up.
@@ -181,27 +197,68 @@ class SharedOrder:
             self.refresh()
             gone = self._taken | self.cancelled
             free = [trial for trial in trials if trial not in gone and self._is_open(trial)]
-            if self.is_held or not free or free[0] != trials[0]:
+            if self.is_held or not free or free[0] != trials[0] or (seconds or 0.0) > self.seconds_in_budget():
                 return False
-            if self._fold.claims.append(self._session, take=free):
+            if self._fold.claims.append(self._session, take=free, until=self._reserved_until(seconds)):
                 for trial in free:
                     self._opened.pop(trial, None)
                 return True
 
-    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]]) -> str | None:
+    def draw(
+        self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float | None = None
+    ) -> str | None:
         """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any.
+
+        `seconds` as in `claim`.
 
         Raises:
             GivenUpError: this session was given up.
         """
         while True:
             self.refresh()
-            if self.is_held:
+            if self.is_held or (seconds or 0.0) > self.seconds_in_budget():
                 return None
             draws, trial = choose()
-            if not draws or self._fold.claims.append(self._session, take=[trial] if trial else [], draws=draws):
+            take, until = [trial] if trial else [], self._reserved_until(seconds) if trial else None
+            if not draws or self._fold.claims.append(self._session, take=take, draws=draws, until=until):
                 self._extend()
                 return trial
+
+    # ---- the budget
+
+    def seconds_in_budget(self) -> float:
+        """How long a trial that starts now may take to fit the budget, negative if none does; infinite without one.
+
+        Other jobs count until their trials are predicted to have ended, as their claims tell.
+        """
+        spending = self.spending()
+        return spending.latest_end(self._session) - time.time() if spending else math.inf
+
+    def must_stop_by(self) -> float:
+        """When running trials must have ended because the budget is spent, in Unix seconds; infinite without one."""
+        spending = self.spending()
+        return spending.must_stop_by(time.time()) if spending else math.inf
+
+    def spending(self) -> Spending | None:
+        """What was spent of the budget by now, and is reserved; None without one."""
+        budget, now = self._state.sweep.budget, time.time()
+        if budget is None:
+            return None
+        live = [self._session, *(name for name in self._others() if self._watch.life_of(name) is not Life.GONE)]
+        ends = dict.fromkeys(live, now)
+        for entry in self._reservations:
+            if entry.session in ends and not self._is_closed(entry.take[0], entry):
+                ends[entry.session] = max(ends[entry.session], entry.until or 0.0)
+        return Spending(budget, self._fold.sessions, self._state.sweep.slots, ends)
+
+    def _reserved_until(self, seconds: float | None) -> float | None:
+        has_limit = self._state.sweep.budget and seconds
+        return round(time.time() + (seconds or 0.0), 4) if has_limit else None
+
+    def note_budget_reached(self) -> None:
+        """Record that no trial that is left fits the budget."""
+        assert self._state.sweep.budget is not None
+        self._journal.record(BudgetReached(budget=self._state.sweep.budget.model_dump()))
 
     def _extend(self) -> None:
         """Take up what was drawn since. A search claims what it draws; further seeds run in any job."""
@@ -241,7 +298,8 @@ class SharedOrder:
         if self._session in self._fold.claims.fences:
             raise GivenUpError("other jobs have given this one up, since it gave no sign of life for a while")
         ended, again = set[str](), dict[str, None]()
-        for entry in self._fold.claims.entries[entries:]:
+        added = self._fold.claims.entries[entries:]
+        for entry in added:
             ended |= entry.fences.keys()
             if entry.session != self._session:
                 self._taken |= set(entry.take)
@@ -261,6 +319,8 @@ class SharedOrder:
                 attempt = self._fold.attempts.get((event.trial, event.attempt))
                 if attempt:  # otherwise a fence that was read later has cut it off
                     self.listener(event, attempt)
+        known = [*self._reservations, *(each for each in added if each.until)]
+        self._reservations = [each for each in known if not self._is_closed(each.take[0], each)]
         self._watch.only(self._others())
         self._extend()
         again |= dict.fromkeys(self._fold.claims.taken_by(ended) if ended else ())

@@ -79,7 +79,10 @@ class TrialQueue:
         source: TaskSource | None,
         predict: Predict | None,
         may_end_early: bool = False,
+        measured_seconds: float = 0.0,
     ) -> None:
+        """`measured_seconds`: of the longest trial in earlier jobs."""
+        self._measured_seconds = measured_seconds
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
         self._order, self._seeds = order, FurtherSeeds(order)
         self._may_end_early = may_end_early
@@ -111,13 +114,15 @@ class TrialQueue:
     ) -> Task | None:
         """The next task for a slot, if there is one for it; `places` are those of all slots here."""
         others = [*places, *elsewhere]
+        if self._order.space.sweep.budget:
+            self._order.refresh()  # what has ended reserves nothing
         if self._failures.avoids(place, others):
             return None
         while task := self._find(place, others):
             if self._claim(task, places, others):
                 self._tasks.remove(task)
                 return self._order.claimed(task)
-        while self._source and self._may_suggest() and (task := self._source.next_task()):
+        while self._source and self._may_suggest() and (task := self._source.next_task(self._most_seconds())):
             if self._order.is_mine(task.trial) or self._order.claim([task.trial]):
                 return self._order.claimed(task)
         return None
@@ -140,7 +145,8 @@ class TrialQueue:
         mean = sum(self._finished.values()) / len(self._finished) if self._finished else task.expected_seconds
         size = self._order.batch(1 + len(others), len(places), mean)
         allowed = (each for each in others if any(self._failures.allows(each, place, all_places) for place in places))
-        is_claimed = self._order.claim([task.trial, *islice(allowed, size - 1)])
+        names = [task.trial, *islice(allowed, size - 1)]
+        is_claimed = self._order.claim(names, seconds=self._most_seconds(task))
         self._take_changes()
         return is_claimed
 
@@ -230,10 +236,27 @@ class TrialQueue:
         urgent = self._failures.suspect_trials | self._probes | self._order.first
         first = (task for task in self._tasks if task.trial in urgent) if urgent else ()
         later = (task for task in self._tasks if task.trial not in urgent)
+        in_budget = self._order.seconds_in_budget()
         for task in chain(first, later):
+            if self._most_seconds(task) > in_budget:
+                continue
             if self._is_worthwhile(task) and self._failures.allows(task.trial, place, others):
                 return task
         return None
+
+    def _most_seconds(self, task: Task | None = None) -> float:
+        """The seconds until a trial that starts now has ended, at most: as predicted, or as the longest so far."""
+        known = task and (task.max_seconds or task.expected_seconds)
+        return (known or self._longest_known) + self._limits.stop_seconds if known or self._longest_known else 0.0
+
+    @property
+    def _longest_known(self) -> float:
+        return max(self.longest_seconds, self._measured_seconds)
+
+    def is_over_budget(self, startup_seconds: float) -> bool:
+        """Whether the budget allows another job none of the trials that are left: it has to start, and to run one."""
+        left = [self._most_seconds(task) for task in self._tasks] or [self._most_seconds()]
+        return startup_seconds + min(left) > self._order.seconds_in_budget()
 
     def _is_worthwhile(self, task: Task) -> bool:
         needed = task.expected_seconds if self._limits.can_resume else task.min_seconds
@@ -241,7 +264,8 @@ class TrialQueue:
 
     def _may_suggest(self) -> bool:
         is_closed = self.is_closed or self._order.is_held
-        return not is_closed and self._limits.is_worthwhile(self.longest_seconds)
+        fits = self._most_seconds() <= self._order.seconds_in_budget()
+        return not is_closed and fits and self._limits.is_worthwhile(self.longest_seconds)
 
     def awaits_probe(self, failed: str) -> bool:
         """Whether a trial from the end of the order must still run; `failed` is the last of the trials that failed.
@@ -295,8 +319,13 @@ class TrialQueue:
             busy=remaining_seconds(of_running, np.array(list(running.values()))),
             compares_given=True,
         )
-        least = predicted.lower_bounds()
+        least, most = predicted.lower_bounds(), predicted.upper_bounds()
         self._tasks = deque(
-            replace(waiting[place], expected_seconds=float(predicted.seconds[place]), min_seconds=float(least[place]))
+            replace(
+                waiting[place],
+                expected_seconds=float(predicted.seconds[place]),
+                min_seconds=float(least[place]),
+                max_seconds=float(most[place]),
+            )
             for place in order
         )

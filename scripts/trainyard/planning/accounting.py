@@ -271,12 +271,8 @@ class _MeasuredJob:
 
     @property
     def units(self) -> int:
-        """GPUs of the job; in a sweep without GPUs, CPUs, also of a job that had GPUs before the config changed."""
-        info = self.run.info
-        slots = info.slots or 1
-        if self._slots.has_gpus:
-            return slots if info.gpus is None else info.gpus
-        return slots * self._slots.cpus_per_trial if info.cpus is None else info.cpus
+        """GPUs of the job; in a sweep without GPUs, CPUs."""
+        return self.run.units(self._slots)
 
     @property
     def elapsed_seconds(self) -> float:

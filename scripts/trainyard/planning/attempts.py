@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import (
     OLD_JOURNAL,
     SESSIONS,
+    BudgetReached,
     Ended,
     Epoch,
     Event,
@@ -156,6 +158,7 @@ class Fold:
         self.attempts: Attempts = {}
         self.flops: dict[str, float] = {}  # FLOPs by trial
         self.submissions: list[JobsSubmitted] = []
+        self.budgets_reached: list[dict[str, Any]] = []
         self.gpu_fractions: dict[str, GpuFraction] = {}  # for `gpus_per_trial: auto`, by GPU model
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = {""}  # sessions that have ended as they should, and the runs of old versions
@@ -276,10 +279,11 @@ class Fold:
                 self.flops |= flops
             case JobsSubmitted():
                 self.submissions.append(event)
+            case BudgetReached(budget=budget):
+                self.budgets_reached.append(budget)
             case GpuFraction():
-                known = self.gpu_fractions.setdefault(event.gpu_model or "", event)
-                if event.time >= known.time:
-                    self.gpu_fractions[event.gpu_model or ""] = event
+                known = self.gpu_fractions.get(event.gpu_model or "", event)
+                self.gpu_fractions[event.gpu_model or ""] = max(event, known, key=lambda each: each.time)
 
     def _close(self, session: str) -> None:
         """End the attempts that a session that has ended left open, as interrupted at their last event or output."""
@@ -440,6 +444,18 @@ class Session:
     def start(self) -> float:
         """Unix seconds."""
         return float(self.info.time)
+
+    @property
+    def job_start(self) -> float:
+        """When its job started, in Unix seconds."""
+        return self.start - (self.info.lead_seconds or 0.0)
+
+    def units(self, slots: Slots) -> int:
+        """GPUs of its job; in a sweep without GPUs, CPUs, also of a job that had GPUs before the config changed."""
+        count = self.info.slots or 1
+        if slots.has_gpus:
+            return count if self.info.gpus is None else self.info.gpus
+        return count * slots.cpus_per_trial if self.info.cpus is None else self.info.cpus
 
     @property
     def startup_seconds(self) -> float | None:

@@ -51,6 +51,7 @@ class Entry:
     draws: tuple[Suggested, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)  # by session
     request: UserRequest | None = None
+    until: float | None = None  # Unix seconds at which its trial is predicted to have ended, for a budget
 
     def encode(self) -> bytes:
         """The content of its file."""
@@ -63,6 +64,7 @@ class Entry:
                 "draw": [vars(each) for each in self.draws],
                 "fence": {name: vars(each) for name, each in self.fences.items()},
                 **({"request": vars(self.request)} if self.request else {}),
+                **({"until": self.until} if self.until else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -79,6 +81,7 @@ class Entry:
             tuple(Suggested(**each) for each in found["draw"]),
             {name: Fence(**each) for name, each in found["fence"].items()},
             UserRequest(**found["request"]) if "request" in found else None,
+            found.get("until"),
         )
 
 
@@ -151,15 +154,15 @@ class ClaimLog:
         draws: Sequence[Suggested] = (),
         fences: Mapping[str, Fence] | None = None,
         request: UserRequest | None = None,
+        until: float | None = None,
     ) -> bool:
         """Append an entry, and read it; returns False if another session has written the next one.
 
         Raises:
             StorageError: it cannot be written.
         """
-        entry = Entry(
-            len(self.entries) + 1, session, secrets.token_hex(8), tuple(take), tuple(draws), dict(fences or {}), request
-        )
+        number, token = len(self.entries) + 1, secrets.token_hex(8)
+        entry = Entry(number, session, token, tuple(take), tuple(draws), dict(fences or {}), request, until)
         path, draft = self._path(entry.number), self._folder / f".{entry.token}.tmp"
         with storage_errors(path):
             try:

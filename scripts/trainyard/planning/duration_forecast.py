@@ -48,6 +48,12 @@ class DurationForecast:
             return {name: least for name in names if (least := UNFINISHED[0] * self._state.interrupted_seconds(name))}
         return dict(zip(names, found.lower_bounds().tolist(), strict=True))
 
+    @cached_property
+    def max_seconds(self) -> dict[str, float]:
+        """Seconds that unfinished trials exceed with 5 % probability; empty without evidence."""
+        found = self._prediction
+        return dict(zip(self._state.unfinished, found.upper_bounds().tolist(), strict=True)) if found else {}
+
     def durations(self, names: Iterable[str]) -> list[float]:
         """Expected seconds of pending trials; without evidence, relative durations."""
         return [self._costs.get(name, 1.0) for name in names]

@@ -60,6 +60,10 @@ class Prediction:
         """Seconds that each trial exceeds with 95 % probability (5 % quantiles)."""
         return np.quantile(self.draws, 0.05, axis=0)
 
+    def upper_bounds(self) -> Array:
+        """Seconds that each trial exceeds with 5 % probability (95 % quantiles)."""
+        return np.quantile(self.draws, 0.95, axis=0)
+
     def longer_than(self, ran: Sequence[float]) -> "Prediction":
         """The prediction if each trial takes longer than the seconds that it ran until it was interrupted."""
         least = np.outer(np.linspace(*UNFINISHED, len(self.draws)), ran)

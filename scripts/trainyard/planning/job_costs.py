@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class PlannedJob:
     asked_cpu_hours: float | None = None
     predicted_cpu_hours: float | None = None
     asked_cost: float | None = None  # of all requested GPU-hours or CPU-hours
+    trials_in_budget: int | None = None  # of the pending ones, as expected; None without a budget
 
     @property
     def is_submitted(self) -> bool:
@@ -123,6 +125,7 @@ def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) ->
         predicted_low_seconds=low,
         predicted_high_seconds=high,
         predicted_cost=_cost(request.used_hours, plan.price),
+        trials_in_budget=request.trials_in_budget,
         wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
         **_trials_of(plan),
         **_charged(plan, request.slots.units, asked=asked, predicted=request.used_hours),
@@ -261,6 +264,7 @@ def summarize_plan(plan: Plan) -> str:
     if reread := len(state.to_reparse):
         what += f", {count_of(reread, 'output')} to re-read without running anything"
     if not state.unfinished:
+        what += "; ".join(["", *filter(None, [state.describe_budget()])])
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
     if slots.most_jobs > 1:
@@ -272,7 +276,22 @@ def summarize_plan(plan: Plan) -> str:
     chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
-    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {_describe_prediction(plan)}{why}"
+    predicted = f"{_describe_prediction(plan)}{_describe_budget(plan)}"
+    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}{why}"
+
+
+def _describe_budget(plan: Plan) -> str:
+    """What is left of the budget, and how many trials are expected to fit it; "" without one."""
+    if (spending := plan.state.spending) is None:
+        return ""
+    parts, count = [], plan.request.trials_in_budget
+    if math.isfinite(most := spending.budget.unit_seconds):
+        left, unit = f"{spending.left_unit_seconds / 3600:.3g} of {most / 3600:g}", plan.state.sweep.slots.unit
+        parts.append(f"{left} {unit}-hours left")
+    if math.isfinite(spending.end_time):
+        parts.append(f"until {format_time(spending.end_time)}")
+    fitting = "" if count is None else f": about {count} of these trials {'fits' if count == 1 else 'fit'}"
+    return f"; budget: {', '.join(parts)}{fitting}"
 
 
 def _describe_again(state: SweepState) -> Iterator[str]:

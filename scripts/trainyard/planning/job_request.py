@@ -1,6 +1,8 @@
 """The Slurm jobs that a sweep requests: GPUs or CPUs, walltime, and number of parallel and of consecutive jobs."""
 
 import math
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,7 +142,7 @@ class JobRequest:
             return Slots(gpus_per_node=0)
         if sweep.goal is None:
             return limit
-        deadline = sweep.deadline_seconds if self._forecast.seconds else None
+        deadline = self._deadline_seconds if self._forecast.seconds else None
         return choose_option(self.options, sweep.goal, deadline=deadline, max_seconds=self._max_seconds).slots
 
     @property
@@ -178,10 +180,35 @@ class JobRequest:
     @property
     def misses_deadline(self) -> bool:
         """Whether the goal is a deadline that no number of GPUs or CPUs is sure to meet."""
-        deadline = self._state.sweep.deadline_seconds
+        deadline = self._deadline_seconds
         if deadline is None or not self._samples:
             return False
         return self._state.startup_seconds + _quantile(self._samples, WALLTIME_QUANTILE) > deadline
+
+    @property
+    def _deadline_seconds(self) -> float | None:
+        """The deadline of the goal; with `cheapest`, the end of the budget by the clock, if it has one."""
+        spending = self._state.spending if self._state.sweep.goal == "cheapest" else None
+        seconds = spending.end_time - time.time() if spending else math.inf
+        return seconds if math.isfinite(seconds) else self._state.sweep.deadline_seconds
+
+    @property
+    def budget_seconds(self) -> float:
+        """How long each parallel job may take by its share of the budget; infinite without one."""
+        if (spending := self._state.spending) is None:
+            return math.inf
+        share = spending.left_unit_seconds / (self.slots.units * self.parallel_jobs)
+        return max(0.0, min(share, spending.end_time - time.time()))
+
+    @cached_property
+    def trials_in_budget(self) -> int | None:
+        """How many of the pending trials, in their order, are expected to fit the budget; None if that is unknown."""
+        if math.isinf(self.budget_seconds) or not self._forecast.seconds:
+            return None
+        seconds = self._forecast.durations(self._forecast.order(self.slot_count))
+        most = self.budget_seconds - self._lead_seconds - self._state.startup_seconds
+        counts = range(1, len(seconds) + 1)
+        return bisect_right(counts, most, key=lambda count: makespan(seconds[:count], self.slot_count))
 
     @cached_property
     def options(self) -> list[GpuOption]:
@@ -267,7 +294,7 @@ class JobRequest:
         """The walltime to request."""
         if self._fixed_minutes is not None:
             return int(self._fixed_minutes)
-        return int(min(self.needed_minutes, max(1.0, self._limit_minutes)))
+        return int(min(self.needed_minutes, max(1.0, min(self._limit_minutes, self.budget_seconds // 60))))
 
     @property
     def jobs(self) -> int:
@@ -332,13 +359,14 @@ class JobRequest:
         """GPU-hours (without GPUs, CPU-hours) that the pending trials use, with start-ups; None without evidence."""
         if self.predicted_seconds is None:
             return None
-        seconds = self.predicted_seconds + self.jobs * self._state.startup_seconds
+        seconds = min(self.predicted_seconds + self.jobs * self._state.startup_seconds, self.budget_seconds)
         return self.slots.units * self.parallel_jobs * seconds / 3600
 
     @property
     def requested_hours(self) -> float:
         """GPU-hours of all jobs by their requested walltimes; without GPUs, CPU-hours."""
-        return self.slots.units * self.all_jobs * self.walltime_minutes / 60
+        minutes = min(self.jobs * self.walltime_minutes, max(self.walltime_minutes, self.budget_seconds / 60))
+        return self.slots.units * self.parallel_jobs * minutes / 60
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:

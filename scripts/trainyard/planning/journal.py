@@ -177,6 +177,14 @@ class Left(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetReached(Event):
+    """No trial that is left fits this budget, as the config has it."""
+
+    is_durable = True
+    budget: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionStarted(Event):
     """The driver starts. Times are in seconds."""
 
@@ -298,6 +306,7 @@ _KINDS: Final[dict[str, type[Event]]] = {
     "reread": Reread,
     "released": Released,
     "left": Left,
+    "budget": BudgetReached,
     **dict.fromkeys(ENDED, Ended),
 }
 _STATUS: Final = {status.value: status for status in ENDED}

@@ -102,6 +102,7 @@ def read_state(
         submissions=list(known.submissions),
         measured=max(fractions, key=lambda each: each.time, default=None),
         gpu_models=tuple(gpu_models),
+        budgets_reached=known.budgets_reached,
     )
     for trial in state.space.optional:
         if state.result(trial) is None:

@@ -192,7 +192,9 @@ class Order(Protocol):
     def may_run(self, trial: str) -> bool:
         """Whether this job may run an unfinished trial."""
 
-    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]]) -> str | None:
+    def draw(
+        self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float | None = None
+    ) -> str | None:
         """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any."""
 
     def task(self, trial: str) -> Task:
@@ -222,9 +224,9 @@ class SuggestionSource:
         ):
             self._ends[event.trial] = attempt
 
-    def next_task(self) -> Task | None:
-        """The next configuration that has no result yet; None if all are drawn."""
-        trial = self._order.draw(self._choose)
+    def next_task(self, seconds: float = 0.0) -> Task | None:
+        """The next configuration that has no result yet; None if all are drawn, or it does not fit the budget."""
+        trial = self._order.draw(self._choose, seconds=seconds)
         return None if trial is None else self._order.task(trial)
 
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

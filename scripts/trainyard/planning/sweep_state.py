@@ -30,6 +30,7 @@ from trainyard.planning.attempts import (
     whole_epochs,
     whole_seconds,
 )
+from trainyard.planning.budget import Spending
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import GpuFraction, JobsSubmitted, Suggested
 from trainyard.planning.requests import UserRequests
@@ -169,7 +170,8 @@ class TrialSpace:
         metrics = [sweep.program_metrics.digest] if sweep.program_metrics else []
         monitored = [sweep.metric] if isinstance(sweep, CommandSweep) and sweep.metric else []
         best = [[sweep.repeats, sweep.repeat_best, sweep.target]] if sweep.repeat_best else []
-        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored, *best])
+        budget = [sweep.budget.model_dump()] if sweep.budget else []
+        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored, *best, *budget])
 
 
 def is_placeholder(name: str) -> bool:
@@ -188,6 +190,7 @@ class Task:
     earlier: tuple[Attempt, ...] = ()  # all attempts so far, oldest first
     expected_seconds: float | None = None  # None without evidence
     min_seconds: float | None = None  # exceeded with 95 % probability
+    max_seconds: float | None = None  # exceeded with 5 % probability
     has_failed: bool = False  # at the last attempt of an earlier run
     takeover: int | None = None  # as in `Started`
 
@@ -238,8 +241,8 @@ class TaskSource(Protocol):
     def remaining(self) -> int:
         """The number of tasks that it can still return."""
 
-    def next_task(self) -> Task | None:
-        """The next task; None if none is left."""
+    def next_task(self, seconds: float) -> Task | None:
+        """The next task, which may take so many seconds; None if none is left, or fits the budget."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,28 @@ class SweepState:
     takeovers: dict[str, int] = field(default_factory=dict)  # as in `ClaimLog`
     requests: UserRequests = field(default_factory=UserRequests)  # of users
     gpu_models: tuple[str, ...] = ()  # of which a job gets one; empty if that is unknown
+    budgets_reached: list[dict[str, Any]] = field(default_factory=list)  # as in `BudgetReached`
+
+    @property
+    def spending(self) -> Spending | None:
+        """What was spent of the budget; None without one."""
+        budget = self.sweep.budget
+        return Spending(budget, self.sessions, self.sweep.slots) if budget else None
+
+    @cached_property
+    def has_reached_budget(self) -> bool:
+        """Whether the budget allows no further trial."""
+        spending = self.spending
+        if spending is None:
+            return False
+        return spending.is_spent or spending.budget.model_dump() in self.budgets_reached
+
+    def describe_budget(self) -> str:
+        """That the budget is reached, how many trials have ended, and how to go on; "" if it does not matter."""
+        ended = sum(self.end(name) is not None for name in self.trials)
+        if not self.has_reached_budget or ended + len(self.cancelled) >= len(self.trials):
+            return ""
+        return f"budget reached: {ended} of {len(self.trials)} trials ran; raise `budget` to go on"
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -361,7 +386,9 @@ class SweepState:
 
     @cached_property
     def unfinished(self) -> list[str]:
-        """Trials without a result, which must run, in the config's order."""
+        """Trials without a result, which must run, in the config's order; none once the budget is reached."""
+        if self.has_reached_budget:
+            return []
         cancelled = self.requests.cancelled
         spared = cancelled | self.space.optional
         return [name for name in self.trials if name not in spared and self.end(name) is None]
@@ -376,7 +403,14 @@ class SweepState:
         """Unfinished trials whose last attempt failed."""
         return sum(map(self.has_failed, self.unfinished))
 
-    def task(self, name: str, *, expected_seconds: float | None = None, min_seconds: float | None = None) -> Task:
+    def task(
+        self,
+        name: str,
+        *,
+        expected_seconds: float | None = None,
+        min_seconds: float | None = None,
+        max_seconds: float | None = None,
+    ) -> Task:
         """A pending trial as a task of the queue."""
         trial = self.trials[name]
         return Task(
@@ -387,6 +421,7 @@ class SweepState:
             tuple(self.attempts_at(name)),
             expected_seconds=expected_seconds,
             min_seconds=min_seconds,
+            max_seconds=max_seconds,
             has_failed=self.has_failed(name),
             takeover=self.takeovers.get(name),
         )

@@ -188,6 +188,8 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
         )
     if left := len(state.unfinished) - failed:
         steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
+    if text := state.describe_budget():
+        steps.append(f"{text[0].upper()}{text[1:]}.")
     if ranking.best_trial:
         steps += [*filter(None, [ranking.remedy]), *_list_edges(state, ranking)]
         steps.append(f"Train the best configuration again: {state.folder / FILE} says how.")

@@ -120,3 +120,44 @@ def test_trials_run_again_once_their_code_has_changed(drivers):
     assert drivers.ran() == {"0": 2, "1": 2}
     assert "2 of 2 trials pending (`code` has changed since the job of" in drivers.output(drivers.started[1])
     assert "has changed" not in drivers.output(drivers.started[2])
+
+
+def budgeted(drivers, seconds):
+    slots = {"jobs": 2, "gpus_per_node": 0, "slots_per_node": 2}
+    options = {"grid": {"n": list(range(150))}, "slots": slots, "grace_seconds": 0}
+    drivers.write(command="echo {n} >> ran.txt; sleep 1", budget={"gpu_hours": seconds / 3600}, **options)
+
+
+def spent_seconds(drivers, cpus=2):
+    runs = Fold(drivers.folder).update().sessions
+    return sum(run.end - run.job_start for run in runs) * cpus
+
+
+def test_two_drivers_spend_no_more_than_the_budget_and_go_on_with_a_larger_one(drivers):
+    budgeted(drivers, 80)  # CPU-seconds
+    drivers.end(*map(drivers.start, range(2)))
+    first = drivers.ran()
+    assert 10 <= len(first) < 80
+    assert first.total() == len(first), "none was interrupted"
+    assert spent_seconds(drivers) <= 1.01 * 80
+    for driver in drivers.started:
+        assert "trials pending" in drivers.output(driver)
+    drivers.end(drivers.start(0))
+    assert drivers.ran() == first, "the same budget runs nothing"
+    assert f"budget reached: {len(first)} of 150 trials ran; raise `budget`" in drivers.output(drivers.started[-1])
+    budgeted(drivers, 140)
+    drivers.end(drivers.start(0))
+    assert len(first) < len(drivers.ran()) < 140
+    assert drivers.ran().total() == len(drivers.ran()), "what ran is kept"
+    assert spent_seconds(drivers) <= 1.01 * 140
+
+
+def test_trials_without_a_known_duration_end_with_the_budget(drivers):
+    slots = {"gpus_per_node": 0, "slots_per_node": 1}
+    drivers.write(command="sleep 300", grid={}, slots=slots, budget={"gpu_hours": 20 / 3600}, grace_seconds=0)
+    began = time.monotonic()
+    drivers.end(drivers.start(0))
+    assert time.monotonic() - began < 100
+    assert [each.outcome for each in Fold(drivers.folder).update().attempts.values()] == ["interrupted"]
+    assert "the budget is reached: running trials end" in drivers.output(drivers.started[0])
+    assert spent_seconds(drivers, cpus=1) <= 1.05 * 20

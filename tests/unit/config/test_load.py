@@ -493,7 +493,7 @@ MISTAKES = [
         {"dataset": "digits", "skript": "x.py", "scales": ["1x1"]},
         "scaling.own.skript: unknown key; did you mean 'script'?",
     ),
-    ("sweeps.own", "x", "sweeps.own: must be a mapping, not 'x'; known: args, checkpoint, code, command, cost"),
+    ("sweeps.own", "x", "sweeps.own: must be a mapping, not 'x'; known: args, budget, checkpoint, code, comm"),
     ("scaling.study", {"dataset": "digits"}, "scaling.study.scales: is required, but missing"),
     ("sweeps.depth.retrain", {"0123456789": 1}, "sweeps.depth.retrain: is one number, for all trials of the sweep"),
     (

@@ -58,7 +58,7 @@ def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):
     class Search:
         remaining = 2
 
-        def next_task(self):
+        def next_task(self, seconds):
             self.remaining -= 1
             return task(f"suggested-{self.remaining}") if self.remaining >= 0 else None
 
@@ -106,7 +106,7 @@ def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial(queu
     class Search:
         remaining = 1
 
-        def next_task(self):
+        def next_task(self, seconds):
             return task("suggested")
 
     failures = FailurePolicy(retries=0)
@@ -184,7 +184,7 @@ SECONDS = {"6 s": 6.0, "5 s": 5.0, "4 s": 4.0, "3 s": 3.0, "running": 10.0}
     [
         ({}, 12.0),
         ({"may_end_early": True}, 13.0),
-        ({"source": SimpleNamespace(remaining=1, next_task=lambda: None)}, 13.0),
+        ({"source": SimpleNamespace(remaining=1, next_task=lambda seconds: None)}, 13.0),
     ],
     ids=["all durations known", "early stopping", "more to come from a search"],
 )
