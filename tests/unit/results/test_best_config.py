@@ -28,6 +28,7 @@ SWEEPS = {
     "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha"}, "metric": "val_loss"},
     "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}}, "metric": "val_loss"},
     "repeats": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 3, "fill": True},
+    "budget": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "budget": {"until": "2020-01-01 08:00"}},
     "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"nodes": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
     "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
