@@ -16,7 +16,7 @@ from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
-from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.ranking import describe_deciding_trials, describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, describe_exit, format_duration
@@ -136,7 +136,8 @@ class RunSummary:
         best, *more = describe_ranking(ranking)
         best = f"so far: {best}" if self.interrupted else best
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
-        lines += [ranking.remedy] * (bool(ranking.remedy) and not state.unfinished)
+        if not state.unfinished:
+            lines += filter(None, [describe_deciding_trials(state, ranking)])
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)

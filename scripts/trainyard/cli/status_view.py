@@ -141,7 +141,7 @@ def _may_run(session: Session) -> bool:
     """Whether this driver may still run: its walltime has not passed, and its process, if on this node, exists."""
     info, now = session.info, time.time()
     if info.walltime_seconds is not None:
-        limit = session.start - (info.lead_seconds or 0) + info.walltime_seconds + CLOCKS_SECONDS
+        limit = session.job_start + info.walltime_seconds + CLOCKS_SECONDS
         if session.end <= limit < now:  # with a later event, the walltime was extended
             return False
     if info.process is None or info.node != host.node_name():

@@ -50,7 +50,14 @@ from trainyard.config.placeholders import (
     make_values,
 )
 from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint
-from trainyard.config.user_programs import CommandOptions, Metrics, ProgramOptions, UserProgram, code_digest
+from trainyard.config.user_programs import (
+    CommandOptions,
+    Metrics,
+    ProgramOptions,
+    UserProgram,
+    code_digest,
+    digest_of_code,
+)
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 
@@ -834,6 +841,15 @@ class Sweep(Section):
         return None
 
     @property
+    def code_digest(self) -> str:
+        """The digest of the files of `code`; "" without any."""
+        return ""
+
+    def has_changed_code(self) -> bool:
+        """Whether the files of `code` have changed since this process read them."""
+        return False
+
+    @property
     def trial_grace_seconds(self) -> float:
         """Seconds that a command has to end; 0 for trials that end by themselves in time."""
         return 0.0
@@ -998,8 +1014,15 @@ class ProgramSweep(ProgramOptions, Sweep):
 
     @property
     def code_digest(self) -> str:
-        """The digest of the files of `code`; "" without any."""
+        """The digest of the files of `code`, read once in this process; "" without any."""
         return code_digest(tuple(self.code)) if self.code else ""
+
+    def has_changed_code(self) -> bool:
+        """Reads the files again."""
+        try:
+            return bool(self.code) and digest_of_code(self.code or ()) != self.code_digest
+        except OSError:
+            return True
 
     @property
     def _code_content(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Options of the programs that users bring, as trials of a sweep or as the training of a scaling study."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -42,17 +42,17 @@ class UserProgram(Section):
     code: str = ""  # digest of the files of `code`
 
 
-@cache
-def code_digest(paths: tuple[str, ...]) -> str:
+def digest_of_code(paths: Sequence[str]) -> str:
     """The digest of the names and contents of these files, and of those in these folders.
-
-    They are read once in a process, whose trials have one identity each, also if the files change meanwhile.
 
     Raises:
         OSError: one does not exist, or cannot be read.
     """
     found = [(root, file) for root in map(expand_path, paths) for file in _files_of(root)]
     return digest_of([[root.name, str(file.relative_to(root)), file_digest(file)] for root, file in found])
+
+
+code_digest = cache(digest_of_code)  # read once in a process: its trials keep their identity if the files change
 
 
 def _files_of(path: Path) -> list[Path]:

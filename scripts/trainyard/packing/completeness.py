@@ -71,7 +71,7 @@ def summarize_sweep(state: SweepState) -> str:
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
     parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
     parts += f", {failed} failed" + f", {left} to run" * bool(left)
-    parts += "; ".join(["", *filter(None, [state.describe_budget()])])
+    parts += f"; {reached}" if (reached := state.describe_budget()) else ""
     return f"sweep {state.name}: {count_of(counts[TrialStatus.FINISHED], 'trial')} finished{parts}"
 
 

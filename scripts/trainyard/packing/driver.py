@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -20,10 +20,10 @@ from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
-from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, Sweep, TrainSweep
+from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
 from trainyard.config.trial_status import FINAL
 from trainyard.config.trials import trainings
-from trainyard.config.user_programs import GRACE_SECONDS, code_digest
+from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
@@ -183,19 +183,11 @@ def _run(
             if fold.run_of(journal.session) is None:
                 _record_session(journal, plan)
             _run_pending(plan, journal, order, results, find_config(), parent)
-            _warn_if_changed(sweep)
+            if sweep.has_changed_code():
+                log.warning("`code` has changed since this job started: the trials that started later may have used it")
     plan = plan_now()
     order.use(plan.state)
     return plan, order
-
-
-def _warn_if_changed(sweep: Sweep) -> None:
-    paths = tuple(sweep.code or ()) if isinstance(sweep, ProgramSweep) else ()
-    with suppress(OSError):
-        if paths and code_digest.__wrapped__(paths) == code_digest(paths):
-            return
-    if paths:
-        log.warning("`code` has changed since this job started: the trials that started later may have used it")
 
 
 def _plan_now(config: Config, name: str, results: Path, fold: Fold) -> Plan:
@@ -260,8 +252,8 @@ def _run_pending(
 
 
 def _record_session(journal: Journal, plan: Plan) -> None:
-    sweep, allocation = plan.state.sweep, slurm_allocation.current_allocation()
-    slots = sweep.slots
+    sweep, slots = plan.state.sweep, plan.state.sweep.slots
+    allocation = slurm_allocation.current_allocation()
     journal.record(
         SessionStarted(
             run=run_of_snakemake(plan.state),
@@ -269,7 +261,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             node=host.node_name(),
             process=os.getpid(),
             code=code_version(),
-            code_digest=sweep.code_digest if isinstance(sweep, ProgramSweep) else None,
+            code_digest=sweep.code_digest or None,
             slots=slots.count,
             nodes=slots.nodes_per_trial,
             gpus=slots.gpus,
@@ -351,8 +343,6 @@ def _run_trials(
         rule=rule,
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
-        startup_seconds=plan.state.startup_seconds,
-        measured_seconds=max(plan.state.measured_seconds.values(), default=0.0),
         predict=plan.forecast.predict,
         may_end_early=plan.state.may_end_early,
         listeners=[view.update, *([search.update] if search else []), *([retention.note] if retention else [])],

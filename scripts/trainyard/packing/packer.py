@@ -55,8 +55,7 @@ class Packer:
     """Runs trials on slots until none is left, and records everything in the journal.
 
     With `measures_gpu`, it measures the GPU memory and utilization of trials (`gpu_uses`). `rule` decides which trials
-    to stop early. A job takes `startup_seconds` up to its first trial, and the longest one so far, `measured_seconds`.
-    `listeners` are called with each event and its attempt. For the metrics, see `OutcomeHandler`; for
+    to stop early. `listeners` are called with each event and its attempt. For the metrics, see `OutcomeHandler`; for
     `ray_has_ended`, `RunningRay`.
     """
 
@@ -76,24 +75,15 @@ class Packer:
         monitored_metrics: Iterable[str] = (),
         required_metrics: Iterable[str] = (),
         source: TaskSource | None = None,
-        startup_seconds: float = 0.0,
-        measured_seconds: float = 0.0,
         predict: Predict | None = None,
         may_end_early: bool = False,
         listeners: Sequence[Callable[[TrialEvent, Attempt], None]] = (),
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         self._journal, self._order, self._limits, self._ray_has_ended = journal, order, limits, ray_has_ended
-        self._startup_seconds = startup_seconds
         self._awaited = set[Any]()  # answers that had arrived when the packer last waited for a signal
         self._queue = TrialQueue(
-            limits=limits,
-            failures=failures,
-            order=order,
-            source=source,
-            predict=predict,
-            may_end_early=may_end_early,
-            measured_seconds=measured_seconds,
+            limits=limits, failures=failures, order=order, source=source, predict=predict, may_end_early=may_end_early
         )
         self._pool = SlotPool(
             slots, setup, journal=journal, failures=failures, queue=self._queue, order=order, gpu_model=gpu_model
@@ -255,7 +245,7 @@ class Packer:
         left = self._queue.waiting + interrupted
         if not left and not self._queue.is_closed:
             return
-        if self._queue.is_closed or self._queue.is_over_budget(self._startup_seconds):
+        if self._queue.is_closed or self._queue.is_over_budget():
             self._order.note_budget_reached()
             return
         if not interrupted and self._order.is_held:

@@ -84,6 +84,11 @@ class SharedOrder:
         self._follow_requests()
 
     @property
+    def state(self) -> SweepState:
+        """The state of the sweep when its present trials were planned; see `state_now`."""
+        return self._state
+
+    @property
     def space(self) -> TrialSpace:
         """The trials of the sweep."""
         return self._state.space
@@ -247,7 +252,7 @@ class SharedOrder:
         live = [self._session, *(name for name in self._others() if self._watch.life_of(name) is not Life.GONE)]
         ends = dict.fromkeys(live, now)
         for entry in self._reservations:
-            if entry.session in ends and not self._is_closed(entry.take[0], entry):
+            if entry.session in ends:
                 ends[entry.session] = max(ends[entry.session], entry.until or 0.0)
         return Spending(budget, self._fold.sessions, self._state.sweep.slots, ends)
 

@@ -79,10 +79,7 @@ class TrialQueue:
         source: TaskSource | None,
         predict: Predict | None,
         may_end_early: bool = False,
-        measured_seconds: float = 0.0,
     ) -> None:
-        """`measured_seconds`: of the longest trial in earlier jobs."""
-        self._measured_seconds = measured_seconds
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
         self._order, self._seeds = order, FurtherSeeds(order)
         self._may_end_early = may_end_early
@@ -245,18 +242,20 @@ class TrialQueue:
         return None
 
     def _most_seconds(self, task: Task | None = None) -> float:
-        """The seconds until a trial that starts now has ended, at most: as predicted, or as the longest so far."""
-        known = task and (task.max_seconds or task.expected_seconds)
-        return (known or self._longest_known) + self._limits.stop_seconds if known or self._longest_known else 0.0
+        """The seconds until a trial that starts now has ended, at most: as predicted, or as the longest so far.
 
-    @property
-    def _longest_known(self) -> float:
-        return max(self.longest_seconds, self._measured_seconds)
+        0 if nothing is known, or without a budget, which alone limits them.
+        """
+        if not self._order.space.sweep.budget:
+            return 0.0
+        predicted = task and (task.max_seconds or task.expected_seconds)
+        known = predicted or max(self.longest_seconds, self._order.state.longest_measured)
+        return known + self._limits.stop_seconds if known else 0.0
 
-    def is_over_budget(self, startup_seconds: float) -> bool:
+    def is_over_budget(self) -> bool:
         """Whether the budget allows another job none of the trials that are left: it has to start, and to run one."""
         left = [self._most_seconds(task) for task in self._tasks] or [self._most_seconds()]
-        return startup_seconds + min(left) > self._order.seconds_in_budget()
+        return self._order.state.startup_seconds + min(left) > self._order.seconds_in_budget()
 
     def _is_worthwhile(self, task: Task) -> bool:
         needed = task.expected_seconds if self._limits.can_resume else task.min_seconds

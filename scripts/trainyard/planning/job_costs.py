@@ -264,7 +264,7 @@ def summarize_plan(plan: Plan) -> str:
     if reread := len(state.to_reparse):
         what += f", {count_of(reread, 'output')} to re-read without running anything"
     if not state.unfinished:
-        what += "; ".join(["", *filter(None, [state.describe_budget()])])
+        what += f"; {reached}" if (reached := state.describe_budget()) else ""
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
     if slots.most_jobs > 1:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeGuard
 
-from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, Stop, Sweep
+from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.config.trials import (
@@ -312,7 +312,7 @@ class SweepState:
     def code_changed_since(self) -> float | None:
         """When the last job started, in Unix seconds, if the files of `code` have changed since."""
         last = self.sessions[-1].info if self.sessions else None
-        now = self.sweep.code_digest if isinstance(self.sweep, ProgramSweep) else ""
+        now = self.sweep.code_digest
         return last.time if last and now and last.code_digest != now else None
 
     def end(self, trial: str) -> Attempt | None:
@@ -615,6 +615,11 @@ class SweepState:
     def measured_seconds(self) -> dict[str, float]:
         """Seconds of the trials that are `evidence`, at the present share of a GPU; the shortest ones round to 0."""
         return {name: self.present_seconds_of(end) or 0.0 for name, end in self._evidence.items()}
+
+    @cached_property
+    def longest_measured(self) -> float:
+        """The longest of them; 0 without any."""
+        return max(self.measured_seconds.values(), default=0.0)
 
     @cached_property
     def measured_models(self) -> dict[str, str]:

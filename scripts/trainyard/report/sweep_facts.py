@@ -17,7 +17,7 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
 from trainyard.results.best_config import FILE
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import Ranking, describe_deciding_trials
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
@@ -191,7 +191,7 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     if text := state.describe_budget():
         steps.append(f"{text[0].upper()}{text[1:]}.")
     if ranking.best_trial:
-        steps += [*filter(None, [ranking.remedy]), *_list_edges(state, ranking)]
+        steps += [*filter(None, [describe_deciding_trials(state, ranking)]), *_list_edges(state, ranking)]
         steps.append(f"Train the best configuration again: {state.folder / FILE} says how.")
     return steps
 

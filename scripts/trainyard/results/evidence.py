@@ -70,10 +70,10 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
 
 
 def _noise(runs: Sequence[Mapping[str, float]]) -> tuple["Array", int, "Array"]:
-    """Of each mean the variance, its degrees of freedom, and of each the standard error that it shares with others.
+    """The variance of each mean, its degrees of freedom, and the standard error that each mean shares with others.
 
-    A seed shifts all configurations that have it. Only if all have the same seeds, this does not change the differences
-    between them, and is no part of the variance.
+    A seed shifts all configurations that have it. If all configurations have the same seeds, this does not change the
+    differences between them, and does not count as variance.
     """
     import numpy as np
 

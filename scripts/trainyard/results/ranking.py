@@ -80,7 +80,6 @@ class Ranking:
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
-    remedy: str = ""  # what would decide between those that may be the best
 
     def __post_init__(self) -> None:
         compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
@@ -121,13 +120,11 @@ def rank_sweep(state: SweepState) -> Ranking:
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
     ranked = rank_configurations(trials, chosen)
-    ranking = Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
-    ranking.remedy = _describe_remedy(state, ranking)
-    return ranking
+    return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
 
 
-def _describe_remedy(state: SweepState, ranking: Ranking) -> str:
-    """What decides which of the configurations that may be the best is the best one; "" if it is only one, or many."""
+def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:
+    """What would decide which of the configurations that may be the best is the best; "" if it is one, or many."""
     sweep, chosen = state.sweep, ranking.leaders if ranking.evidence else ranking.best(NAMED)
     if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == FALLBACK:
         return ""

@@ -10,7 +10,13 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
-from trainyard.results.ranking import RankedTrial, describe_ranking, rank_configurations, rank_sweep
+from trainyard.results.ranking import (
+    RankedTrial,
+    describe_deciding_trials,
+    describe_ranking,
+    rank_configurations,
+    rank_sweep,
+)
 
 FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
 
@@ -188,16 +194,20 @@ def test_what_was_stopped_early_is_not_compared(tmp_path):
     assert [each.values["lr"] for each in ranking.leaders] == [0.1]
 
 
+def deciding(state):
+    return describe_deciding_trials(state, rank_sweep(state))
+
+
 def test_with_one_run_each_the_answer_says_what_would_decide_it(tmp_path):
     """A second each on a GPU: three more seeds of two configurations take six."""
     state = swept(tmp_path, {"rmse": 3.0}, {"rmse": 1.0}, args={"seed": 3}, grid={"lr": [0.1, 0.2]})
-    assert rank_sweep(state).remedy == (
+    assert deciding(state) == (
         "To decide between the first 2: run 3 new seeds of each, the same for all (`repeats: 4` and `repeat_best: 2`), "
         "which is 6 trials, 0.1 GPU-minutes."
     )
     check_config({"sweeps": {"s": {**SWEEP, "args": {"seed": 3}, "grid": {"lr": [0.1, 0.2]}, "repeats": 4,
                                    "repeat_best": 2}}})  # fmt: skip
     diverged = swept(tmp_path / "b", {"rmse": 3.0}, (DIVERGED, {}), args={"seed": 3}, grid={"lr": [0.1, 0.2]})
-    assert rank_sweep(diverged).remedy == "", "one is left"
+    assert deciding(diverged) == "", "one is left"
     without = swept(tmp_path / "c", {"rmse": 3.0}, {"rmse": 1.0}, grid={"lr": [0.1, 0.2]})
-    assert "the same for all, which is 6 trials" in rank_sweep(without).remedy, "the program has no seed that is known"
+    assert "the same for all, which is 6 trials" in deciding(without), "the program has no seed that is known"
