@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from project import ROOT
+from project import ROOT, with_words
 from slurm_cluster.waiting import wait_until
 from trainyard.training import telemetry
 from trainyard.training.telemetry import (
@@ -77,7 +77,7 @@ def test_a_process_beside_the_training_records_it_and_ends_with_it(tmp_path):
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
         child.start()
         wait_until(lambda: begun.exists() and rows(begun), what="the first sample")
-        recorders = [each for each in psutil.Process().children() if "training.telemetry" in each.cmdline()]
+        recorders = with_words("training.telemetry", psutil.Process().children())
     child.kill()
     child.join()
     assert len(rows(begun)) == 2, "at the beginning and at the end"
