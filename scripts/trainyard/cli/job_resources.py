@@ -19,7 +19,7 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import Slots
-from trainyard.config.trials import RESULT_VERSION
+from trainyard.config.trials import RESULT_VERSION, count_configured
 from trainyard.config.weights import identifying
 from trainyard.packing.completeness import describe_pause
 from trainyard.planning.claims import ClaimLog
@@ -246,7 +246,7 @@ class SweepJobs(Jobs):
         if sweep.slots.jobs == "auto" and not self._profile.has_scheduler:
             return 1
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
-        return useful_jobs(least, sweep.draw_count or len(state.trials))
+        return useful_jobs(least, count_configured(sweep) if sweep.search else len(state.trials))
 
     def _useful_jobs(self, name: str, attempt: int) -> int:
         """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""

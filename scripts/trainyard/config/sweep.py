@@ -308,7 +308,7 @@ class Search(Section):
         description="Arguments of the sampler, such as `{n_startup_trials: 20}` for `tpe`, as Optuna has them.",
         exclude_if=_is_empty,
     )
-    trials: PositiveInt = Field(description="Number of trials.")
+    trials: PositiveInt = Field(description="Number of configurations that it draws.")
     values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
 
@@ -659,7 +659,7 @@ Keep = Annotated[
 
 
 class Sweep(Section):
-    """A named set of trials: the union of `grid`, `trials` and `sample`, without duplicates.
+    """A named set of trials: the union of `grid`, `trials`, `sample` and `search`, without duplicates.
 
     A trial runs Trainyard's training loop (`train`), a `command` or a Python `function`.
     """
@@ -674,7 +674,9 @@ class Sweep(Section):
         [], description="List of configurations, each a mapping of such keys."
     )
     sample: Sample | None = Field(None, description="Random configurations.")
-    search: Search | None = Field(None, description="Hyperparameter search, instead of `grid`, `trials` and `sample`.")
+    search: Search | None = Field(
+        None, description="Hyperparameter search, after the trials of `grid`, `trials` and `sample`."
+    )
     stop: Stop | None = Field(None, description="Early stopping.")
     metric: str | None = Field(
         None,
@@ -760,12 +762,6 @@ class Sweep(Section):
         if self.goal and self.slots.jobs == "auto":
             message = "both a goal and `jobs: auto` choose the number of jobs: give one of the two"
             raise PydanticCustomError("slots", message)
-        return self
-
-    @model_validator(mode="after")
-    def _check_search(self) -> "Sweep":
-        if self.search and (self.grid or self.trials or self.sample):
-            raise PydanticCustomError("search", "give search, or grid, trials and sample")
         return self
 
     @model_validator(mode="after")

@@ -101,7 +101,7 @@ _expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the `id` of the sweep, 
 def expand(sweep: Sweep) -> Expansion:
     """All trials of a sweep without duplicates: from `grid`, then `trials`, then `sample`.
 
-    A search has no trials beforehand, only examples. The result is cached: do not modify it.
+    Those of a search are not known beforehand: there are only examples. The result is cached: do not modify it.
     """
     if id(sweep) not in _expanded:
         _expanded[id(sweep)] = sweep, _expand(sweep)
@@ -135,7 +135,7 @@ def _expand(sweep: Sweep) -> Expansion:
         except (ValidationError, ValueError) as error:
             expansion.errors.append((place, error))
             continue
-        if sweep.search:
+        if place == "search":
             expansion.examples.append(trial)
         elif content not in seen:
             seen.add(content)

@@ -101,7 +101,7 @@ def list_changes(before: Sweep, now: Sweep) -> list[str]:
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     is_smaller = bool(expand(before).by_name("").keys() - expand(now).by_name("").keys())
     if before.search and now.search:
-        is_smaller = now.search.trials < before.search.trials
+        is_smaller |= now.search.trials < before.search.trials
         names += ["repeats"] if before.repeats_of_all != now.repeats_of_all else []
     return [*names, *["the number of trials"] * is_smaller]
 

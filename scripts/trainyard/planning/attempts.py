@@ -68,6 +68,7 @@ class Attempt:
     exit_code: int | None = None  # of its program
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
     is_retried: bool = False  # whether it failed, and the trial is run again
+    values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
 
     @property
     def gpu_model(self) -> str:
@@ -91,6 +92,7 @@ def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
             takeover=event.takeover,
             expected_seconds=event.expected_seconds,
             gpus_per_trial=event.gpus_per_trial,
+            values=event.values or {},
         )
         return found[key]
     if key not in found:  # its start is damaged

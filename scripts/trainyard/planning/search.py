@@ -5,16 +5,18 @@ n-th configuration is a function of the seed, of n, and of the results known whe
 killed makes the same suggestions as an uninterrupted one if its trials end in the same order.
 """
 
+import logging
 import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trainyard.config.sweep import Choice, Draw, Sweep, Uniform, condition_of, holds, options_of
+from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import in_table, with_seed
+from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
@@ -46,15 +48,16 @@ class OptunaStudy:
         self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
 
     def draw(
-        self, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
+        self, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt], evidence: Sequence[Suggestion] = ()
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
 
         Trials that were stopped early count with their last value, those that diverged as worse than all others, and
-        failed and cancelled ones do not count. Running trials are passed to Optuna, too.
+        failed and cancelled ones do not count. Running trials are passed to Optuna, too. `evidence` are other trials.
         """
-        self._tell([(each, ends.get(each.name)) for each in drawn], bad=self._worse_than_all(ends.values()))
-        asked = self._ask()
+        known = [*evidence, *drawn]
+        self._tell([(each, ends.get(each.name)) for each in known], bad=self._worse_than_all(ends.values()))
+        asked = self._ask(len(drawn))
         values = {key: _value(self._search.values[key], param) for key, param in asked.params.items()}
         return values, dict(asked.params), {name: attr for name, attr in asked.system_attrs.items() if name != _GUESS}
 
@@ -74,7 +77,7 @@ class OptunaStudy:
                 if end is not None and self._told[number][1] is None:
                     self._finish(number, self._as_known(each, end, bad))
             elif self._search.method == "qmc":
-                self._ask()  # the study counts what it has drawn
+                self._ask(number)  # the study counts what it has drawn
             else:
                 self._study.add_trial(self._as_known(each, end, bad))
                 self._told.append((each.params, None))
@@ -87,11 +90,11 @@ class OptunaStudy:
             self._storage.set_trial_intermediate_value(trial, epoch, value)
         self._storage.set_trial_state_values(trial, known.state, known.values)
 
-    def _ask(self) -> "optuna.trial.FrozenTrial":
-        """Have Optuna draw the next trial."""
+    def _ask(self, number: int) -> "optuna.trial.FrozenTrial":
+        """Have Optuna draw the next trial; `number` were drawn before."""
         import optuna
 
-        search, number = self._search, len(self._told)
+        search = self._search
         seed = digest_of([search.seed, 0 if search.method == "qmc" else number], length=8)
         self._study.sampler = search.sampler(int(seed, 16) % 2**31)
         guesses = {key: guess for key, choice in search.values.items() if (guess := _guess(choice)) is not None}
@@ -105,7 +108,7 @@ class OptunaStudy:
                 if holds(condition_of(choice), values):
                     values[key] = _value(choice, _suggest(trial, key, _distribution(choice)))
         self._told.append((trial.params, None))
-        return self._study.get_trials(deepcopy=False)[number]
+        return self._study.get_trials(deepcopy=False)[-1]
 
     def _as_known(self, each: Suggestion, end: Attempt | None, bad: float) -> "optuna.trial.FrozenTrial":
         """A trial as Optuna has it."""
@@ -147,6 +150,8 @@ class OptunaStudy:
 # Of repeats of a configuration: if one has diverged, it counts as diverged, and if one was stopped, as stopped.
 _BADNESS: Final = {TrialStatus.FAILED: 1, TrialStatus.STOPPED: 2, TrialStatus.DIVERGED: 3}
 _GUESS: Final = "fixed_params"  # where Optuna keeps the values of an enqueued trial
+LEARNING: Final = ("tpe", "gp")  # samplers that learn from trials which they have not drawn
+log = logging.getLogger(__name__)
 
 
 def _distribution(choice: Draw) -> "optuna.distributions.BaseDistribution":
@@ -182,6 +187,29 @@ def _value(choice: Draw, param: Any) -> Any:
     return in_table(param, choice) if isinstance(choice, Uniform) else options_of(choice)[param]
 
 
+def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Values of the varied keys as Optuna draws them; None if the search cannot draw them. Other keys are ignored."""
+    import optuna
+
+    params, found = dict[str, Any](), dict[str, Any]()
+    for key, choice in search.values.items():
+        if not holds(condition_of(choice), found):
+            continue
+        found[key] = value = values.get(key)
+        if not isinstance(choice, Uniform):
+            options = options_of(choice)
+            value = options.index(value) if value in options else None
+        if value is None:
+            return None
+        params[key] = value
+    try:  # which checks ranges and steps
+        distributions = {key: _distribution(search.values[key]) for key in params}
+        optuna.trial.create_trial(value=0.0, params=params, distributions=distributions)
+    except (TypeError, ValueError):
+        return None
+    return params
+
+
 class Order(Protocol):
     """What a search needs of the order that the jobs of its sweep share."""
 
@@ -209,8 +237,10 @@ class SuggestionSource:
         self._state, self._order = state, order
         self._reread = reread
         self._study = OptunaStudy(state.sweep)
-        ends = {each.name: state.end(each.name) for each in state.space.suggestions}
-        self._ends = {name: end for name, end in ends.items() if end}
+        self._ends = {name: end for name in state.trials if (end := state.end(name))}
+        self._sweep: Sweep | None = None  # for which the following was looked up
+        self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
+        self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
 
     @property
     def remaining(self) -> int:
@@ -223,6 +253,45 @@ class SuggestionSource:
             event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
         ):
             self._ends[event.trial] = attempt
+
+    def _find_evidence(self) -> None:
+        """Look up the trials that the search could have drawn, of the config, and with a result of earlier ones."""
+        state, space, found = self._state, self._state.space, dict[str, list[Suggestion]]()
+        self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
+        if space.sweep.search is None or space.sweep.search.method not in LEARNING:
+            return
+        earlier = {name: tries[-1].values for name, tries in state.attempts.items() if name not in state.trials}
+        earlier = {name: values for name, values in earlier.items() if self._find_end(name)}
+        candidates = {name: trial.values for name, trial in self._configured.items()} | earlier
+        for name, values in candidates.items():
+            if each := self._as_drawn(name, values):
+                found.setdefault(str(each.params), []).append(each)
+        self._evidence = list(found.values())
+        if candidates:
+            count = sum(map(len, self._evidence))
+            log.info("search: %s that it has not drawn count, %d do not fit", count, len(candidates) - count)
+
+    def _as_drawn(self, name: str, values: dict[str, Any]) -> Suggestion | None:
+        """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
+        sweep, digest = self._state.space.sweep, self._state.space.dataset_digest
+        assert sweep.search is not None
+        with suppress(ValueError):  # of a config with other keys
+            trial = make_trial(sweep, values)
+            whole = {key: value_at(trial.settings, key) for key in sweep.search.values} | values
+            if params := params_of(sweep.search, whole):
+                same = make_trial(sweep, {key: whole[key] for key in whole if key in params or is_seed(key)})
+                if trial.identity(digest) == same.identity(digest) == name:
+                    return Suggestion(trial, name, params, {})
+        return None
+
+    def _find_end(self, name: str) -> Attempt | None:
+        """How a trial ended by the present rules, if it has."""
+        if self._state.must_reparse(end := self._state.end(name)):
+            self._reread(end)
+            end = self._state.end(name)
+        if end is not None:
+            self._ends[name] = end
+        return end
 
     def next_task(self, seconds: float = 0.0) -> Task | None:
         """The next configuration that has no result yet; None if all are drawn, or it does not fit the budget."""
@@ -238,16 +307,21 @@ class SuggestionSource:
         cancelled = self._order.cancelled - self._ends.keys()
         gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
         repeats = sweep.repeats_of_all
-        firsts, ends = drawn[::repeats], self._ends | gone
-        if repeats > 1:
-            groups = zip(*(drawn[each::repeats] for each in range(repeats)), strict=True)
+        firsts, ends, evidence = drawn[::repeats], self._ends | gone, self._evidence
+        if evidence:
+            names = {each.name for each in drawn}
+            evidence = [group for group in evidence if names.isdisjoint(each.name for each in group)]
+        if repeats > 1 or evidence:
+            groups = [*evidence, *zip(*(drawn[each::repeats] for each in range(repeats)), strict=True)]
             ends = {group[0].name: end for group in groups if (end := self._mean_end(group, ends))}
-        values, params, attrs = self._study.draw(firsts, ends)
+        values, params, attrs = self._study.draw(firsts, ends, [group[0] for group in evidence])
         return with_seed(sweep, values, 0), params, attrs
 
     def _mean_end(self, repeats: Sequence[Suggestion], known: Mapping[str, Attempt]) -> Attempt | None:
         """How the repeats of a configuration ended, as one trial with their mean; None until all have ended."""
         ends = [known[each.name] for each in repeats if each.name in known]
+        if len(repeats) == 1 and ends:
+            return ends[0]
         if len(ends) < len(repeats):
             return None
         metric = self._state.sweep.compared_by[0]
@@ -260,9 +334,11 @@ class SuggestionSource:
 
     def _choose(self) -> tuple[list[Suggested], str | None]:
         """The next draws, up to one whose trial must run, and this trial, if any."""
-        state, space = self._state, self._state.space
+        space = self._state.space
+        if space.sweep is not self._sweep:
+            self._find_evidence()
         drawn, events = list(space.suggestions), list[Suggested]()
-        known = {each.name for each in drawn}
+        known = {each.name for each in drawn} | self._configured.keys()
         while len(drawn) - len(space.suggestions) < self.remaining:
             values, params, attrs = self._draw(drawn)
             event = Suggested(
@@ -273,11 +349,6 @@ class SuggestionSource:
             if found.name in known:
                 continue
             known.add(found.name)
-            if state.must_reparse(end := state.end(found.name)):
-                self._reread(end)
-                end = state.end(found.name)
-            if end is not None:
-                self._ends[found.name] = end
-            elif self._order.may_run(found.name):
+            if not self._find_end(found.name) and self._order.may_run(found.name):
                 return events, found.name  # an earlier search may have drawn and started it
         return events, None

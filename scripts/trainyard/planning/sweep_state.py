@@ -112,8 +112,8 @@ class TrialSpace:
     def selection(self) -> str:
         """Identifies what the best are selected from, and how many."""
         sweep = self.sweep
-        drawn = [self.search_key, sweep.draw_count]
-        among = drawn if sweep.search else list(expand(sweep).by_name(self.dataset_digest))
+        among: list[Any] = list(expand(sweep).by_name(self.dataset_digest))
+        among += [self.search_key, sweep.draw_count] if sweep.search else []
         return digest_of([among, sweep.repeats, sweep.repeat_best, sweep.target], length=10)
 
     @property
@@ -122,7 +122,7 @@ class TrialSpace:
         sweep = self.sweep
         if not sweep.repeat_best or self.selection in self._chosen:
             return 0
-        count = sweep.draw_count or len(expand(sweep).trials)
+        count = sweep.draw_count + len(expand(sweep).trials)
         return min(sweep.repeat_best, count) * (sweep.repeats - 1)
 
     @property
@@ -164,7 +164,7 @@ class TrialSpace:
         sweep = self.sweep
         content: list[object] = [trial.content for trial in expand(sweep).trials]
         if sweep.search:
-            content = [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
+            content += [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
         stop = [sweep.stop.model_dump() | self._compared_by] if sweep.stop else []
         # A change of these causes the saved output to be parsed again; no trial runs.
         metrics = [sweep.program_metrics.digest] if sweep.program_metrics else []

@@ -256,7 +256,6 @@ MISTAKES = [
         "rmse",
         "sweeps.depth: metric is rmse, which no trial reports; known: epoch, lr, train_loss",
     ),
-    ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     (
         "sweeps.own",
         {"command": "./x {lr}"},

@@ -34,6 +34,8 @@ def config_of(**sweep):
         (OWN | {"grid": {}, "search": SEARCH}, {"search": SEARCH | {"trials": 9}}, []),
         (OWN | {"grid": {}, "search": SEARCH}, {"search": SEARCH | {"trials": 2}}, ["the number of trials"]),
         (OWN | {"grid": {}, "search": SEARCH}, {"search": SEARCH | {"seed": 1}}, ["search"]),
+        (OWN | {"grid": {}, "search": SEARCH}, {"trials": [{"x": 9}]}, []),
+        (OWN | {"search": SEARCH}, {"grid": {"x": [2]}}, ["the number of trials"]),
         (TRAIN, {"grid": {"lr": [0.1, 0.2]}}, []),
         (TRAIN, {"trials": [{"deterministic": True}]}, ["deterministic"]),
     ],

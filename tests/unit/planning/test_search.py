@@ -1,5 +1,7 @@
 """The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
 
+from contextlib import contextmanager
+
 import pytest
 from sweep_journals import order_beside, session_of
 from trainyard.config.load import check_config
@@ -327,9 +329,122 @@ def test_a_search_draws_from_the_means_of_repeats(tmp_path, monkeypatch):
             source.update(event, Attempt(task.trial, 1, 0, 1, outcome=outcome, metrics=metrics))
         source.next_task()
     assert seeds == [7, 8] * 3
-    drawn, ends = known[-1]
+    drawn, ends, _ = known[-1]
     assert len(drawn) == 3, "configurations"
     found = [ends[each.name] for each in drawn]
     assert [each.outcome for each in found] == [finished, diverged, stopped]
     assert [round(found[0].metrics["loss"], 6), round(found[2].metrics["loss"], 6)] == [0.3, 0.2]
     assert len(known) == 4, "one draw for both repeats of a configuration"
+
+
+def states_of(source):
+    """What Optuna knows of trials: their value, or their state where they have none."""
+    return [each.value if each.value is not None else each.state.name for each in source._study._study.get_trials()]
+
+
+@contextmanager
+def searching(results, **changes):
+    """A session of a sweep of one key, and the search from which it draws; `end` ends a trial with a loss."""
+    own = {"command": "./run {args}", "args": {"seed": 7}, "metrics": {"file": "m.json"}, "metric": "loss"}
+    search = {"trials": 20, "values": {"x": {"low": 0.0, "high": 1.0}}, **changes.pop("search", {})}
+    state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search, **changes}}}), "s", results).state
+    with session_of(results / "sweeps/s") as journal:
+        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+
+        def end(trial, loss):
+            values = state.trials[trial].values
+            journal.record(Started(trial=trial, attempt=1, values=values))
+            event = Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, metrics={"loss": loss})
+            journal.record(event)
+            source.update(event, Attempt(trial, 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": loss}))
+
+        yield source, state, end
+
+
+def test_trials_beside_a_search_run_first_and_count_for_it(tmp_path):
+    beside = {"grid": {"x": [0.25, 0.5, 7]}, "trials": [{"x": 0.75, "more": 1}]}
+    with searching(tmp_path, **beside) as (source, state, end):
+        known = list(state.trials)
+        assert [state.trials[each].values for each in known[:4]] == [
+            {"x": 0.25},
+            {"x": 0.5},
+            {"x": 7},
+            *beside["trials"],
+        ]
+        assert sum(map(is_placeholder, known)) == 20
+        end(known[0], 3.0)
+        end(known[2], 1.0)
+        first = source.next_task().trial
+        assert states_of(source) == [3.0, "RUNNING", "RUNNING"], "neither 7, nor what differs in another key"
+        end(known[1], 2.0)
+        end(first, 4.0)
+        source.next_task()
+        assert states_of(source) == [3.0, 2.0, 4.0, "RUNNING"]
+    with searching(tmp_path, **beside) as (source, state, end):
+        source.next_task()
+        assert states_of(source) == [3.0, 2.0, 4.0, "RUNNING", "RUNNING"], "also in another job"
+        more = {**beside["grid"], "x": [0.25, 0.5, 7, 0.125]}
+        (added,) = state.space.grow(state.sweep.model_copy(update={"grid": more}))
+        end(added, 5.0)
+        source.next_task()
+        assert states_of(source)[:3] == [3.0, 2.0, 5.0], "and what is added to it"
+
+
+def test_a_changed_range_keeps_the_results_that_fit(tmp_path):
+    losses = {}
+    with searching(tmp_path) as (source, state, end):
+        for number in range(6):
+            trial = source.next_task().trial
+            end(trial, float(number))
+            losses[float(number)] = state.trials[trial].values["x"]
+    kept = [loss for loss, x in losses.items() if 0.1 <= x <= 0.6]
+    assert 0 < len(kept) < 6
+    narrow = {"search": {"values": {"x": {"low": 0.1, "high": 0.6}}}}
+    with searching(tmp_path, **narrow) as (source, state, end):
+        first = source.next_task()
+        assert states_of(source) == [*kept, "RUNNING"]
+        end(first.trial, 9.0)
+        second = source.next_task()
+    with searching(tmp_path, **narrow) as (source, _, _):
+        values = source._choose()[0][0].values
+        assert states_of(source)[: len(kept) + 2] == [*kept, 9.0, "RUNNING"]
+        assert values != second.values
+    with searching(tmp_path, retrain=1) as (source, _, _):
+        source.next_task()
+        assert states_of(source) == ["RUNNING"], "what is to run again is no evidence"
+
+
+def test_seeds_of_a_configuration_beside_a_search_count_with_their_mean(tmp_path):
+    with searching(tmp_path, trials=[{"x": 0.5}], repeats=2) as (source, state, end):
+        first, second = list(state.trials)[:2]
+        end(first, 1.0)
+        source.next_task()
+        assert states_of(source) == ["RUNNING", "RUNNING"]
+        source.next_task()
+        end(second, 2.0)
+        source.next_task()
+        assert states_of(source) == [1.5, "RUNNING", "RUNNING"]
+
+
+def test_a_trial_of_the_config_that_a_search_draws_does_not_run_again(tmp_path):
+    search = {"method": "brute_force", "trials": 3, "values": {"x": [1, 2, 3]}}
+    with searching(tmp_path, search=search, trials=[{"x": 2}]) as (source, state, _):
+        drawn = [source.next_task(), source.next_task(), source.next_task()]
+        assert sorted(each.values["x"] for each in drawn if each) == [1, 3]
+        assert len(state.space.suggestions) == 3
+
+
+def test_trials_beside_a_search_change_what_the_sweep_must_have_but_not_the_search():
+    alone = CommandSweep.model_validate(
+        {
+            "command": "./p {x}",
+            "metrics": {"file": "m.json"},
+            "metric": "loss",
+            "search": {"trials": 2, "values": {"x": [1, 2]}},
+        }
+    )
+    beside = alone.model_copy(update={"trials": [{"x": 1}]})
+    spaces = [TrialSpace(each, "digest") for each in (alone, beside)]
+    assert spaces[0].digest == "30f707e608d10bcb", "as in receipts of earlier versions"
+    assert spaces[0].digest != spaces[1].digest
+    assert spaces[0].search_key == spaces[1].search_key
