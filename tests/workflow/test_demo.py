@@ -84,7 +84,7 @@ def test_the_report_answers_on_its_first_page(report):
         "best val_accuracy (highest)",
         "6 trials: 6 finished",
         "as a job array",
-        "lower bound",
+        "these trials take at least",
         "Scaling width",
         "There is no recommendation",
         "best validation accuracy",
@@ -92,9 +92,28 @@ def test_the_report_answers_on_its_first_page(report):
         expect(overview).to_contain_text(text)
     pictures = overview.locator("img").all()
     assert [is_drawn(picture) for picture in pictures] == [True] * 4, "the metric of each sweep, each speedup"
+    first = overview.locator("section").first.inner_text()
+    order = [first.index(text) for text in ("best val_accuracy", "runner-up", "Cost: ", "What to do next", "wasted")]
+    assert order == sorted(order)
+    if (graph := report.locator("#rulegraph")).count():
+        assert graph.bounding_box()["y"] > report.viewport_size["height"], "the drawing of the rules is not seen first"
     box = overview.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= report.viewport_size["width"], "it is read without scrolling sideways"
+
+
+@pytest.mark.slow
+def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
+    show_first_page(report)
+    menu = report.locator("nav.h-screen")
+    names = menu.get_by_role("list").inner_text().split("RESULTS")[1].split("\n")
+    assert [name.strip() for name in names if name.strip()] == [
+        "Overview", "Sweeps", "Scaling", "Tree models", "Data"]  # fmt: skip
+    menu.get_by_text("Sweeps", exact=True).click()
+    menu.get_by_text("depth", exact=True).click()
+    assert menu.locator("tbody td:nth-child(2)").all_inner_texts() == [
+        "table of trials", "metric against each varied key", "loss curves", "slots over time",
+        "requested and wasted time", "job array and packed", "predicted and measured durations"]  # fmt: skip
 
 
 @pytest.mark.slow

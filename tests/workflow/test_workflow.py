@@ -211,9 +211,9 @@ def test_the_report_has_every_plot_and_table_with_its_caption(done):
     assert "parallel.svg" not in report, "the sweep varies one key"
     for name in ("parallel.svg", "importance.svg"):
         assert not (done.results / "plots/sweeps/lr" / name).exists()
-    captions = ("without augmentation", "Images per class of dataset", "Attempts of sweep", "Speedup of study")
+    captions = ("before augmentation", "images dataset", "Which trial of sweep", "How many times as fast")
     captions += ("There is no recommendation", "Best val_accuracy (highest")
-    for text in (*captions, "All trials of sweep", "Tree models"):
+    for text in (*captions, "one row per training", "Tree models"):
         assert text in report
 
 

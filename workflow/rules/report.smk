@@ -1,11 +1,5 @@
 # Per kind of study: its name in messages and in the report, and the inputs of its tables and plots.
 NOUNS = {"data": "dataset", "sweeps": "sweep", "scaling": "scaling", "trees": "trees"}
-CATEGORIES = {
-    "data": "Data",
-    "sweeps": "Sweeps",
-    "scaling": "Scaling",
-    "trees": "Tree models",
-}
 TABLE_INPUTS = {
     "sweeps": rules.sweep.output,
     "scaling": project.summaries,
@@ -85,9 +79,9 @@ for kind, made_from in TABLE_INPUTS.items():
             ),
             report(
                 f"results/tables/{kind}/{{name}}.html",
-                category=CATEGORIES[kind],
+                category=project.categories[kind],
                 subcategory="{name}",
-                labels={"study": "{name}", "content": project.table_labels[kind]},
+                labels={"study": "{name}", "content": project.labels(kind)["table"]},
                 caption=f"../report/{kind}-table.rst",
             ),
         log:
@@ -124,7 +118,7 @@ for kind, made_from in PLOT_INPUTS.items():
                 [
                     report(
                         f"results/plots/{kind}/{{name}}/{plot}.svg",
-                        category=CATEGORIES[kind],
+                        category=project.categories[kind],
                         subcategory="{name}",
                         labels={
                             "dataset" if kind == "data" else "study": "{name}",
@@ -201,7 +195,7 @@ rule overview:
     output:
         report(
             "results/overview.html",
-            category="Overview",
+            category=project.categories["overview"],
             labels={"content": "overview"},
             caption="../report/overview.rst",
         ),

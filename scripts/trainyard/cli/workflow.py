@@ -32,7 +32,7 @@ from trainyard.planning.added_trials import announce_config
 from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.programs.user_environment import RECORD, record_environment
-from trainyard.report.plot_list import PLOT_LABELS, plots_of
+from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import typed_argv
@@ -46,6 +46,13 @@ _REQUESTS: Final = (
     "({resources.memory}), walltime: {resources.runtime} min"
 )
 
+CATEGORIES: Final = {
+    "overview": "Overview",
+    "sweeps": "Sweeps",
+    "scaling": "Scaling",
+    "trees": "Tree models",
+    "data": "Data",
+}
 TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
 DERIVED_TABLES: Final = {  # made by tables.py
     "sweeps": ["strategies", "jobs", "ranking"],
@@ -67,7 +74,7 @@ class Workflow:
     """The checked config, as the Snakefile sees it."""
 
     name_pattern = NAME_PATTERN
-    table_labels = TABLE_LABELS
+    categories: Final = ordered_labels(CATEGORIES)
     derived_tables = DERIVED_TABLES
 
     def __init__(
@@ -348,10 +355,14 @@ class Workflow:
             PlotRule(
                 "_without_".join([f"plot_{kind}", *(plot for plot in every if plot not in plots)]),
                 match_any(names),
-                {plot: PLOT_LABELS[kind][plot] for plot in plots},
+                {plot: self.labels(kind)[plot] for plot in plots},
             )
             for plots, names in groups.items()
         ]
+
+    def labels(self, kind: str) -> dict[str, str]:
+        """The labels of the entries of datasets or studies of a kind in the report: the table, and the plots."""
+        return ordered_labels({"table": TABLE_LABELS.get(kind, ""), **PLOT_LABELS[kind]})
 
     def _names(self, kind: str) -> list[str]:
         """The datasets (kind `data`) or studies of a kind."""

@@ -186,7 +186,7 @@ def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> 
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.legend(loc="upper left")
-    error = f"median error of the trials: {(measured / predicted - 1).abs().median():.0%}"
+    error = f"half of the trials took within {(measured / predicted - 1).abs().median():.0%} of the predicted time"
     known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
     last_job = [
         f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"

@@ -16,7 +16,7 @@ from trainyard.planning.job_costs import is_trained
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import format_number, write_template
 from trainyard.report.study_tables import describe_best_model
-from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
+from trainyard.report.sweep_facts import describe_cost, list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.speedups import recommendation
@@ -38,6 +38,7 @@ class Summary:
     title: str
     answer: str
     facts: Mapping[str, str]  # by label
+    cost: str = ""
     failures: Sequence[str] = ()
     next_steps: Sequence[str] = ()
     more: Sequence[str] = ()  # how sure the answer is, and the runner-up
@@ -67,14 +68,17 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
     answer, *more = describe_ranking(ranking)
+    cost = ""
     try:
-        facts = sweep_facts(load_sweep(results / "sweeps" / name), config.pricing)
+        tables = load_sweep(results / "sweeps" / name)
+        facts, cost = sweep_facts(tables), describe_cost(tables, config.pricing)
     except MissingResultError:
         facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
     return Summary(
         f"Sweep {name}",
         answer,
         facts,
+        cost,
         list_failures(state),
         list_next_steps(state, ranking),
         more=more,
@@ -111,7 +115,8 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     return Summary(
         title,
         recommendation(measured),
-        {"ran": ran, "cost": spent, **(left if len(table) < len(study.scales) else {})},
+        {"ran": ran, **(left if len(table) < len(study.scales) else {})},
+        spent,
         rows=_scale_rows(table),
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
         about_picture="speedup and efficiency against the number of GPUs",

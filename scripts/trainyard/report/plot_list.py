@@ -1,23 +1,25 @@
 """The plots of each dataset and study. One that could only say why it is empty is not made."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from trainyard.config.config import Config
 from trainyard.config.sweep import is_seed
 from trainyard.config.trials import constant_keys, count_configured
 
-# The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
+# The plots of each kind of study with their labels, in the order of interest, in which the report shows them. The
+# caption of each is workflow/report/<kind>-<plot>.rst.
 PLOT_LABELS: Final = {
     "data": {"samples": "samples", "classes": "class balance"},
     "sweeps": {
-        "gantt": "slots over time",
-        "packing": "job array and packed",
-        "waste": "requested and wasted time",
-        "prediction": "predicted and measured durations",
         "metric": "metric against each varied key",
         "parallel": "parallel coordinates",
         "importance": "importance of the varied keys",
         "loss": "loss curves",
+        "gantt": "slots over time",
+        "waste": "requested and wasted time",
+        "packing": "job array and packed",
+        "prediction": "predicted and measured durations",
     },
     "scaling": {
         "speedup": "speedup and efficiency",
@@ -27,6 +29,7 @@ PLOT_LABELS: Final = {
     },
     "trees": {"scores": "scores", "importance": "importance of the features"},
 }
+_MOST_LABELS: Final = 20
 _MIN_TRIALS: Final = 20
 _MIN_PER_KEY: Final = 5  # trials per varied key
 
@@ -46,6 +49,14 @@ def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
         has_enough = count_configured(sweep) >= trials_for_importance(settings)
         empty |= {"importance"} if settings < 2 or not has_enough else set()
     return tuple(plot for plot in PLOT_LABELS[kind] if plot not in empty)
+
+
+def ordered_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels with leading spaces, which no browser shows, so that the report has them in this order.
+
+    Snakemake's report sorts labels and categories, and a space comes before letters.
+    """
+    return {key: " " * (_MOST_LABELS - place) + label for place, (key, label) in enumerate(labels.items())}
 
 
 def trials_for_importance(keys: int) -> int:

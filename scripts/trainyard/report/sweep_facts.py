@@ -29,13 +29,12 @@ ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED,
 WORDS: Final = {TrialStatus.STOPPED: "stopped early", TrialStatus.UNREADABLE: "without metrics"}
 
 
-def sweep_facts(tables: SweepResults, pricing: Pricing) -> dict[str, str]:
-    """Facts about a sweep by label."""
+def sweep_facts(tables: SweepResults) -> dict[str, str]:
+    """How a sweep ran, by label."""
     if tables.jobs.empty:
         return {"ran": "nothing yet"}
     return {
         "ran": _describe_runs(tables),
-        "cost": _describe_cost(tables, pricing),
         "wasted": _describe_waste(tables),
         "duration": _describe_makespan(tables),
         "predicted": _describe_predictions(tables),
@@ -70,7 +69,10 @@ def _charged(tables: SweepResults) -> Unit:
     return "CPU" if "requested_cpu_seconds" in tables.strategies else "GPU"
 
 
-def _describe_cost(tables: SweepResults, pricing: Pricing) -> str:
+def describe_cost(tables: SweepResults, pricing: Pricing) -> str:
+    """What a sweep requested, and its price; "" before its first job."""
+    if tables.jobs.empty:
+        return ""
     unit = _charged(tables)
     seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
     if unit == "GPU" and is_on_cpus(tables.timeline):
@@ -87,8 +89,8 @@ def _describe_waste(tables: SweepResults) -> str:
     startup = packed[f"startup_{unit}_seconds"] / packed[f"requested_{unit}_seconds"]
     array, separate = (_strategy(tables, name)["wasted_fraction"] for name in ("job_array", "separate_jobs"))
     return (
-        f"{packed['wasted_fraction']:.0%} of what was requested ({startup:.0%} for start-up); the same trials would "
-        f"waste {array:.0%} as a job array, and {separate:.0%} as separate jobs"
+        f"{packed['wasted_fraction']:.0%} of what was requested ({startup:.0%} to start programs); the same trials "
+        f"would waste {array:.0%} as a job array, and {separate:.0%} as separate jobs of exactly the right length"
     )
 
 
@@ -99,21 +101,22 @@ def _describe_makespan(tables: SweepResults) -> str:
         return "no trial has a result"
     slots = count_of(int(packed.get("slots", tables.jobs["slots"].max())), "slot")  # older tables lack it
     return (
-        f"{format_duration(seconds)} from the first trial's start to the last one's end; {format_duration(bound)} is "
-        f"the lower bound on {slots} ({seconds / bound - 1:+.0%})"
+        f"{format_duration(seconds)} from the first trial's start to the last one's end; on {slots}, these trials take "
+        f"at least {format_duration(bound)} in any order ({seconds / bound - 1:+.0%})"
     )
 
 
 def _describe_predictions(tables: SweepResults) -> str:
     known, jobs = predicted_attempts(tables.timeline), tables.jobs.dropna(subset=["gap"])
     errors = (known["measured"] / known["expected_seconds"] - 1).abs()
-    trials = f"the median error of {count_of(len(known), 'trial')} is {errors.median():.0%}" if len(known) else ""
+    half = f"half of {len(known)} trials" if len(known) > 1 else "1 trial"
+    trials = f"{half} took within {errors.median():.0%} of the predicted time" if len(known) else ""
     last = [
-        f"the last job: {format_duration(job.predicted_seconds)} predicted, "
-        f"{format_duration(job.measured_seconds)} measured ({job.gap:+.0%})"
+        f"{format_duration(job.predicted_seconds)} for the last job, which took "
+        f"{format_duration(job.measured_seconds)} ({job.gap:+.0%})"
         for job in jobs.tail(1).itertuples()
     ]
-    return "; ".join(filter(None, [*last, trials])) or "no duration was known beforehand"
+    return "; ".join(filter(None, [*last, trials])) or "nothing: no trial had finished before the others started"
 
 
 def _describe_queue(tables: SweepResults) -> dict[str, str]:
@@ -134,7 +137,7 @@ def _describe_queue(tables: SweepResults) -> dict[str, str]:
 def _describe_failed_attempts(tables: SweepResults) -> str:
     attempts = tables.timeline[tables.timeline["trial"].isin(tables.trials["trial"])]  # of others, the jobs are counted
     count = int((attempts["outcome"] == TrialStatus.FAILED).sum())
-    return f"{count} of {len(attempts)} attempts" if count else "no attempt"
+    return f"{count or 'none'} of {count_of(len(attempts), 'attempt')}"
 
 
 def _describe_code(tables: SweepResults) -> dict[str, str]:

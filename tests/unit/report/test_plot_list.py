@@ -5,7 +5,7 @@ import re
 import pytest
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
-from trainyard.report.plot_list import PLOT_LABELS, plots_of
+from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 
 ALWAYS = ("gantt", "packing", "waste", "prediction", "metric", "loss")
 RANGE = {"low": 0.1, "high": 1}
@@ -55,3 +55,10 @@ def test_each_study_has_one_rule_which_makes_all_its_plots(tmp_path, content):
         "plot_sweeps_without_importance",
     ]
     assert not re.fullmatch(yard.plot_rules("scaling")[0].names, "any"), "there is no scaling study"
+
+
+def test_labels_keep_their_order_in_a_report_which_sorts_them():
+    for labels in PLOT_LABELS.values():
+        ordered = list(ordered_labels(labels).values())
+        assert sorted(ordered) == ordered
+        assert [label.strip() for label in ordered] == list(labels.values())
