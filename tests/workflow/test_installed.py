@@ -33,7 +33,9 @@ def test_a_script_goes_from_nothing_to_a_report_without_torch(installed):
     assert "best val_acc (highest)" in summary
     assert "write the report: trainyard report\n" in summary
     assert "train  20 " in trainyard(installed, "status")
-    trainyard(installed, "report")
+    said = trainyard(installed, "report", "--profile", "slurm")
+    assert f"the report: {folder}/report.html" in said.splitlines()
+    assert "Warning" not in said
     assert (folder / "report.html").stat().st_size > 100_000
     assert "Nothing to be done" in trainyard(installed, "run", "--profile", "local", "--", "sweeps")
     assert {path.name for path in folder.iterdir()} == {

@@ -8,9 +8,11 @@ import argparse
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final, NoReturn
@@ -59,6 +61,10 @@ def main() -> NoReturn:
         if IS_INSTALLED:
             os.environ[TYPED] = shlex.join(sys.argv)
         call = build_call(verb, words) if verb in OF_SNAKEMAKE else [sys.executable, str(find_program(verb)), *words]
+        if verb == "report":  # Snakemake lists what it adds, but does not say where the page is
+            if not (code := subprocess.run(call).returncode):
+                print(f"the report: {Path(REPORT[1]).absolute()}")
+            sys.exit(code)
         os.execv(call[0], call)
     except UserError as error:
         sys.exit(f"trainyard: {error}")
@@ -96,7 +102,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     """The call of Snakemake for a verb; all words that are not options of the verb itself are Snakemake's.
 
     Raises:
-        UserError: there is no config, or no such profile.
+        UserError: there is no config, no such profile, or no such option.
     """
     parser = argparse.ArgumentParser(
         prog=f"trainyard {verb}",
@@ -111,6 +117,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
                         "folder comes before Trainyard's own")  # fmt: skip
     end = words.index("--") if "--" in words else len(words)
     given, options = parser.parse_known_args(words[:end])
+    _refuse_unknown(options)
     if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
         config = given.config or DEFAULT_CONFIG
         if not config.exists():
@@ -119,7 +126,25 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     is_wordy = verb == "run" and any(WORDIER.fullmatch(option) for option in options)
     own = () if is_wordy else OF_SNAKEMAKE[verb]
-    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
+    profile = "local" if verb == "report" else given.profile  # it submits nothing
+    return [*snakemake, "--profile", str(find_profile(profile)), *options, *own, *words[end:]]
+
+
+def _refuse_unknown(options: Sequence[str]) -> None:
+    """Raise a UserError at an option that Snakemake does not have: it would print all that it has."""
+    if not any(word.startswith("-") for word in options):
+        return
+    from snakemake.cli import get_argument_parser  # takes a second to import
+    from snakemake.exceptions import CliException
+
+    parser, unknown = get_argument_parser(), list[str]()
+    parser.prog, parser.usage = "trainyard", argparse.SUPPRESS  # in its other errors
+    with suppress(CliException):  # of a value, which Snakemake then reports
+        unknown = parser.parse_known_args(options)[1]
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")
+        raise UserError(f"there is no option {name!r}; {hint}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Gradient-boosted trees on a staged dataset: XGBoost and LightGBM."""
 
-import difflib
 import json
 import logging
 import os
@@ -347,8 +346,7 @@ def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
     unknown = _unused_by_xgboost(params) if name == "xgboost" else [each for each in params if each not in names]
     mistakes = []
     for each in unknown:
-        close = difflib.get_close_matches(each, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "see its documentation"
+        hint = suggest(each, names, otherwise="see its documentation")
         if each in names:
             hint = "it has no effect with the others"
         mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")

@@ -45,6 +45,20 @@ def test_the_report_has_its_style(folder):
     assert Path(path).exists()
 
 
+def test_a_report_needs_no_profile(folder):
+    assert build_call("report", ["--profile", "slurm"])[4] == LOCAL
+
+
+def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_meant(folder, capsys):
+    with pytest.raises(UserError, match=r"^there is no option '--profle'; did you mean '--profile'\?$"):
+        build_call("run", ["--profle", "slurm"])
+    with pytest.raises(UserError, match=r"^there is no option '--zzz'; `snakemake --help` lists all$"):
+        build_call("plan", ["--zzz=1", "sweeps"])
+    with pytest.raises(SystemExit):
+        build_call("run", ["--retries"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):
     (folder / "trainyard.yaml").unlink()
     words = ["--configfile", "a.yaml", "b.yaml"]
