@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +15,10 @@ from trainyard.config.config import Config
 from trainyard.config.load import config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
+from trainyard.packing.session_watch import beat_file
 from trainyard.planning.attempts import Attempt, Fold, Session
 from trainyard.planning.job_costs import is_trained
+from trainyard.planning.journal import SESSIONS
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.sweep_state import SweepState
@@ -57,7 +60,7 @@ def status_view(
     for plan, attempts in running:
         jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.most_jobs > 1
         title = f"sweep {plan.state.name}: " + f"{count_of(jobs, 'job')} " * is_shared
-        title += "running, or killed without a final event"
+        title += "running" if _all_live(plan) else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
@@ -135,6 +138,14 @@ def _open_attempts(plan: Plan) -> list[Attempt]:
 def _running(plan: Plan) -> list[Session]:
     """The runs of the driver that run trials."""
     return [run for run in plan.state.sessions if run.opened and _may_run(run)]
+
+
+def _all_live(plan: Plan) -> bool:
+    """Whether all runs of the driver that run trials have given a sign of life within a minute."""
+    beats = [beat_file(plan.state.folder / SESSIONS, run.name) for run in _running(plan)]
+    with suppress(FileNotFoundError):
+        return all(beat.stat().st_mtime > time.time() - CLOCKS_SECONDS for beat in beats)
+    return False
 
 
 def _may_run(session: Session) -> bool:

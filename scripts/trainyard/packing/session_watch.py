@@ -53,6 +53,11 @@ class _Sign:
             self.has_ended = slurm_queries.is_given_up(self.holder)
 
 
+def beat_file(folder: Path, session: str) -> Path:
+    """The file whose time a session sets as its sign of life; it is removed at its end."""
+    return folder / f"{session}.beat"
+
+
 class SessionWatch:
     """Gives signs of life of this session, and watches those of others, in a thread; use it in a `with` statement."""
 
@@ -66,7 +71,7 @@ class SessionWatch:
         self.paused_seconds = 0.0  # in which this process was stopped, as in a job that Slurm suspends
 
     def __enter__(self) -> Self:
-        path = self._beat(self._session)
+        path = beat_file(self._folder, self._session)
         with storage_errors(path):
             path.write_bytes(Holder.this_process().encode())
         threading.Thread(target=self._watch, name="session-watch", daemon=True).start()
@@ -75,15 +80,12 @@ class SessionWatch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         with suppress(OSError):
-            self._beat(self._session).unlink()
-
-    def _beat(self, session: str) -> Path:
-        return self._folder / f"{session}.beat"
+            beat_file(self._folder, self._session).unlink()
 
     def _watch(self) -> None:
         while not self._wait():
             with suppress(OSError):
-                os.utime(self._beat(self._session))
+                os.utime(beat_file(self._folder, self._session))
             self.look()
 
     def _wait(self) -> bool:
@@ -119,12 +121,12 @@ class SessionWatch:
     def forget(self, session: str) -> None:
         """Remove the sign of life of a session that was given up."""
         with suppress(OSError):
-            self._beat(session).unlink()
+            beat_file(self._folder, session).unlink()
 
     def _look_at(self, session: str) -> None:
         content, modified = b"", 0
         # Opening the file makes a network file system query its server, which `stat` does not.
-        with suppress(OSError), open(self._beat(session), "rb") as file:
+        with suppress(OSError), open(beat_file(self._folder, session), "rb") as file:
             content, modified = file.read(), os.fstat(file.fileno()).st_mtime_ns
         sign = self._signs.get(session)
         if sign is None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from trainyard.cli.status_view import describe_other_run, status_view
 from trainyard.cluster import host
 from trainyard.config.load import as_given, check_config, config_copy
+from trainyard.packing.session_watch import SessionWatch, beat_file
 from trainyard.planning.attempts import Fold
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
@@ -115,3 +116,7 @@ def test_the_jobs_of_a_sweep_that_run_at_the_same_time_are_counted(tmp_path):
     assert "sweep s: 2 jobs running, or killed without a final event" in " ".join(row)
     assert row[1:8] == ["1", "0", "0", "2", "0", "1", "4"]
     assert row[8:10] == ["10", "min"], "600 s on one of the two slots"
+    with SessionWatch(path.parent, path.stem), SessionWatch(path.parent, "1-7.0-00000001"):
+        assert " ".join(shown(tmp_path, config)).count("sweep s: 2 jobs running slot") == 1, "they give signs of life"
+        os.utime(beat_file(path.parent, "1-7.0-00000001"), (now - 300, now - 300))
+        assert "sweep s: 2 jobs running, or killed" in " ".join(shown(tmp_path, config))
