@@ -14,7 +14,9 @@ from trainyard.cluster import host, node_folders, slurm_allocation
 from trainyard.cluster.node_folders import candidate_folders, copy_prefix
 from trainyard.data.staged import STAGE, DataError, Staged
 from trainyard.utils.files import file_digest
+from trainyard.utils.terminal import show_progress
 
+CHUNK_BYTES: Final = 2**24
 MARGIN_BYTES: Final = 2**30  # must be free on a disk beyond 1.1 times the size of the copy
 MEMORY_FRACTION: Final = 0.25  # of the job's host memory that a copy may take; the rest is for the training
 
@@ -73,7 +75,7 @@ def choose_local_folder(
     for folder in folders:
         if _copy_path(staged, folder).exists():  # made, or being made: its space is no longer free
             return folder, ""
-    need = sum((staged.folder / name).stat().st_size for name in staged.meta.files)
+    need = _size_bytes(staged)
     reasons = []
     for folder in folders:
         kind = kind_of(folder)
@@ -87,6 +89,10 @@ def choose_local_folder(
         else:
             return folder, ""
     return None, _not_copied(staged, "; ".join(reasons) or f"{policy} is not writable")
+
+
+def _size_bytes(staged: Staged) -> int:
+    return sum((staged.folder / name).stat().st_size for name in staged.meta.files)
 
 
 def _copy_path(staged: Staged, parent: Path) -> Path:
@@ -104,17 +110,20 @@ def _is_complete(folder: Path) -> bool:
 
 def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:
     """Copy the files and verify their digests; `meta.json` comes last."""
-    began, size = time.perf_counter(), 0
-    for name, digest in staged.meta.files.items():
-        shutil.copyfile(staged.folder / name, folder / name)
-        size += (folder / name).stat().st_size
-        if file_digest(folder / name) != digest:
-            if file_digest(staged.folder / name) != digest:
-                raise DataError(
-                    f"{staged.folder / name} has changed since it was staged: "
-                    f"remove {staged.folder / 'meta.json'} and {STAGE}"
-                )
-            raise OSError(f"{folder / name} differs from what was written to it")
+    began, size = time.perf_counter(), _size_bytes(staged)
+    with show_progress(f"{host.node_name()}: copying {staged.folder.name}", size, unit="bytes") as advance:
+        for name, digest in staged.meta.files.items():
+            with open(staged.folder / name, "rb") as source, open(folder / name, "wb") as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+                    advance(len(chunk))
+            if file_digest(folder / name) != digest:
+                if file_digest(staged.folder / name) != digest:
+                    raise DataError(
+                        f"{staged.folder / name} has changed since it was staged: "
+                        f"remove {staged.folder / 'meta.json'} and {STAGE}"
+                    )
+                raise OSError(f"{folder / name} differs from what was written to it")
     shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")
     (folder / ".meta.json").rename(folder / "meta.json")
     took = time.perf_counter() - began

@@ -6,7 +6,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +22,7 @@ from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, Ta
 from trainyard.programs.function import Context
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
+from trainyard.utils.terminal import show_progress
 from trainyard.utils.text import suggest
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -154,14 +155,16 @@ def _fit(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Fit a model and save it; returns its row of the table, and the importances of its features."""
     score = accuracy if data.task == "classification" else rmse
-    started = time.perf_counter()
-    with _explained(name, settings):
-        model = _train(study, name, settings, data)
+    started, rounds = time.perf_counter(), settings["n_estimators"] * (1 + (study.folds or 0))
+    with _explained(name, settings), show_progress(name, rounds, unit="rounds") as advance:
+        model = _train(study, name, settings, data, advance)
         seconds = time.perf_counter() - started
         if model.best_iteration:  # the rows of a fold must not choose the rounds by which they are predicted
             settings |= {"n_estimators": model.best_iteration, _names(name)["early_stopping_rounds"]: None}
         parts = _folds(data, study.folds)
-        folds = [score(each.val_target, _train(study, name, settings, each).predict(each.val)) for each in parts]
+        folds = [
+            score(each.val_target, _train(study, name, settings, each, advance).predict(each.val)) for each in parts
+        ]
         saved = model.saved()
     with atomic_write(folder / saved.file, "wb") as file:
         file.write(saved.content)
@@ -215,8 +218,10 @@ def _explained(name: str, settings: dict[str, Any]) -> Iterator[None]:
         raise DataError(f"{name} does not accept the data or its parameters: {_reason(error)}") from error
 
 
-def _train(study: Trees, name: str, settings: dict[str, Any], data: Tabular) -> "_Fitted":
-    """A model of a library with the interface of scikit-learn, fitted to the training rows.
+def _train(
+    study: Trees, name: str, settings: dict[str, Any], data: Tabular, advance: Callable[[int], None]
+) -> "_Fitted":
+    """A model of a library with the interface of scikit-learn, fitted to the training rows; `advance` is told rounds.
 
     XGBoost refuses numbers of classes with a gap, as of a class without training rows.
     """
@@ -228,13 +233,21 @@ def _train(study: Trees, name: str, settings: dict[str, Any], data: Tabular) -> 
     model: Any
     if name == "xgboost":
         from xgboost import XGBClassifier, XGBRegressor
+        from xgboost.callback import TrainingCallback
+
+        class Rounds(TrainingCallback):
+            def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+                advance(1)
+                return False
 
         kind = XGBRegressor if classes is None else XGBClassifier
-        model, options = kind(**{"enable_categorical": True, **settings}), {"verbose": False, **options}
+        model = kind(**{"enable_categorical": True, "callbacks": [Rounds()], **settings})
+        options["verbose"] = False
     else:
         from lightgbm import LGBMClassifier, LGBMRegressor
 
         model = (LGBMRegressor if classes is None else LGBMClassifier)(**{"verbosity": -1, **settings})
+        options["callbacks"] = [lambda env: advance(1)]
     if settings.get(_names(name)["early_stopping_rounds"]):
         rows, held = data.val, data.val_target
         if classes is not None:

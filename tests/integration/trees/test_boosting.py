@@ -1,5 +1,6 @@
 """Tree models: real fits, saved in the formats of their libraries."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from trainyard.config.datasets import Digits, Table
 from trainyard.data.staging import stage
 from trainyard.programs.function import Context
 from trainyard.trees import boosting
+from trainyard.utils import terminal
 from trainyard.utils.errors import UserError
 
 STUDY = Trees(dataset="d", rounds=20)
@@ -307,6 +309,16 @@ def test_a_class_that_does_not_exist_has_no_weight(patients, tmp_path):
     study = Trees(dataset="d", class_weights={"il": 4})
     with pytest.raises(UserError, match="class_weights: there is no class 'il'; did you mean 'ill'"):
         boosting.fit(study, "xgboost", patients, tmp_path, threads=1)
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_long_fit_tells_its_progress(digits, tmp_path, name, monkeypatch, caplog):
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO):
+        boosting.fit(Trees(dataset="d", rounds=3, folds=2), name, digits, tmp_path, threads=2)
+    lines = [record.message for record in caplog.records if "rounds" in record.message]
+    assert len(lines) == 9, "rounds of the model and of two folds"
+    assert lines[-1].startswith(f"{name}: 9 of 9 rounds, ")
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])

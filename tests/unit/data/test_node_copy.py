@@ -1,6 +1,7 @@
 """The copy of a dataset on a node's local disk: its location, its sharing, and its removal."""
 
 import fcntl
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from trainyard.data import node_copy
 from trainyard.data.node_copy import choose_local_folder, local_copy
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
+from trainyard.utils import terminal
+from trainyard.utils.files import file_digest
 
 GIB = 2**30
 
@@ -130,6 +133,15 @@ def test_a_copy_is_shared_and_removed_by_its_last_user(staged, disk):
     assert list(disk.iterdir()) == []
 
 
+def test_a_copy_tells_its_progress(staged, disk, monkeypatch, caplog):
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO), local_copy(staged, str(disk)):
+        size = sum((staged.folder / name).stat().st_size for name in staged.meta.files)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == len(staged.meta.files), "each is one chunk"
+    assert lines[-1].startswith(f"{host.node_name()}: copying data: {size:,} of {size:,} bytes")
+
+
 def test_a_copy_that_this_job_has_needs_no_more_space(staged, disk):
     """A worker that starts later finds the disk full of that copy."""
     with local_copy(staged, str(disk)) as first:
@@ -146,10 +158,7 @@ def test_a_copy_in_a_less_preferred_folder_is_found(staged, disk, tmp_path):
 
 
 def test_a_failed_copy_is_removed_and_the_shared_files_are_read(staged, disk, monkeypatch):
-    def cut_short(source, target):
-        target.write_bytes(source.read_bytes()[:-1])
-
-    monkeypatch.setattr(node_copy.shutil, "copyfile", cut_short)
+    monkeypatch.setattr(node_copy, "file_digest", lambda path: file_digest(path) + "x" * (path.parent != staged.folder))
     with local_copy(staged, str(disk)) as copy:
         assert copy.staged is staged
         assert "differs from what was written to it" in copy.message
