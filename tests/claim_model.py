@@ -269,6 +269,8 @@ class Job:
         where = vars(self.place) | {"job": self.session}
         self._record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
         self.running[task.trial] = task, number
+        if self.queue.lacks_draw(len(self.running)):
+            self.queue.draw_ahead()
         return True
 
     def end(self, status: TrialStatus, *, is_retried: bool = False, releases: bool = False) -> None:
@@ -594,7 +596,7 @@ def ended_by_file(folder: Path) -> Counter[str]:
     return found
 
 
-def _draw(_: object, drawn: list[object], __: object) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
+def _draw(_: object, drawn: list[object], *__: object) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
     """A configuration that has its number, and differs in each call."""
     return {"x": (len(drawn) + World.view.rng.random()) / (TRIALS + 1)}, {"number": len(drawn)}, {}
 

@@ -154,12 +154,16 @@ class Packer:
                 return
             self._pool.check_startable()
             answers = {slot.answer: slot for slot in busy}
-            ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._wait_seconds(busy), fetch_local=False)
+            draws_ahead = self._queue.lacks_draw(len(busy))  # which takes a while: only if no slot waits
+            wait_seconds = 0.0 if draws_ahead else self._wait_seconds(busy)
+            ready, _ = ray.wait(list(answers), num_returns=1, timeout=wait_seconds, fetch_local=False)
             if self._ray_has_ended.is_set():
                 time.sleep(SIGNAL_SECONDS)
                 raise RayEndedError(f"Ray has ended on {host.node_name()}: its raylet was killed, or it crashed")
             for answer in ready:
                 self._handle_answer(answers[answer])
+            if draws_ahead and not ready:
+                self._queue.draw_ahead()
             if not ready and not self._handle_overdue(busy) and self._limits.seconds_left() == 0:
                 return
 

@@ -266,7 +266,7 @@ class SharedOrder:
         self._journal.record(BudgetReached(budget=self._state.sweep.budget.model_dump()))
 
     def _extend(self) -> None:
-        """Take up what was drawn since. A search claims what it draws; further seeds run in any job."""
+        """Take up what was drawn since; what its author has not claimed may run in any job."""
         if added := self._state.space.extend(self._fold.suggested):
             self._opened |= dict.fromkeys(filter(self._is_open, added))
 

@@ -111,8 +111,10 @@ class TrialQueue:
     ) -> Task | None:
         """The next task for a slot, if there is one for it; `places` are those of all slots here."""
         others = [*places, *elsewhere]
-        if self._order.space.sweep.budget:
-            self._order.refresh()  # what has ended reserves nothing
+        is_shared_search = self._source is not None and self._order.is_shared
+        if self._order.space.sweep.budget or is_shared_search:
+            self._order.refresh()  # what has ended reserves nothing, and another job may have drawn ahead
+            self._take_changes()
         if self._failures.avoids(place, others):
             return None
         while task := self._find(place, others):
@@ -123,6 +125,17 @@ class TrialQueue:
             if self._order.is_mine(task.trial) or self._order.claim([task.trial]):
                 return self._order.claimed(task)
         return None
+
+    def lacks_draw(self, busy: int) -> bool:
+        """Whether the search should draw ahead, beside as many busy slots. With one slot, it awaits each result."""
+        is_alone = busy < 2 and not self._order.is_shared
+        return not self._tasks and self._remaining > 0 and not is_alone and self._may_suggest()
+
+    def draw_ahead(self) -> None:
+        """Have the search draw a configuration before a slot is free."""
+        assert self._source is not None
+        self._source.draw_ahead(self._most_seconds())
+        self._take_changes()
 
     def fill(self, running: Mapping[str, float]) -> Task | None:
         """A trial for a slot without one that ends before one of those that are `running`, for so many seconds."""

@@ -92,16 +92,12 @@ class ClaimLog:
         """`folder`: of the sweep."""
         self._folder = folder / "claims"
         self.entries: list[Entry] = []
+        self.draws: list[Suggested] = []  # the configurations that searches have drawn, in order
         self.takes: dict[str, list[Entry]] = {}  # by trial: the entries that took it, in order
         self.fences: dict[str, Fence] = {}  # by session
         self.began: dict[str, int] = {}  # by session: its first entry
         self.requests = UserRequests()
         self.takeovers: dict[str, int] = {}  # by trial: the last entry that took it from a session that may still write
-
-    @property
-    def draws(self) -> list[Suggested]:
-        """The configurations that searches have drawn, in order."""
-        return [each for entry in self.entries for each in entry.draws]
 
     @property
     def sessions(self) -> set[str]:
@@ -134,6 +130,7 @@ class ClaimLog:
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self.draws += entry.draws
         if entry.request:
             self.requests.add(entry.number, entry.request)
         else:

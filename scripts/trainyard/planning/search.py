@@ -298,6 +298,11 @@ class SuggestionSource:
         trial = self._order.draw(self._choose, seconds=seconds)
         return None if trial is None else self._order.task(trial)
 
+    def draw_ahead(self, seconds: float = 0.0) -> None:
+        """Draw the next configuration for whichever job has a free slot first, unless another job has just drawn."""
+        count = self.remaining
+        self._order.draw(lambda: (self._choose()[0] if self.remaining == count else [], None), seconds=seconds)
+
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration, or the next repeat of the last one."""
         sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.repeats_of_all

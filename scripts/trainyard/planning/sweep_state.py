@@ -140,14 +140,15 @@ class TrialSpace:
         return Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
 
     def extend(self, suggested: Sequence[Suggested]) -> set[str]:
-        """Add what was drawn since; returns the seeds that must run. `suggested` are all draws, of any search."""
+        """Add what was drawn since; returns the new trials that must run. `suggested` are all draws, of any search."""
+        new = set[str]()
         of_this = [event for event in suggested if event.search == self.search_key]
         for event in of_this[len(self.suggestions) :]:
             if self.undrawn_count:
                 found = self.suggestion(event)
                 self.suggestions.append(found)
+                new |= {found.name} - self.trials.keys()
                 self.trials[found.name] = found.trial
-        new = set[str]()
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
             found, selection = self.suggestion(event), event.attrs["selection"]
             self._chosen.append(selection)
@@ -243,6 +244,9 @@ class TaskSource(Protocol):
 
     def next_task(self, seconds: float) -> Task | None:
         """The next task, which may take so many seconds; None if none is left, or fits the budget."""
+
+    def draw_ahead(self, seconds: float) -> None:
+        """Make a task known before a slot is free; any job may claim it."""
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def test_two_drivers_of_a_search_draw_each_number_once(drivers):
     assert len(fold.claims.draws) == 12
     assert len({draw.values["x"] for draw in fold.claims.draws}) == 12, "no draw was made twice with one seed"
     assert each_once(drivers, 12)
+    assert sum(bool(entry.draws and not entry.take) for entry in fold.claims.entries) > 3, "drawn ahead"
 
 
 def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers):

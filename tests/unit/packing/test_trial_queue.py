@@ -1,6 +1,7 @@
 """Which trial starts next on a slot, and which still have time to run."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 from sweep_journals import order_beside, session_of
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
+from trainyard.config.load import check_config
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import makespan
-from trainyard.planning.sweep_state import Task
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.search import OptunaStudy, SuggestionSource
+from trainyard.planning.sweep_state import Task, is_placeholder
 
 HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)
 BOTH = [HERE, THERE]
@@ -230,3 +234,53 @@ def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():
     assert limited.kill_seconds(task("a")) == 60 + 30 + OVERDUE_SECONDS
     assert limited.kill_seconds(task("a", spec=UserProgram(function="m:f"))) == 60
     assert ENDLESS.kill_seconds(task("a")) == float("inf")
+
+
+@contextmanager
+def searching(folder, trials=4):
+    """The queue of a job of a search, and the order that it shares with other jobs."""
+    own = {"command": "./p {x}", "metrics": {"file": "m.json"}, "metric": "loss", "slots": {"jobs": 2}}
+    own["search"] = {"trials": trials, "values": {"x": {"low": 0, "high": 1}}}
+    state = plan_sweep(check_config({"sweeps": {"s": own}}), "s", folder).state
+    with session_of(folder / "sweeps/s") as journal:
+        order = order_beside(journal, state)
+        source = SuggestionSource(state, order, reread=lambda attempt: None)
+        queue = TrialQueue(limits=ENDLESS, failures=FailurePolicy(retries=1), order=order, source=source, predict=None)
+        queue.add(state.task(name) for name in state.unfinished if not is_placeholder(name))
+        yield queue, order
+
+
+def test_a_search_draws_one_configuration_ahead_while_several_slots_are_busy(tmp_path, monkeypatch):
+    with searching(tmp_path) as (queue, order):
+        assert not queue.lacks_draw(1), "a search on one slot awaits each result"
+        assert queue.lacks_draw(2)
+        queue.draw_ahead()
+        (ahead,) = order.space.suggestions
+        assert not order.is_mine(ahead.name)
+        assert queue.waiting == 4
+        assert not queue.lacks_draw(2), "one is enough"
+        with monkeypatch.context() as patched:
+            patched.setattr(OptunaStudy, "draw", None)
+            assert queue.take(HERE, BOTH).trial == ahead.name
+        assert order.is_mine(ahead.name)
+        queue.draw_ahead()
+    with searching(tmp_path) as (queue, order):
+        drawn = [each.name for each in order.space.suggestions]
+        assert drain(queue)[0] == drawn[1], "nobody has claimed it"
+        assert len(order.space.suggestions) == 4
+
+
+def test_what_a_job_has_drawn_ahead_runs_in_the_job_with_the_first_free_slot(tmp_path, monkeypatch):
+    with searching(tmp_path) as (mine, order), searching(tmp_path) as (theirs, _):
+        first = mine.take(HERE, [HERE])
+        theirs.take(THERE, [THERE])
+        order.refresh()
+        assert mine.lacks_draw(1), "another job is busy, too"
+        mine.draw_ahead()
+        monkeypatch.setattr(OptunaStudy, "draw", None)
+        theirs.draw_ahead()  # another job has just drawn
+        ahead = order.space.suggestions[2].name
+        assert theirs.take(THERE, [THERE]).trial == ahead
+        monkeypatch.undo()
+        assert ahead not in drain(mine)
+        assert first.trial in {each.name for each in order.space.suggestions}
