@@ -3,8 +3,9 @@
 python benchmarks/search.py [--seeds 20] [--trials 60]
 
 The regret is the distance of the best trial, without its noise, to the optimum: the median over the seeds, and the
-quartiles. The trials of Trainyard's searches run one after another, as on one slot; `resumed` is the same search whose
-job was killed ten times, which must draw the same.
+quartiles. The trials run one after another, as on one slot. Optuna has the same sampler with the same options. The
+probability of Mann and Whitney is that of regrets so different if there is no difference. Each search is repeated in
+jobs that are killed ten times, and must draw the same.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from functools import partial
 from typing import Any
 
 from common import print_table
-from trainyard.config.sweep import CommandSweep
+from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]
+from trainyard.config.sweep import CommandSweep, Uniform
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
@@ -86,30 +88,34 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     print_table(
-        ["", "sampler", "Trainyard", "killed and resumed ten times", "Optuna"],
+        ["", "sampler", "Trainyard", "Optuna", "p", "the same if killed ten times"],
         [
-            [
-                problem,
-                method,
-                *(_regret(search, problem, method, arguments.seeds, arguments.trials) for search in SEARCHES),
-            ]
+            [problem, method, *_compare(problem, method, arguments.seeds, arguments.trials)]
             for problem in PROBLEMS
             for method in ("tpe", "gp", "cmaes", "random")
         ],
     )
     print_table(
-        ["trials before it", "first draw of a job", "each further"], list(map(_time_of_draw, (10, 1000, 10_000)))
+        ["trials before it", "first draw of a job", "each further"], list(map(_time_of_draw, (10, 1000, 4000, 10_000)))
     )
 
 
-def _regret(search: Callable[..., list[Values]], problem: str, method: str, seeds: int, trials: int) -> str:
-    """Median and quartiles of the regret after some trials."""
+def _compare(problem: str, method: str, seeds: int, trials: int) -> list[str]:
+    """The regret of a search after some trials, that of Optuna, and how many searches that are killed draw the same."""
     values, function, noise = PROBLEMS[problem]
-    regrets = []
+    ours, of_optuna, same = list[float](), list[float](), 0
     for seed in range(seeds):
-        generator = random.Random(seed)
-        tried = search(method, seed, trials, values, partial(_noisy, function, noise, generator))
-        regrets.append(min(map(function, tried)))
+        noisy = [partial(_noisy, function, noise, random.Random(seed)) for _ in range(3)]
+        sweep = _sweep(method, seed, trials, values)
+        tried = _search(sweep, trials, noisy[0])
+        same += tried == _search(sweep, trials, noisy[1], kills=KILLS)
+        ours.append(min(map(function, tried)))
+        of_optuna.append(min(map(function, _plain(sweep, trials, noisy[2]))))
+    probability = mannwhitneyu(ours, of_optuna).pvalue
+    return [_quartiles(ours), _quartiles(of_optuna), f"{probability:.2f}", f"{same} of {seeds}"]
+
+
+def _quartiles(regrets: list[float]) -> str:
     low, middle, high = statistics.quantiles(regrets, n=4)
     return f"{middle:.3g} ({low:.2g} to {high:.2g})"
 
@@ -118,12 +124,13 @@ def _noisy(function: Callable[[Values], float], noise: float, generator: random.
     return function(at) + generator.gauss(0, noise)
 
 
-def _search(
-    method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float], kills: int = 0
-) -> list[Values]:
-    """The configurations that a search of Trainyard tries."""
+def _sweep(method: str, seed: int, trials: int, values: Values) -> CommandSweep:
     search = {"method": method, "seed": seed, "trials": trials, "values": values}
-    sweep = CommandSweep(command="run {args}", metrics={"file": "m.json"}, metric="loss", mode="min", search=search)
+    return CommandSweep(command="run {args}", metrics={"file": "m.json"}, metric="loss", mode="min", search=search)
+
+
+def _search(sweep: CommandSweep, trials: int, run: Callable[[Values], float], kills: int = 0) -> list[Values]:
+    """The configurations that a search of Trainyard tries."""
     drawn, ends, study = list[Suggestion](), dict[str, Attempt](), OptunaStudy(sweep)
     for number in range(trials):
         if kills and number % (trials // kills) == 0:
@@ -135,24 +142,20 @@ def _search(
     return [each.trial.values for each in drawn]
 
 
-def _resumed(method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float]) -> list[Values]:
-    return _search(method, seed, trials, values, run, kills=KILLS)
-
-
-def _plain(method: str, seed: int, trials: int, values: Values, run: Callable[[Values], float]) -> list[Values]:
+def _plain(sweep: CommandSweep, trials: int, run: Callable[[Values], float]) -> list[Values]:
     """The configurations that Optuna tries, as its documentation has it."""
     import optuna
 
-    samplers = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "random": "RandomSampler"}
-    study = optuna.create_study(sampler=getattr(optuna.samplers, samplers[method])(seed=seed))
+    assert sweep.search is not None
+    search, study = sweep.search, optuna.create_study(sampler=sweep.search.sampler(sweep.search.seed))
 
     def objective(trial: optuna.Trial) -> float:
         at: Values = {}
-        for key, of in values.items():
+        for key, of in search.values.items():
             if isinstance(of, list):
                 at[key] = trial.suggest_categorical(key, of)
-            elif all(at[name] == value for name, value in of.get("when", {}).items()):
-                at[key] = trial.suggest_float(key, of["low"], of["high"], log=of.get("log", False))
+            elif isinstance(of, Uniform) and all(at[name] == value for name, value in of.when.items()):
+                at[key] = trial.suggest_float(key, of.low, of.high, log=of.log)
         return run(at)
 
     study.optimize(objective, n_trials=trials)
@@ -183,8 +186,6 @@ def _time_of_draw(trials: int) -> list[str]:
         )
     return [f"{trials:,}", f"{times[0] * 1000:.0f} ms", f"{statistics.median(times[1:]) * 1000:.1f} ms"]
 
-
-SEARCHES = (_search, _resumed, _plain)
 
 if __name__ == "__main__":
     main()
