@@ -5,11 +5,11 @@ import operator
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -319,7 +319,7 @@ class Search(Section):
                 message = "brute_force cannot run every value of {key}: give a list, step or integer"
                 raise PydanticCustomError("search", message, {"key": key})
         if self.options:
-            self._check_options()
+            _check_options(self, self._sampler_class, lambda: self.sampler(0))
         return self
 
     @property
@@ -327,22 +327,9 @@ class Search(Section):
         """Whether it draws near the best results, which are too good by chance."""
         return self.method not in ("qmc", "random", "brute_force")
 
-    def _check_options(self) -> None:
-        parameters = signature(self._sampler_class).parameters.values()
-        known = [each.name for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"]
-        for name in self.options.keys() - set(known):
-            message = "{method} has no option {name}; {hint}"
-            raise PydanticCustomError(
-                "search", message, {"method": self.method, "name": name, "hint": suggest(name, known)}
-            )
-        try:
-            self.sampler(0)
-        except (TypeError, ValueError) as error:
-            raise PydanticCustomError("search", "{error}", {"error": str(error)}) from None
-
     @property
     def _sampler_class(self) -> "type[optuna.samplers.BaseSampler]":
-        import optuna  # takes a second
+        import optuna  # takes a third of a second
 
         return getattr(optuna.samplers, _SAMPLERS[self.method])  # type: ignore[no-any-return]
 
@@ -373,25 +360,102 @@ _SAMPLERS: Final = {
 _SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of what YAML can give
 
 
+def _check_options(section: "Search | Stop", of: type[object], make: Callable[[], object]) -> None:
+    """Raise an error unless its options are arguments of a class of Optuna, which `make` then makes."""
+    parameters = signature(of).parameters.values()
+    content: dict[str, Any] = {"method": section.method}
+    known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"}
+    for name in section.options.keys() - known.keys():
+        content |= {"name": name, "hint": suggest(name, known)}
+        raise PydanticCustomError("options", "{method} has no option {name}; {hint}", content)
+    for name in known.keys() - section.options.keys():
+        if known[name].default is Parameter.empty:
+            raise PydanticCustomError("options", "{method} needs the option {name}", content | {"name": name})
+    try:
+        make()
+    except (TypeError, ValueError) as error:
+        raise PydanticCustomError("options", "{error}", {"error": str(error)}) from None
+
+
 class Stop(Section):
     """Early stopping: ends trials whose metric is worse than in other trials at the same epoch."""
 
-    method: Literal["asha", "median"] = Field(
+    method: Literal["asha", "hyperband", "median", "percentile", "patient", "threshold", "wilcoxon"] = Field(
         description="`asha`: at epochs `grace_period`, `grace_period` x `reduction_factor`, ... a trial continues only "
         "if it is in the best 1/`reduction_factor` of the trials that have reached this epoch, or the best of them if "
         "that is less than one trial (Li et al. 2020); one that does not report this epoch is judged at its first "
-        "report after it. `median`: from `grace_period` on, a trial ends if its best value is worse than the median of "
-        "the other trials' running means at this epoch (Golovin et al. 2017)."
+        "report after it. `hyperband`: `asha` in brackets, in each of which trials are first compared one such epoch "
+        "later than in the one before; it needs `epochs`. `median`: from `grace_period` on, a trial ends if its best "
+        "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017). The "
+        "others are [Optuna's pruners](https://optuna.readthedocs.io/en/stable/reference/pruners.html). `percentile`: "
+        "a trial ends if its best value is worse than this percentile of what complete trials had at this epoch; "
+        "`patient`: if it has not improved for some epochs; `threshold`: outside of limits; `wilcoxon`: if a test of "
+        "its values against those of the best trial, epoch by epoch, finds it worse; for epochs that are the folds of "
+        "a cross-validation."
     )
-    grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
-    reduction_factor: int = Field(3, ge=2, description="For `asha`: inverse of the fraction of trials that continue.")
+    options: dict[str, bool | int | float | str] = Field(
+        {},
+        description="Arguments of Optuna's pruner, such as `{percentile: 25, n_warmup_steps: 5}`, for `percentile`, "
+        "`patient`, `threshold` and `wilcoxon`; a step is an epoch.",
+        exclude_if=_is_empty,
+    )
+    grace_period: PositiveInt = Field(1, description="For the others: epochs before a trial can be stopped.")
+    reduction_factor: int = Field(
+        3, ge=2, description="For `asha` and `hyperband`: inverse of the fraction of trials that continue."
+    )
     min_samples: PositiveInt = Field(5, description="For `median`: other trials that must have reached an epoch.")
     epochs: PositiveInt | None = Field(None, description="Epochs of a complete trial, for savings; known for `train`.")
 
+    @model_validator(mode="after")
+    def _check_method(self) -> "Stop":
+        own = _OF_RULE.get(self.method, ("options",))
+        others = self.model_fields_set - {"method", "epochs", *own}
+        if self.method in ("asha", "median"):
+            others &= {"options"}  # one may have what the other needs
+        for name in others:
+            content = {"method": self.method, "name": name, "known": ", ".join(own)}
+            raise PydanticCustomError("stop", "{method} has no {name}; it has {known}", content)
+        if self.method in _PRUNERS:
+            _check_options(self, self._pruner_class, self.pruner)
+        if self.method == "hyperband" and self.grace_period > (self.epochs or 0):
+            message = "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
+            raise PydanticCustomError("stop", message)
+        return self
+
+    @property
+    def _pruner_class(self) -> "type[optuna.pruners.BasePruner]":
+        import optuna  # takes a third of a second
+
+        return getattr(optuna.pruners, _PRUNERS[self.method])  # type: ignore[no-any-return]
+
+    def pruner(self) -> "optuna.pruners.BasePruner":
+        """Optuna's pruner."""
+        wrapped = {"wrapped_pruner": None} if self.method == "patient" else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which of them are experimental
+            return self._pruner_class(**wrapped, **self.options)
+
+    def is_last(self, epoch: int, first: int) -> bool:
+        """Whether a trial is complete after this epoch, if it began with the `first`. Many programs count from 0."""
+        return self.epochs in (epoch, epoch + (first == 0))
+
     def rule(self, metric: str, mode: Mode) -> dict[str, Any]:
         """What decides whether a trial is stopped before its last epoch, as the journal records it."""
-        other = "min_samples" if self.method == "asha" else "reduction_factor"
-        return self.model_dump(exclude={"epochs", other}) | {"metric": metric, "mode": mode}
+        of_rule = _OF_RULE.get(self.method, ("options",))
+        return self.model_dump(include={"method", *of_rule}) | {"metric": metric, "mode": mode}
+
+
+_PRUNERS: Final = {
+    "percentile": "PercentilePruner",
+    "patient": "PatientPruner",
+    "threshold": "ThresholdPruner",
+    "wilcoxon": "WilcoxonPruner",
+}
+_OF_RULE: Final = {  # the keys that decide
+    "asha": ("grace_period", "reduction_factor"),
+    "hyperband": ("grace_period", "reduction_factor", "epochs"),
+    "median": ("grace_period", "min_samples"),
+}
 
 
 def _number_or_text(value: Any) -> str:

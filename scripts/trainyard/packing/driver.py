@@ -318,10 +318,13 @@ def _run_trials(
         constant_keys=plan.state.constant_keys,
     )
 
+    def note(event: TrialEvent, attempt: Attempt) -> None:
+        if rule and event.trial not in plan.state.space.further:
+            rule.note(event)
+
     def note_elsewhere(event: TrialEvent, attempt: Attempt) -> None:
         view.note_elsewhere(event)
-        if rule and event.trial not in plan.state.space.further:
-            rule.note_elsewhere(event)
+        note(event, attempt)
         if search:
             search.update(event, attempt)
         if isinstance(event, Ended) and event.trial in plan.state.trials:
@@ -345,7 +348,7 @@ def _run_trials(
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
         predict=plan.forecast.predict,
         may_end_early=plan.state.may_end_early,
-        listeners=[view.update, *([search.update] if search else []), *([retention.note] if retention else [])],
+        listeners=[view.update, note, *([search.update] if search else []), *([retention.note] if retention else [])],
     )
     if not plan.state.is_gpu_fraction_open:
         create(slots=slots, setup=setup, source=search).run(tasks)

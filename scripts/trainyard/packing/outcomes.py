@@ -180,12 +180,10 @@ class OutcomeHandler:
             self._queue.retry(again, self._pool.places, self._order.places)
 
     def _record_diverged(self, slot: Slot, end: TrialEnded, **further: Any) -> None:
-        """Record an attempt that diverged, also for early stopping, and remove its checkpoints."""
+        """Record an attempt that diverged, and remove its checkpoints."""
         assert slot.task is not None
         task = slot.task
         self._recorder.record_end(slot, replace(end, status=TrialStatus.DIVERGED), then=self._removal(task), **further)
-        if self._rule:
-            self._rule.diverged(task.trial)
 
     def _removal(self, task: Task) -> Callable[[], object]:
         """Removes the checkpoints of a trial once its end is on the disk; short trials have none."""

@@ -1,9 +1,12 @@
-"""Early stopping of trials that are worse than others at the same epoch: ASHA and the median stopping rule."""
+"""Early stopping of trials that are worse than others: ASHA, Hyperband, the median rule, and pruners of Optuna."""
 
 import math
+import warnings
+import zlib
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from trainyard.config.metric_names import Mode
@@ -18,74 +21,102 @@ class EarlyStoppingRule:
 
     def __init__(self, stop: Stop, metric: str, mode: Mode, tries: Iterable[Attempt] = ()) -> None:
         """`tries` are the earlier attempts that `retrain` has not overruled."""
-        self._stop, self._metric, self._mode = stop, metric, mode
+        self._metric = metric
         self.content = stop.rule(metric, mode)  # what it decides by, for the journal
-        self._curves: dict[str, _Curve] = defaultdict(_Curve)
-        # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
-        self._standings: dict[int, list[float]] = {}
-        self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
+        first, factor = stop.grace_period, stop.reduction_factor
+        rungs = [first]  # at which trials are first compared: of each bracket
+        while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
+            rungs.append(rungs[-1] * factor)
+        count, judge = len(rungs), _Comparison if stop.method in ("asha", "hyperband", "median") else _Pruner
+        self._brackets = [judge(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
+        self._shares = list(accumulate(math.ceil(count * factor**left / (left + 1)) for left in reversed(range(count))))
         for attempt in tries:
             for row in attempt.epochs:
-                if not self._record(attempt.trial, row) or attempt.early or attempt.rule:
-                    continue  # without a value, or not judged by this rule
-                if attempt.epoch_times.get(row["epoch"], attempt.end) < attempt.end:  # not only found in its output
-                    self._judged.add((attempt.trial, self._rung_at(int(row["epoch"]))))
-            if attempt.outcome == TrialStatus.DIVERGED:
-                self.diverged(attempt.trial)
+                time = attempt.epoch_times.get(row["epoch"], attempt.end)
+                was_seen = time < attempt.end  # not only found in its output
+                self._record(attempt.trial, row, is_judged=was_seen and not (attempt.early or attempt.rule))
+            self._judge(attempt.trial).end(attempt.trial, attempt.outcome)
+
+    def bracket(self, trial: str) -> int:
+        """Of `hyperband`, the bracket of a trial: the first ones have more trials (Li et al. 2018).
+
+        Optuna finds it by the number of a trial in a study, which may be another one in another job.
+        """
+        return bisect_right(self._shares, zlib.crc32(trial.encode()) % self._shares[-1])
+
+    def _judge(self, trial: str) -> "_Comparison | _Pruner":
+        return self._brackets[self.bracket(trial)]
+
+    def _record(self, trial: str, row: Mapping[str, Any], *, is_judged: bool = False) -> bool:
+        """Record the value of an epoch; returns whether there is one."""
+        if self._metric not in row:
+            return False
+        value = row[self._metric]
+        value = math.nan if value is None or not math.isfinite(value) else float(value)
+        self._judge(trial).record(trial, int(row["epoch"]), value, is_judged=is_judged)
+        return True
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
 
         The value of an epoch replaces the one that an earlier attempt reported. A row without the metric is ignored.
         """
-        if not self._record(trial, row):
-            return ""
-        epoch = int(row["epoch"])
-        return self._judge_asha(trial, epoch) if self._stop.method == "asha" else self._judge_median(trial, epoch)
+        return self._judge(trial).verdict(trial, int(row["epoch"])) if self._record(trial, row) else ""
 
     def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
-        if self._metric not in row:
-            return False
-        epoch = int(row["epoch"])
+        return self._metric in row and self._judge(trial).awaits_verdict(trial, int(row["epoch"]))
+
+    def note(self, event: TrialEvent) -> None:
+        """Record an event of a trial, in this job or in another one, which judges it."""
+        match event:
+            case Epoch(metrics=row):
+                self._record(event.trial, row)
+            case Ended(status=status):
+                self._judge(event.trial).end(event.trial, status)
+
+
+class _Comparison:
+    """ASHA and the median rule. A verdict looks at a sorted list of what trials have at the epoch."""
+
+    def __init__(self, stop: Stop, mode: Mode) -> None:
+        self._stop, self._mode = stop, mode
+        self._curves: dict[str, _Curve] = defaultdict(_Curve)
+        # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
+        self._standings: dict[int, list[float]] = {}
+        self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
+
+    def verdict(self, trial: str, epoch: int) -> str:
+        return self._judge_median(trial, epoch) if self._stop.method == "median" else self._judge_asha(trial, epoch)
+
+    def awaits_verdict(self, trial: str, epoch: int) -> bool:
         if self._stop.method == "median":
             return epoch >= self._stop.grace_period
         return (rung := self._rung_at(epoch)) > 0 and (trial, rung) not in self._judged
 
-    def note_elsewhere(self, event: TrialEvent) -> None:
-        """Record an event of a trial in another job, which its own job has judged."""
-        match event:
-            case Epoch(metrics=row):
-                self._record(event.trial, row)
-            case Ended(status=TrialStatus.DIVERGED):
-                self.diverged(event.trial)
-
-    def diverged(self, trial: str) -> None:
-        """Record that a trial has diverged: it counts as the worst where it would have been judged next."""
+    def end(self, trial: str, status: TrialStatus) -> None:
+        """A trial that has diverged counts as the worst where it would have been judged next."""
+        if status != TrialStatus.DIVERGED:
+            return
         epoch = max(self._curves[trial].last, 0) + 1
-        if self._stop.method == "asha":
+        if self._stop.method != "median":
             rung = self._rung_at(epoch) or self._stop.grace_period
             epoch = rung if rung >= epoch else rung * self._stop.reduction_factor
         self._set_value(trial, epoch, -math.inf)
 
-    def _record(self, trial: str, row: Mapping[str, Any]) -> bool:
-        """Record the value of an epoch; returns whether there is one."""
-        if self._metric not in row:
-            return False
-        value = row[self._metric]
-        if value is None or not math.isfinite(value):
-            value = -math.inf
-        elif self._mode == "min":
-            value = -value
-        self._set_value(trial, int(row["epoch"]), float(value))
-        return True
+    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
+        """Record the value of an epoch; what is no number is worst."""
+        worth = -math.inf if math.isnan(value) else value if self._mode == "max" else -value
+        self._set_value(trial, epoch, worth)
+        if is_judged:
+            self._judged.add((trial, self._rung_at(epoch)))
 
     def _set_value(self, trial: str, epoch: int, value: float) -> None:
         """Set a trial's value at an epoch, where higher is better, and update the standings that it changes."""
         curve = self._curves[trial]
         if curve.values.get(epoch) == value:
             return
-        if self._stop.method == "asha":
+        if self._stop.method != "median":
             next_rung = self._rung_at(epoch) * self._stop.reduction_factor
             affected = [at for at in self._standings if epoch <= at < next_rung]
         else:
@@ -126,7 +157,7 @@ class EarlyStoppingRule:
         reported since the rung by then.
         """
         rung, values = self._rung_at(epoch), self._curves[trial].values
-        if not rung or self._is_last(trial, epoch):
+        if not rung or self._stop.is_last(epoch, self._curves[trial].first):
             return ""
         first = min(at for at in values if rung <= at <= epoch)
         if first < epoch and (trial, rung) in self._judged:
@@ -137,11 +168,8 @@ class EarlyStoppingRule:
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
-        return f"asha: rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
-
-    def _is_last(self, trial: str, epoch: int) -> bool:
-        """Whether a trial is complete after this epoch. Many programs count from 0."""
-        return self._stop.epochs in (epoch, epoch + (self._curves[trial].first == 0))
+        reason = f"rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
+        return f"{self._stop.method}: {reason}"
 
     def _rung_at(self, epoch: int) -> int:
         """The last rung at this epoch or before it; 0 before the first one."""
@@ -152,7 +180,7 @@ class EarlyStoppingRule:
 
     def _judge_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
-        if epoch < self._stop.grace_period or self._is_last(trial, epoch):
+        if epoch < self._stop.grace_period or self._stop.is_last(epoch, self._curves[trial].first):
             return ""
         curve, means = self._curves[trial], self._standings_at(epoch)
         others = len(means) - 1
@@ -208,3 +236,53 @@ def _median_without(ascending: Sequence[float], one: float) -> float:
     place, count = bisect_left(ascending, one), len(ascending) - 1
     low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
     return ascending[low] / 2 + ascending[high] / 2  # without overflow
+
+
+class _Pruner:
+    """A pruner of Optuna. It is given a trial up to an epoch, and a study of those that are complete.
+
+    A diverged trial is one with the worst value at its next epoch, and what is no number is worst.
+    """
+
+    def __init__(self, stop: Stop, mode: Mode) -> None:
+        import optuna
+
+        self._stop, self._pruner = stop, stop.pruner()
+        self._study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
+        # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
+        self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
+        self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others
+        self._curves: dict[str, dict[int, float]] = defaultdict(dict)
+        self._complete = set[str]()
+
+    def verdict(self, trial: str, epoch: int) -> str:
+        from optuna.trial import TrialState, create_trial
+
+        curve = {at: value for at, value in self._curves[trial].items() if at <= epoch}
+        if self._stop.is_last(epoch, min(curve)):
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
+            ends = self._pruner.prune(self._study, create_trial(state=TrialState.RUNNING, intermediate_values=curve))
+        name = type(self._pruner).__name__
+        return f"{self._stop.method}: {curve[epoch]:.4g} at epoch {epoch}, by Optuna's {name}" if ends else ""
+
+    def awaits_verdict(self, trial: str, epoch: int) -> bool:
+        return self._compares
+
+    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
+        self._curves[trial][epoch] = self._worst if math.isnan(value) else value
+
+    def end(self, trial: str, status: TrialStatus) -> None:
+        """Add a trial to the study if it is complete. Of folds, the mean counts."""
+        from optuna.trial import create_trial
+
+        has_ended = status in (TrialStatus.FINISHED, TrialStatus.DIVERGED) and trial not in self._complete
+        if not self._compares or not has_ended:
+            return
+        curve = self._curves[trial]
+        if status == TrialStatus.DIVERGED:
+            curve[max(curve, default=0) + 1] = self._worst
+        if curve:
+            self._complete.add(trial)
+            self._study.add_trial(create_trial(value=sum(curve.values()) / len(curve), intermediate_values=curve))

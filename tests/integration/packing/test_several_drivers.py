@@ -5,6 +5,7 @@ import time
 from collections import Counter
 
 import psutil
+import pytest
 from claim_model import ended_by_file
 from drivers import TRIALS
 from slurm_cluster.waiting import wait_until
@@ -92,10 +93,17 @@ def test_two_drivers_of_a_search_draw_each_number_once(drivers):
     assert sum(bool(entry.draws and not entry.take) for entry in fold.claims.entries) > 3, "drawn ahead"
 
 
-def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers):
+@pytest.mark.parametrize(
+    "stop",
+    [
+        {"method": "asha", "grace_period": 1, "reduction_factor": 3},
+        {"method": "hyperband", "epochs": 9, "reduction_factor": 3},
+        {"method": "percentile", "options": {"percentile": 50, "n_startup_trials": 2}},
+    ],
+)
+def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers, stop):
     metrics = {"metrics": {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}, "metric": "loss"}
     command = "for e in 1 2 3 4 5 6 7 8 9; do echo epoch $e loss {x}; sleep 0.1; done"
-    stop = {"method": "asha", "grace_period": 1, "reduction_factor": 3}
     drivers.write(command=command, grid={"x": list(range(12))}, stop=stop, **metrics)
     drivers.end(drivers.start(0), drivers.start(1))
     attempts = Fold(drivers.folder).update().attempts

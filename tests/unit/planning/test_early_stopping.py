@@ -26,6 +26,10 @@ def rule(known=(), *, metric="val_accuracy", mode="max", **fields):
     return EarlyStoppingRule(stop, metric, mode, known)
 
 
+def ended(trial, status=TrialStatus.DIVERGED):
+    return Ended(trial=trial, attempt=1, status=status)
+
+
 def curve(trial):
     """A synthetic learning curve that rises to its own ceiling; some are slow, so that curves cross."""
     ceiling, pace = (trial * 7 % 27) / 27, 1 + trial % 4
@@ -182,7 +186,7 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.verdict("b", {"epoch": 3, "val_accuracy": 0.6})
     judge.verdict("c", {"epoch": 1, "val_accuracy": 0.9})
     assert judge.verdict("d", {"epoch": 3, "val_accuracy": 0.1}).startswith("asha: rank 3 of the 3")
-    judge.diverged("c")
+    judge.note(ended("c"))
     assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: rank 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
     again = rule([diverged], grace_period=3, epochs=None)
@@ -193,7 +197,7 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
 def test_the_median_rule_takes_a_diverged_trial_for_the_worst():
     judge = rule(method="median", min_samples=2)
     judge.verdict("a", {"epoch": 1, "val_accuracy": 0.5})
-    judge.diverged("b")
+    judge.note(ended("b"))
     assert judge.verdict("c", {"epoch": 1, "val_accuracy": 0.4}) == "", "the median is between 0.5 and the worst"
     assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.3}).startswith("median: ")
 
