@@ -151,19 +151,19 @@ def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
 
 
 def test_the_best_trial_is_trained_again_from_best_yaml(done):
-    """In the same folder it is finished; in another one, it trains again, on a CPU bit-identically."""
+    """In the same folder, under a new name, or in another one; on a CPU bit-identically."""
     trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
     winner = trials.loc[trials["val_accuracy"].idxmax()]
     same = done.snakemake("-n", "--configfile", str(best))
-    assert "sweep lr: 0 of 1 trials pending; only the tables will be written" in same
+    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in same
     assert "scaling lr-best: training at 1x1" in same
     project = Project(done.folder / "again")
     project.folder.mkdir()
     project.config_file = best
     project.stage()
-    output = project.run(*project.script("sweep", "--sweep", "lr")).stdout
-    assert "sweep lr: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in output
-    (again,) = read(project, "sweeps/lr/trials.csv").to_dict("records")
+    output = project.run(*project.script("sweep", "--sweep", "lr-best")).stdout
+    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in output
+    (again,) = read(project, "sweeps/lr-best/trials.csv").to_dict("records")
     for column in ("trial", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"):
         assert again[column] == winner[column]
 

@@ -189,7 +189,7 @@ class _Drill:
         self._name, self._results, self._limit, self._temporary = name, results.absolute(), limit_seconds, temporary
         self._place, self._folder = f"sweeps.{name}", self._results / FOLDER / name
         expansion = expand(config.sweeps[name])
-        raw = best_config(config, name, [*expansion.trials, *expansion.examples][0])
+        raw = best_config(config, name, [*expansion.trials, *expansion.examples][:1], new_name=name)
         raw["sweeps"][name]["retries"] = 0
         if isinstance(sweep := config.sweeps[name], CommandSweep):
             raw["sweeps"][name]["grace_seconds"] = min(sweep.grace_seconds, site_grace_seconds())

@@ -1,7 +1,8 @@
-"""The file best.yaml of a sweep, which trains its best trial again, and the command line of its program to paste."""
+"""The file best.yaml of a sweep, which trains its best configuration again, and the command line to paste."""
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from trainyard.programs.user_environment import find_interpreter, resolve_progra
 from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
-from trainyard.utils.typed_commands import snakemake_call
+from trainyard.utils.typed_commands import shell_folder, snakemake_call
 
 FILE: Final = "best.yaml"
 # What makes the trials of a sweep, or is about several of them.
@@ -30,10 +31,10 @@ _FREE_PORT: Final = 29500  # torch's default
 _MAX_NAME: Final = 64  # characters of the name of a study
 
 
-def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
-    """A config with the sweep `name` of this trial only, and with a scaling study of the same training.
+def best_config(config: Config, name: str, trials: Sequence[Trial], *, new_name: str) -> dict[str, Any]:
+    """A config with these trials of a sweep as the sweep `new_name`, and a scaling study of the first one's training.
 
-    The trial keeps its identity: in the same results, it is finished. The sweep has one slot.
+    The trials keep their identities. The sweep has one slot.
     """
     whole, sweep = config.model_dump(mode="json", exclude_unset=True), config.sweeps[name]
     content = {section: value for section, value in whole.items() if section not in _STUDIES}
@@ -45,11 +46,11 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
     cpus, (nodes, gpus) = sweep.slots.cpus_per_trial, split_scale(sweep.slots.scale)
     slots = {"gpus_per_node": gpus if sweep.slots.has_gpus else 0, "cpus_per_trial": cpus}
     slots |= {"nodes_per_trial": nodes} if nodes > 1 else {"gpus_per_trial": gpus} if sweep.slots.has_gpus else {}
-    content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": slots}}
-    if has_study(sweep) and isinstance(trial.spec, Train):
+    content["sweeps"] = {new_name: kept | {"trials": [each.values for each in trials], "slots": slots}}
+    if has_study(sweep) and isinstance(spec := trials[0].spec, Train):
         # Its scale is this training; it has as many CPUs, so that sums have the same order.
-        study = study_of_trial(trial.spec, str(sweep.dataset), scale=sweep.slots.scale, cpus=cpus)
-        content["scaling"] = {study_name(name): study}
+        study = study_of_trial(spec, str(sweep.dataset), scale=sweep.slots.scale, cpus=cpus)
+        content["scaling"] = {new_name: study}
     return content
 
 
@@ -59,7 +60,7 @@ def has_study(sweep: Sweep) -> bool:
 
 
 def study_name(sweep: str) -> str:
-    """The name of the scaling study of a sweep's best trial."""
+    """The name of what trains the best configuration of a sweep again: a sweep, and a scaling study."""
     return f"{sweep[: _MAX_NAME - 5]}-best"
 
 
@@ -113,21 +114,19 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
             lines.append(f"Its files: {files}")
         if code := state.code_of(best.trial):
             lines.append(f"Its code: {code}")
-        generation = result.generation if (result := state.result(best.trial)) else 0
-        again = f"add `retrain: {generation + 1}` to the sweep"
-        lines += [
-            "",
-            f"It is finished in this folder. To run it again here, {again}. To run it",
-            "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
-            snakemake_call(path, "--directory", "../again", "--", "sweeps"),
-        ]
+        best_first = sorted(ranking.counting[0].trials, key=lambda each: each != best)
+        ran = [each.trial for each in best_first if each.trial not in state.space.optional or state.result(each.trial)]
+        study = study_name(state.name)
+        seeds = f", with its {len(ran)} seeds" * (len(ran) > 1)
+        lines += ["", f"Sweep {study} trains it again{seeds}. In {shell_folder()}:"]
+        lines.append(snakemake_call(path, "--", "sweeps"))
         if has_study(state.sweep):
-            study = study_name(state.name)
-            lines.append(f"As scaling study {study}, which keeps checkpoints and can have further scales:")
+            lines.append(f"Scaling study {study} trains its best seed, keeps checkpoints, and can have further scales:")
             lines.append(snakemake_call(path, "--", "scaling"))
         if line := paste_line(state, ranking):
             lines += ["By hand:", *line.splitlines()]
-        content = "\n" + write_yaml(best_config(config, state.name, state.trials[best.trial]))
+        again = best_config(config, state.name, [state.trials[each] for each in ran], new_name=study)
+        content = "\n" + write_yaml(again)
     with atomic_write(path) as file:
         file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + content)
     return path

@@ -28,9 +28,14 @@ def absent_config(path: Path) -> str:
     return f"there is no {path} in {Path.cwd()}: `{init}` writes one for a script; `--config` names another"
 
 
+def shell_folder() -> Path:
+    """The folder of the shell that started this run. Snakemake may have left it (`--directory`)."""
+    return Path(os.environ.get("PWD", Path.cwd()))
+
+
 def as_typed(path: Path) -> str:
-    """A path, from the folder of the shell that started this run if it is below it. Snakemake may have left it."""
-    start = os.environ.get("PWD", str(Path.cwd()))
+    """A path, from the folder of the shell that started this run if it is below it."""
+    start = shell_folder()
     return str(path.absolute().relative_to(start) if path.absolute().is_relative_to(start) else path.absolute())
 
 
@@ -58,7 +63,9 @@ def script_call(name: str, *words: str) -> str:
 
 
 def snakemake_call(config: Path, *words: str) -> str:
-    """The command that runs Snakemake with a config on this machine, and further words."""
+    """The command that runs Snakemake with a config on this machine, as this run does, and further words."""
+    if not shell_folder().samefile(Path.cwd()):
+        words = ("--directory", as_typed(Path.cwd()), *words)
     if IS_INSTALLED:
         named = [] if config == DEFAULT_CONFIG else ["--config", as_typed(config)]
         return f"{installed_program('trainyard')} {shlex.join(['run', *named, *words])}"

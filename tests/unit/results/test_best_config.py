@@ -19,6 +19,7 @@ from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.training.sampler import batch_sizes
 
 TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
+ATTRS = {"selection": ""}  # of seeds that fill idle slots
 COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}
 SWEEPS = {
     "grid": {**TRAIN, "grid": {"lr": [0.1, 1e-5], "model_args.width": {"start": 4, "stop": 8}, "seed": [1, 2]}},
@@ -86,20 +87,39 @@ def write(config, results, number=0, name="s"):
 
 @pytest.mark.parametrize("number", [0, -1])
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
-def test_the_best_trial_has_the_same_identity_in_its_config(tmp_path, sweep, number):
+def test_the_best_configuration_has_a_sweep_of_its_own_with_all_its_seeds(tmp_path, sweep, number):
     config = config_of(sweep)
     trial, path = write(config, tmp_path, 0 if "search" in sweep else number)
     best = read_config(path)
-    assert list(best.sweeps) == ["s"]
+    assert list(best.sweeps) == ["s-best"]
     assert list(best.datasets) == (["d"] if "dataset" in sweep else [])
-    plan = plan_sweep(best, "s", tmp_path)
-    assert list(plan.state.trials) == [trial]
-    assert plan.forecast.pending == [], "in the same results, nothing is left to run"
-    elsewhere = plan_sweep(best, "s", tmp_path / "elsewhere")
-    assert elsewhere.forecast.pending == [trial]
-    assert elsewhere.request.slots.count == 1
-    assert best.sweeps["s"].target[0] in (None, config.sweeps["s"].target[0])
-    assert best.sweeps["s"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
+    plan = plan_sweep(best, "s-best", tmp_path)
+    names = list(plan.state.trials)
+    assert trial in names, "the same identity"
+    (configuration,) = rank_sweep(plan.state).configurations
+    seeds = 3 if "repeats" in sweep else len(sweep.get("grid", {}).get("seed", [0]))
+    assert len(names) == len(configuration.trials) == seeds, "it differs in the seed only"
+    assert plan.forecast.pending == names, "in the same folder, they are trained again"
+    assert plan.request.slots.count == 1
+    assert best.sweeps["s-best"].target[0] in (None, config.sweeps["s"].target[0])
+    assert best.sweeps["s-best"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
+
+
+def test_further_seeds_that_ran_are_among_those_of_the_best(tmp_path):
+    config = config_of({**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 2, "fill": True})
+    _, state = finish(config, tmp_path, 0)
+    drawn = [Suggested(search=state.space.seeds_key, values={"lr": 0.1, "seed": seed}, params={}, attrs=ATTRS)
+             for seed in (2, 3)]  # fmt: skip
+    with session_of(tmp_path / "sweeps/s") as journal:
+        for event in drawn:
+            journal.record(event)
+        (name,) = {state.space.suggestion(drawn[0]).name}
+        journal.record(Started(trial=name, attempt=1))
+        journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, seconds=1.0,
+                             metrics={"val_accuracy": 0.4}))  # fmt: skip
+    state = read_state(config.sweeps["s"], "s", tmp_path)
+    best = read_config(write_best(config, state, rank_sweep(state)))
+    assert best.sweeps["s-best"].trials == [{"lr": 0.1, "seed": seed} for seed in (0, 1, 2)], "seed 3 has not run"
 
 
 @pytest.mark.parametrize("sweep", [SWEEPS[name] for name in SWEEPS if "train" in SWEEPS[name] and "GPUs" not in name])
@@ -107,9 +127,9 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     _, path = write(config_of(sweep), tmp_path)
     best = read_config(path)
     (study,) = best.scaling.values()
-    assert study.train_at("1x1") == expand(best.sweeps["s"]).trials[0].spec
+    assert study.train_at("1x1") == expand(best.sweeps["s-best"]).trials[0].spec
     assert study.scales == ["1x1"]
-    assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
+    assert study.cpus_per_gpu == best.sweeps["s-best"].slots.cpus_per_trial
 
 
 @pytest.mark.parametrize(("sweep", "scale"), [("several GPUs", "1x2"), ("several nodes and GPUs", "2x2")])
@@ -117,9 +137,9 @@ def test_the_best_training_on_several_gpus_is_a_scale_with_the_same_global_batch
     _, path = write(config_of(SWEEPS[sweep]), tmp_path, 1)
     best = read_config(path)
     (study,) = best.scaling.values()
-    on_one = batch_sizes(expand(best.sweeps["s"]).trials[0].spec)
-    ranks = best.sweeps["s"].slots.ranks
-    assert (best.sweeps["s"].slots.scale, study.scales) == (scale, [scale])
+    on_one = batch_sizes(expand(best.sweeps["s-best"]).trials[0].spec)
+    ranks = best.sweeps["s-best"].slots.ranks
+    assert (best.sweeps["s-best"].slots.scale, study.scales) == (scale, [scale])
     assert batch_sizes(study.train, world_size=ranks, mode=study.mode) == replace(
         on_one, per_rank=on_one.per_rank // ranks, micro=on_one.micro // ranks, world_size=ranks
     )
@@ -128,7 +148,7 @@ def test_the_best_training_on_several_gpus_is_a_scale_with_the_same_global_batch
 def test_the_best_trial_of_a_sweep_without_gpus_requests_none(tmp_path):
     _, path = write(config_of(SWEEPS["without GPUs"]), tmp_path)
     best = read_config(path)
-    assert (best.sweeps["s"].slots.gpus, best.sweeps["s"].slots.count) == (0, 1)
+    assert (best.sweeps["s-best"].slots.gpus, best.sweeps["s-best"].slots.count) == (0, 1)
     assert best.scaling == {}, "which runs on GPUs"
 
 
@@ -136,14 +156,14 @@ def test_the_best_config_of_a_ready_made_sweep_is_read_as_it_is_written(tmp_path
     config = read_config(ROOT / "config/depth-sweep.yaml")
     (name,) = config.sweeps
     trial, path = write(config, tmp_path, 3, name)
-    assert list(expand(read_config(path).sweeps[name]).by_name("not staged")) == [trial]
-    assert yaml.safe_load(path.read_text())["sweeps"][name]["trials"] == [{"model_args.blocks": 16}]
+    assert list(expand(read_config(path).sweeps[f"{name}-best"]).by_name("not staged")) == [trial]
+    assert yaml.safe_load(path.read_text())["sweeps"][f"{name}-best"]["trials"] == [{"model_args.blocks": 16}]
 
 
 def test_a_sweep_with_a_long_name_has_a_best_config(tmp_path):
     name = "x" * 64
     _, path = write(config_of(SWEEPS["grid"], name), tmp_path, name=name)
-    assert list(read_config(path).sweeps) == [name]
+    assert list(read_config(path).sweeps) == ["x" * 59 + "-best"]
 
 
 def test_before_any_trial_has_finished_the_best_config_is_empty(tmp_path):
@@ -208,7 +228,7 @@ def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
     text = write_best(config, state, ranking).read_text()
     assert text.startswith(f"# Sweep s: {describe_ranking(ranking)[0]}\n")
     assert "# By hand:\n# train 0.1\n# 2\n" in text
-    assert "add `retrain: 3` to the sweep" in text, "its result is of generation 2"
+    assert "# Sweep s-best trains it again, with its 2 seeds. In " in text
     assert "scaling" not in text
 
 

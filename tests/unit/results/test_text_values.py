@@ -77,7 +77,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
         assert tables.ranking["x"].tolist() == texts[::-1]
         assert rank_trials(state, tables.trials).table["x"].tolist() == texts
         best = read_config(results / "sweeps/s/best.yaml")
-        assert [trial.values for trial in expand(best.sweeps["s"]).trials] == [{"x": texts[-1]}]
+        assert [trial.values for trial in expand(best.sweeps["s-best"]).trials] == [{"x": texts[-1]}]
 
 
 @pytest.mark.parametrize("text", ["0012", "1e3", "true", "1.50"])

@@ -16,6 +16,18 @@ def test_a_command_of_snakemake_is_short_in_trainyards_folder(monkeypatch):
     )
 
 
+def test_a_command_of_snakemake_has_the_folder_that_it_runs_in_if_the_shell_is_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "work")
+    assert snakemake_call(Path("best.yaml"), "--", "sweeps").endswith(
+        "--configfile work/best.yaml --directory work -- sweeps"
+    )
+    (tmp_path / "link").symlink_to("work")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))
+    assert "--directory" not in snakemake_call(Path("best.yaml"), "--", "sweeps")
+
+
 def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
