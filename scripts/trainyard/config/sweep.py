@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.config.metric_names import (
     DEFAULT_METRIC,
+    DURATION,
     EPOCH_METRICS,
     MINIMIZED_IN_WORDS,
     TRAINING_METRICS,
@@ -717,6 +718,33 @@ class Budget(Section):
         return min(hours, math.inf if self.until is None else datetime.fromisoformat(self.until).timestamp())
 
 
+class Limits(Section):
+    """The values that a metric may have."""
+
+    min: float | None = Field(None, description="Least value.", exclude_if=_is_empty)
+    max: float | None = Field(None, description="Largest value.", exclude_if=_is_empty)
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> "Limits":
+        if self.min is None and self.max is None:
+            raise PydanticCustomError("limits", "has no limit: give min or max")
+        if self.min is not None and self.max is not None and self.max < self.min:
+            raise PydanticCustomError("limits", "max ({max}) is below min ({min})", self.model_dump())
+        return self
+
+    def excess(self, value: float) -> float:
+        """By how much a value is outside of the limits: at most 0 within them, infinite for NaN."""
+        if math.isnan(value):
+            return math.inf
+        above = -math.inf if self.max is None else value - self.max
+        return max(above, -math.inf if self.min is None else self.min - value)
+
+    def __str__(self) -> str:
+        """In words, as `at most 40000`."""
+        limits = {"at least": self.min, "at most": self.max}
+        return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
+
+
 Keep = Annotated[
     str, StringConstraints(pattern=r"^(all|metrics|best [1-9][0-9]*)$"), hint("use all, metrics or, say, best 5")
 ]
@@ -752,6 +780,19 @@ class Sweep(Section):
         None,
         description="Whether a larger or a smaller `metric` is better. By default `min` for "
         f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
+    )
+    objectives: dict[str, Mode] = Field(
+        {},
+        description="Several metrics to optimize, each with its mode, as in `{val_accuracy: max, latency_ms: min}`: "
+        "the answer is their Pareto front. `seconds` is the duration of a trial. The first one is the default of "
+        "`metric`, by which `stop` compares trials.",
+        exclude_if=_is_empty,
+    )
+    constraints: dict[str, Limits] = Field(
+        {},
+        description="Limits of metrics, as in `{peak_mib: {max: 40000}}`. A configuration beyond them is never the "
+        "best. `tpe`, `gp`, `nsgaii` and `nsgaiii` search within them.",
+        exclude_if=_is_empty,
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
         Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, with the `goal` `fastest`."
@@ -821,6 +862,32 @@ class Sweep(Section):
         is_auto = isinstance(given, dict) and given.get("slots") == "auto"
         return {"goal": "fastest", **given} if is_auto else given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _compare_by_an_objective(cls, given: Any) -> Any:
+        objectives = given.get("objectives") if isinstance(given, dict) else None
+        if not isinstance(objectives, dict) or not objectives:
+            return given
+        metric = given.get("metric") or next(iter(objectives))
+        mode = objectives.get(metric) if isinstance(metric, str) else None
+        return {**({"mode": mode} if mode in ("min", "max") else {}), **given, "metric": metric}
+
+    @model_validator(mode="after")
+    def _check_objectives(self) -> "Sweep":
+        if self.objectives:
+            names = ", ".join(f"{name}: {mode}" for name, mode in self.objectives.items())
+            if len(self.objectives) == 1:
+                raise PydanticCustomError("objectives", "{names} is only one: give metric and mode", {"names": names})
+            if (self.metric, self.mode) not in self.objectives.items():
+                message = "metric is {metric}, which is not among the objectives: {names}"
+                metric = f"{self.metric}: {self.mode}" if self.mode else self.metric
+                raise PydanticCustomError("objectives", message, {"metric": metric, "names": names})
+        unable = "several objectives" if self.objectives else "constraints" if self.constraints else ""
+        if self.search and self.search.method == "cmaes" and unable:
+            message = "cmaes cannot search with {what}; tpe, gp, nsgaii and nsgaiii can"
+            raise PydanticCustomError("search", message, {"what": unable})
+        return self
+
     @model_validator(mode="after")
     def _check_goal(self) -> "Sweep":
         if self.goal and self.slots.jobs == "auto":
@@ -868,10 +935,13 @@ class Sweep(Section):
         return self.search.trials * self.repeats_of_all if self.search else 0
 
     def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
-        """Check that trials report the metric that compares them, among those of a whole trial and of an epoch."""
-        metric = self.target[0]
-        for is_used, known, what in ((True, final, "trial"), (self.stop, epoch, "epoch")):
-            if metric and is_used and metric not in known:
+        """Check that trials report what they are judged by, among the metrics of a whole trial and of an epoch."""
+        judged = [self.target[0], *self.objectives, *self.constraints]
+        wanted: list[tuple[str | None, Sequence[str], str]]
+        wanted = [(metric, (*final, DURATION), "trial") for metric in judged]
+        wanted += [(self.target[0], epoch, "epoch")] if self.stop else []
+        for metric, known, what in wanted:
+            if metric and metric not in known:
                 content = {"metric": metric, "what": what, "known": ", ".join(known)}
                 message = "metric is {metric}, which no {what} reports; known: {known}"
                 raise PydanticCustomError("metric", message, content)
@@ -916,20 +986,27 @@ class Sweep(Section):
 
     @property
     def required_metrics(self) -> list[str]:
-        """The metric of `search` and `stop`, which every trial must report."""
-        return [self.compared_by[0]] if self.search or self.stop else []
+        """The metrics of `search` and `stop`, which every trial must report."""
+        searched = [name for name in (*self.goals, *self.constraints) if name != DURATION] if self.search else []
+        return list(dict.fromkeys([*([self.compared_by[0]] if self.stop else []), *searched]))
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """Those required, `metric` and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
+        """Those that judge trials, and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
         monitor = self.train.monitor if isinstance(self, TrainSweep) else None
-        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric, monitor])))
+        judged = [self.metric, *self.objectives, *self.constraints]
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, *judged, monitor])))
 
     @property
     def compared_by(self) -> tuple[str, Mode]:
         """The metric and mode by which `search` and `stop` compare trials."""
         metric = self.metric or DEFAULT_METRIC
         return metric, self.mode or guess_mode(metric)
+
+    @property
+    def goals(self) -> dict[str, Mode]:
+        """The metrics that a search optimizes, with their modes."""
+        return self.objectives or dict([self.compared_by])
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:

@@ -14,10 +14,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
+from trainyard.config.metric_names import DURATION
+from trainyard.config.sweep import (
+    Choice,
+    Draw,
+    Search,
+    Sweep,
+    TrainSweep,
+    Uniform,
+    condition_of,
+    holds,
+    is_seed,
+    options_of,
+)
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, whole_seconds
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
 from trainyard.utils.event_log import read_clock
@@ -42,9 +54,9 @@ class OptunaStudy:
         import optuna
 
         self._storage = optuna.storages.InMemoryStorage()
-        self._study = optuna.create_study(
-            storage=self._storage, direction="maximize" if self._sweep.compared_by[1] == "max" else "minimize"
-        )
+        up, down = optuna.study.StudyDirection.MAXIMIZE, optuna.study.StudyDirection.MINIMIZE
+        directions = [up if mode == "max" else down for mode in self._sweep.goals.values()]
+        self._study = optuna.create_study(storage=self._storage, directions=directions)
         self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
 
     def draw(
@@ -52,8 +64,9 @@ class OptunaStudy:
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
 
-        Trials that were stopped early count with their last value, those that diverged as worse than all others, and
-        failed and cancelled ones do not count. Running trials are passed to Optuna, too. `evidence` are other trials.
+        Trials that were stopped early count with their last value, those that diverged as worse than all others (with
+        several objectives, also those that were stopped), and failed and cancelled ones do not count. Running trials
+        are passed to Optuna, too. `evidence` are other trials.
         """
         known = [*evidence, *drawn]
         self._tell([(each, ends.get(each.name)) for each in known], bad=self._worse_than_all(ends.values()))
@@ -61,15 +74,15 @@ class OptunaStudy:
         values = {key: _value(self._search.values[key], param) for key, param in asked.params.items()}
         return values, dict(asked.params), {name: attr for name, attr in asked.system_attrs.items() if name != _GUESS}
 
-    def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: float) -> None:
-        """Bring the study up to date with the trials before the next draw. `bad` is the value of a diverged trial."""
+    def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: Sequence[float]) -> None:
+        """Bring the study up to date with the trials before the next draw. `bad` are the values of a diverged one."""
 
         def is_same(told: tuple[dict[str, Any], Attempt | None], now: tuple[Suggestion, Attempt | None]) -> bool:
             return told[0] == now[0].params and told[1] in (None, now[1])
 
         # To add all trials again for each draw takes a quarter of a second with 4,000 of them. Other methods save what
         # they have worked out in the study, which would then depend on when the job started.
-        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known)
+        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known) and not self._sweep.objectives
         if self._told and not (is_kept and all(map(is_same, self._told, known))):
             self._start()
         for number, (each, end) in enumerate(known):
@@ -86,6 +99,8 @@ class OptunaStudy:
     def _finish(self, number: int, known: "optuna.trial.FrozenTrial") -> None:
         study = self._storage.get_study_id_from_name(self._study.study_name)
         trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
+        for name, attr in known.system_attrs.items():  # its constraints are among them
+            self._storage.set_trial_system_attr(trial, name, attr)
         for epoch, value in known.intermediate_values.items():
             self._storage.set_trial_intermediate_value(trial, epoch, value)
         self._storage.set_trial_state_values(trial, known.state, known.values)
@@ -110,41 +125,49 @@ class OptunaStudy:
         self._told.append((trial.params, None))
         return self._study.get_trials(deepcopy=False)[-1]
 
-    def _as_known(self, each: Suggestion, end: Attempt | None, bad: float) -> "optuna.trial.FrozenTrial":
+    def _as_known(self, each: Suggestion, end: Attempt | None, bad: Sequence[float]) -> "optuna.trial.FrozenTrial":
         """A trial as Optuna has it."""
         import optuna
         from optuna.trial import TrialState
 
-        state, value, curve = TrialState.RUNNING, None, dict[int, float]()
+        state, curve, constraints = TrialState.RUNNING, dict[int, float](), dict[str, float]()
+        values: Sequence[float] | None = None
         if end is not None:
-            metric = self._sweep.compared_by[0]
-            value = end.metrics.get(metric)
-            usable = value is not None and math.isfinite(value)
+            goals, limits = list(self._sweep.goals), self._sweep.constraints
+            metrics = {name: end.metrics.get(name) for name in (*goals, *limits)}
+            known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+            needed = metrics if end.outcome == TrialStatus.FINISHED else goals
             states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
-            state = states.get(end.outcome, TrialState.FAIL)
-            curve = {row["epoch"]: row[metric] for row in end.epochs if row.get(metric) is not None}
-            if end.outcome == TrialStatus.DIVERGED:
+            state, values = states.get(end.outcome, TrialState.FAIL), [known[name] for name in goals if name in known]
+            constraints = {name: limit.excess(known[name]) if name in known else 0.0 for name, limit in limits.items()}
+            # Optuna prunes no trials with several objectives.
+            if end.outcome == TrialStatus.DIVERGED or (end.outcome == TrialStatus.STOPPED and len(goals) > 1):
                 # TPE ranks pruned trials without values last; the others use completed trials only.
-                state, value = (TrialState.PRUNED, None) if self._search.method == "tpe" else (TrialState.COMPLETE, bad)
-                curve = {}
-            elif not usable:
-                state, value = TrialState.FAIL, None
+                is_last = self._search.method == "tpe" and len(goals) == 1
+                state, values = (TrialState.PRUNED, None) if is_last else (TrialState.COMPLETE, bad)
+            elif not known.keys() >= set(needed):
+                state, values = TrialState.FAIL, None
+            elif len(goals) == 1:
+                curve = {row["epoch"]: row[goals[0]] for row in end.epochs if row.get(goals[0]) is not None}
         return optuna.trial.create_trial(
             state=state,
-            value=value,
+            values=values,
             params=each.params,
             distributions={key: _distribution(self._search.values[key]) for key in each.params},
-            system_attrs=each.attrs,
+            system_attrs=dict(each.attrs),  # Optuna adds the constraints
             intermediate_values=curve,
+            constraints=constraints,
         )
 
-    def _worse_than_all(self, ends: Iterable[Attempt]) -> float:
-        """A value that is clearly worse than the values of all trials so far."""
-        metric, mode = self._sweep.compared_by
-        reported = [end.metrics.get(metric) for end in ends if end.outcome in WITH_RESULT]
-        values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
-        spread = (max(values) - min(values)) or abs(values[0]) or 1.0
-        return min(values) - spread if mode == "max" else max(values) + spread
+    def _worse_than_all(self, ends: Iterable[Attempt]) -> list[float]:
+        """For each objective a value that is clearly worse than the values of all trials so far."""
+        found, reported = list[float](), [end.metrics for end in ends if end.outcome in WITH_RESULT]
+        for metric, mode in self._sweep.goals.items():
+            known = [metrics.get(metric) for metrics in reported]
+            values = [value for value in known if value is not None and math.isfinite(value)] or [0.0]
+            spread = (max(values) - min(values)) or abs(values[0]) or 1.0
+            found.append(min(values) - spread if mode == "max" else max(values) + spread)
+        return found
 
 
 # Of repeats of a configuration: if one has diverged, it counts as diverged, and if one was stopped, as stopped.
@@ -237,7 +260,8 @@ class SuggestionSource:
         self._state, self._order = state, order
         self._reread = reread
         self._study = OptunaStudy(state.sweep)
-        self._ends = {name: end for name in state.trials if (end := state.end(name))}
+        ends = {name: end for name in state.trials if (end := state.end(name))}
+        self._ends = {name: self._with_duration(end, state.attempts_at(name)) for name, end in ends.items()}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
         self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
@@ -252,7 +276,21 @@ class SuggestionSource:
         if isinstance(event, Ended) and (
             event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
         ):
-            self._ends[event.trial] = attempt
+            # What has run since this job started is not in its state.
+            earlier = self._order.task(event.trial).earlier if self._needs_duration else ()
+            self._ends[event.trial] = self._with_duration(attempt, earlier)
+
+    @property
+    def _needs_duration(self) -> bool:
+        return DURATION in {**self._state.sweep.goals, **self._state.sweep.constraints}
+
+    def _with_duration(self, end: Attempt, attempts: Sequence[Attempt]) -> Attempt:
+        """An end whose metrics have the duration of the whole trial, if the search is about it."""
+        seconds = whole_seconds(attempts, end) if self._needs_duration else None
+        if seconds is None:
+            return end
+        is_own = isinstance(self._state.sweep, TrainSweep)  # whose `seconds` are those of an epoch
+        return replace(end, metrics={DURATION: seconds} | end.metrics | ({DURATION: seconds} if is_own else {}))
 
     def _find_evidence(self) -> None:
         """Look up the trials that the search could have drawn, of the config, and with a result of earlier ones."""
@@ -290,7 +328,7 @@ class SuggestionSource:
             self._reread(end)
             end = self._state.end(name)
         if end is not None:
-            self._ends[name] = end
+            self._ends[name] = self._with_duration(end, self._state.attempts_at(name))
         return end
 
     def next_task(self, seconds: float = 0.0) -> Task | None:
@@ -329,13 +367,14 @@ class SuggestionSource:
             return ends[0]
         if len(ends) < len(repeats):
             return None
-        metric = self._state.sweep.compared_by[0]
+        metrics = (*self._state.sweep.goals, *self._state.sweep.constraints)
         worst = max(ends, key=lambda end: _BADNESS.get(end.outcome, 0))
-        values = [end.metrics[metric] for end in ends if end.outcome in WITH_RESULT and metric in end.metrics]
-        if not values or worst.outcome == TrialStatus.DIVERGED:
+        reported = [end.metrics for end in ends if end.outcome in WITH_RESULT]
+        values = {metric: [each[metric] for each in reported if metric in each] for metric in metrics}
+        if not values[metrics[0]] or worst.outcome == TrialStatus.DIVERGED:
             return worst
         outcome = worst.outcome if worst.outcome in WITH_RESULT else TrialStatus.FINISHED
-        return replace(worst, outcome=outcome, metrics={metric: statistics.fmean(values)})
+        return replace(worst, outcome=outcome, metrics={key: statistics.fmean(of) for key, of in values.items() if of})
 
     def _choose(self) -> tuple[list[Suggested], str | None]:
         """The next draws, up to one whose trial must run, and this trial, if any."""

@@ -100,7 +100,7 @@ class TrialSpace:
         search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
         content = [search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, self.sweep.retrain]
         content += [self.sweep.repeats_of_all] if self.sweep.repeats_of_all > 1 else []
-        return digest_of(content, length=10)
+        return digest_of([*content, *self._judged_by], length=10)
 
     @cached_property
     def seeds_key(self) -> str:
@@ -114,7 +114,7 @@ class TrialSpace:
         sweep = self.sweep
         among: list[Any] = list(expand(sweep).by_name(self.dataset_digest))
         among += [self.search_key, sweep.draw_count] if sweep.search else []
-        return digest_of([among, sweep.repeats, sweep.repeat_best, sweep.target], length=10)
+        return digest_of([among, sweep.repeats, sweep.repeat_best, sweep.target, *self._judged_by], length=10)
 
     @property
     def unchosen(self) -> int:
@@ -128,6 +128,11 @@ class TrialSpace:
     @property
     def _compared_by(self) -> dict[str, Any]:
         return dict(zip(("metric", "mode"), self.sweep.compared_by, strict=True))
+
+    @property
+    def _judged_by(self) -> list[dict[str, Any]]:
+        judged = self.sweep.model_dump(mode="json", include={"objectives", "constraints"})
+        return [judged] if judged else []
 
     @property
     def undrawn_count(self) -> int:
@@ -172,7 +177,8 @@ class TrialSpace:
         monitored = [sweep.metric] if isinstance(sweep, CommandSweep) and sweep.metric else []
         best = [[sweep.repeats, sweep.repeat_best, sweep.target]] if sweep.repeat_best else []
         budget = [sweep.budget.model_dump()] if sweep.budget else []
-        return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored, *best, *budget])
+        options = [*stop, *metrics, *monitored, *best, *budget, *self._judged_by]
+        return digest_of([content, RESULT_VERSION, sweep.retrain, *options])
 
 
 def is_placeholder(name: str) -> bool:

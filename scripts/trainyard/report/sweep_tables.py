@@ -17,7 +17,7 @@ from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import SweepState
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import Ranking, rank_sweep
 from trainyard.utils.csv_files import write_table
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,13 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
     `energy_kwh`, if GPUs have counted it, is that of all attempts. A diverged trial has no metrics, so that no
-    comparison includes it. A metric with the same name as another column is in the column `reported_<name>`.
+    comparison includes it. A metric with the same name as another column is in the column `reported_<name>`. With
+    objectives, `is_on_pareto_front` says whether the trial's configuration is on it; with constraints, `is_feasible`,
+    whether it meets them.
     """
-    keys = varied_keys(list(state.trials.values()))
+    keys, ranking = varied_keys(list(state.trials.values())), rank_sweep(state)
+    front = {trial.trial for each in ranking.front for trial in each.trials}
+    infeasible = {trial.trial for each in ranking.infeasible for trial in each.trials}
     results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     if isinstance(state.sweep, TrainSweep):
@@ -61,7 +65,10 @@ def trials_table(state: SweepState) -> pd.DataFrame:
         values = {metric: result.metrics.get(metric) if result else None for metric in metrics}
         spent = [each.energy_kwh for each in tries if each.energy_kwh is not None]
         row |= {"energy_kwh": sum(spent) if spent else None} if has_energy else {}
-        rows.append(row | _metric_columns(values, {*RESERVED, *keys, *(["energy_kwh"] if has_energy else [])}))
+        row |= _metric_columns(values, {*RESERVED, *keys, *(["energy_kwh"] if has_energy else [])})
+        row |= {"is_on_pareto_front": name in front} if ranking.objectives else {}
+        row |= {"is_feasible": name not in infeasible if result else None} if ranking.constraints else {}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -211,14 +218,17 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
 
     `n` of its `trials` count for `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it
     `is_incomplete`, others diverged or were stopped early. It `may_be_best` if it cannot be told apart from the first,
-    or with one run each, if it has the same value. A key with the name of such a column is `varied_<name>`.
+    or with one run each, if it has the same value; with objectives, if it is on the Pareto front. A key with the name
+    of such a column is `varied_<name>`.
     """
     metric, rows = ranking.metric, []
+    further = [name for name in (*ranking.objectives, *ranking.constraints) if name != metric]
     for place, each in enumerate(ranking.configurations, start=1):
         best = each.best_trial(ranking.mode)
         row = {"place": place if best else None, "trial": best.trial if best else None, "n": each.n,
                "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
-               f"{metric}_best": best.score if best else None, "is_incomplete": each.is_incomplete,
+               f"{metric}_best": best.score if best else None,
+               **{f"{name}_mean": each.means.get(name) for name in further}, "is_incomplete": each.is_incomplete,
                "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})

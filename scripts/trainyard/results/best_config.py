@@ -25,7 +25,7 @@ from trainyard.utils.typed_commands import shell_folder, snakemake_call
 FILE: Final = "best.yaml"
 # What makes the trials of a sweep, or is about several of them.
 _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain", "keep",
-                      "repeats", "repeat_best", "fill", "budget")  # fmt: skip
+                      "repeats", "repeat_best", "fill", "budget", "objectives", "constraints")  # fmt: skip
 _STUDIES: Final = ("datasets", "sweeps", "scaling", "trees")
 _FREE_PORT: Final = 29500  # torch's default
 _MAX_NAME: Final = 64  # characters of the name of a study

@@ -2,21 +2,23 @@
 
 import json
 import math
+import operator
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainyard.config.metric_names import Mode, guess_mode
-from trainyard.config.sweep import TrainSweep, is_seed
+from trainyard.config.metric_names import DURATION, Mode, guess_mode
+from trainyard.config.sweep import Limits, TrainSweep, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
 from trainyard.results.evidence import SURE, Evidence, weigh
+from trainyard.utils.text import count_of
 
-FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
 NAMED: Final = 5  # configurations that may be the best, in words
 MAX_LEADERS: Final = 10  # of which more seeds are advised
+EXTREMES: Final = {"min": "lowest", "max": "highest"}
 MORE_SEEDS: Final = 3  # with five leaders, the wrong winner in 46 instead of 65 % of simulated sweeps
 
 
@@ -29,6 +31,7 @@ class RankedTrial:
     status: TrialStatus
     score: float | None  # None without a result that has the metric; NaN or infinite as reported
     is_fresh: bool = False  # whether it is a further seed of what a search has found, whose own value is too good
+    judged: Mapping[str, float] = field(default_factory=dict)  # by objectives and constraints; NaN without a value
 
 
 class Configuration:
@@ -46,6 +49,8 @@ class Configuration:
         scores = [score for score, _ in self._scored]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
+        names = self._scored[0][1].judged if scores else ()
+        self.means = {name: statistics.fmean(each.judged[name] for _, each in self._scored) for name in names}
         self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
         # The mean leaves out a trial that did badly: it diverged or was stopped early.
         self.total = sum(each.is_fresh for each in trials) if fresh else len(trials)
@@ -70,7 +75,8 @@ class Configuration:
 class Ranking:
     """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order.
 
-    If there are several seeds, what is expected of the true means decides: those of few runs are uncertain.
+    If there are several seeds, what is expected of the true means decides: those of few runs are uncertain. With
+    objectives, the Pareto front comes first, by the metric. What does not meet the constraints comes after the others.
     """
 
     metric: str
@@ -80,11 +86,18 @@ class Ranking:
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
+    objectives: Mapping[str, Mode] = field(default_factory=dict)
+    constraints: Mapping[str, Limits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        compared = [each for each in self.configurations if each.n and not each.is_incomplete]  # the first ones
-        compared = [each for each in compared if each.is_fresh] or compared
-        self.evidence = weigh([each.by_seed for each in compared], is_better_higher=self.mode == "max")
+        self.infeasible = [each for each in self.configurations if each.n and not self._meets_constraints(each)]
+        beyond = set(self.infeasible)
+        self.configurations.sort(key=lambda each: (not each.n, each in beyond))
+        compared = [each for each in self.configurations if each.n and not each.is_incomplete and each not in beyond]
+        compared = [each for each in compared if each.is_fresh] or compared  # the first ones
+        self.front = self._find_front(compared)  # the best by the metric first
+        runs = [] if self.objectives else [each.by_seed for each in compared]
+        self.evidence = weigh(runs, is_better_higher=self.mode == "max")
         # Those that may be the best, as far as the data tell; of one run each, those with the best value.
         self.leaders = [each for each in compared if each.mean == compared[0].mean]
         if self.evidence:
@@ -92,11 +105,29 @@ class Ranking:
             ranked = sorted(range(len(compared)), key=lambda number: _cost(expected[number], self.mode))
             self.configurations[: len(ranked)] = [compared[number] for number in ranked]
             self.leaders = [compared[number] for number in self.evidence.best]
-        self.counting = [each for each in self.configurations if each.n]  # those with a trial that counts
+        if self.front:
+            front = set(self.front)
+            self.configurations = [*self.front, *(each for each in self.configurations if each not in front)]
+            self.leaders = self.front
+        # Those with a trial that counts, which meet the constraints.
+        self.counting = [each for each in self.configurations if each.n and each not in beyond]
         self.best_trial = self.counting[0].best_trial(self.mode) if self.counting else None
         self.scores = {trial.trial: trial.score for each in self.configurations for trial in each.trials}
         # Whether a configuration has several trials, which differ in their seed.
         self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
+
+    def _meets_constraints(self, each: Configuration) -> bool:
+        return all(limits.excess(each.means[name]) <= 0 for name, limits in self.constraints.items())
+
+    def _find_front(self, compared: Sequence[Configuration]) -> list[Configuration]:
+        names = sorted(self.objectives, key=lambda name: name != self.metric)
+        costs = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
+        known = [(cost, each) for cost, each in costs if cost and all(map(math.isfinite, cost))]
+        front = list[tuple[tuple[float, ...], Configuration]]()
+        for cost, each in sorted(known, key=lambda found: found[0]):  # after all that could dominate it
+            if not any(cost != other and all(map(operator.le, other, cost)) for other, _ in front):
+                front.append((cost, each))
+        return [each for _, each in front]
 
     def best(self, count: int | None) -> list[Configuration]:
         """The first configurations, without those of which a trial diverged or was stopped."""
@@ -108,25 +139,35 @@ def rank_sweep(state: SweepState) -> Ranking:
 
     If trials report several, and the config names none to rank them by, they have no scores.
     """
-    metric, mode, candidates = _ranking_metric(state)
+    (metric, mode, candidates), sweep = _ranking_metric(state), state.sweep
     keys = varied_keys(list(state.trials.values()))
-    fresh = state.space.further if state.sweep.search and state.sweep.search.is_adaptive else ()
+    fresh = state.space.further if sweep.search and sweep.search.is_adaptive else ()
     trials = []
     for name, trial in state.trials.items():
         if not is_placeholder(name):
             values = {key: value_at(trial.settings, key) for key in keys}
             score = None if candidates else _score(state, name, metric)
-            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh))
-    chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
-    unreported = wanted if wanted != metric else ""
-    ranked = rank_configurations(trials, chosen)
-    return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
+            judged = {each: _score(state, name, each) for each in (*sweep.objectives, *sweep.constraints)}
+            known = {each: math.nan if value is None else value for each, value in judged.items()}
+            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh, known))
+    chosen, wanted = mode or guess_mode(metric), sweep.target[0] or metric
+    return Ranking(
+        metric,
+        chosen,
+        mode is None,
+        rank_configurations(trials, chosen),
+        wanted if wanted != metric else "",
+        candidates,
+        state.constant_keys,
+        sweep.objectives,
+        sweep.constraints,
+    )
 
 
 def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:
     """What would decide which of the configurations that may be the best is the best; "" if it is one, or many."""
     sweep, chosen = state.sweep, ranking.leaders if ranking.evidence else ranking.best(NAMED)
-    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == FALLBACK:
+    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == DURATION or ranking.objectives:
         return ""
     which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
     results, count = [state.result(trial.trial) for each in chosen for trial in each.trials], MORE_SEEDS * len(chosen)
@@ -170,11 +211,11 @@ def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...
     reported: Sequence[str] = list(dict.fromkeys(metric for each in results if each for metric in each.metrics))
     if not reported and state.sweep.target[0]:
         return state.sweep.target[0], state.sweep.target[1], ()
-    if found := state.sweep.ranking_metric([*reported, FALLBACK]):
+    if found := state.sweep.ranking_metric([*reported, DURATION]):
         return *found, ()
     candidates = tuple(state.sweep.ranking_candidates(reported))
     if not candidates:
-        return FALLBACK, None, ()
+        return DURATION, None, ()
     return candidates[0], None, candidates if len(state.trials) > 1 else ()
 
 
@@ -186,7 +227,7 @@ def _score(state: SweepState, trial: str, metric: str) -> float | None:
     result = state.result(trial)
     if result is None:
         return None
-    if metric == FALLBACK and (isinstance(state.sweep, TrainSweep) or metric not in result.metrics):
+    if metric == DURATION and (isinstance(state.sweep, TrainSweep) or metric not in result.metrics):
         return state.seconds_of(result)
     if metric not in result.metrics:
         return None
@@ -196,7 +237,7 @@ def _score(state: SweepState, trial: str, metric: str) -> float | None:
 
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
     """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
-    mean, extreme = "mean " * ranking.has_seeds, {"min": "lowest", "max": "highest"}[ranking.mode]
+    mean, extreme = "mean " * ranking.has_seeds, EXTREMES[ranking.mode]
     return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed})"
 
 
@@ -204,8 +245,17 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     """The best configuration, how sure it is, and the runner-up: a line each."""
     if ranking.candidates:
         return [_describe_undecided(ranking)]
+    constraints = "the constraints: " + ", ".join(f"{name} {limits}" for name, limits in ranking.constraints.items())
+    count = len(ranking.infeasible)
+    if count and not ranking.counting:
+        return [f"no configuration meets {constraints}"]
     if not ranking.counting:
-        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != FALLBACK)]
+        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION)]
+    beyond = [f"{count_of(count, 'configuration')} beyond {constraints}"] * bool(count)
+    return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]
+
+
+def _describe_first(ranking: Ranking) -> list[str]:
     first, *others = ranking.counting
     instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
     lines = [f"{describe_best(ranking)}: {_describe(first, ranking)}{instead}"]
@@ -214,9 +264,25 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     elif len(ranking.leaders) > 1:
         return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
     if others:
-        doubt = "" if ranking.evidence or ranking.metric == FALLBACK else "; with one run each, chance may have decided"
+        doubt = "" if ranking.evidence or ranking.metric == DURATION else "; with one run each, chance may have decided"
         lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
     return lines
+
+
+def _describe_front(ranking: Ranking) -> list[str]:
+    """The objectives, then a line for each of the first configurations on their Pareto front."""
+    *names, last = (f"{name} ({EXTREMES[mode]})" for name, mode in ranking.objectives.items())
+    front, of = ranking.front, f"{'mean ' * ranking.has_seeds}{', '.join(names)} and {last}"
+    doubt = "" if ranking.has_seeds else "; with one run each, chance may have decided"
+    count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
+    lines = [f"Pareto front of {of}: {count}, the {EXTREMES[ranking.mode]} {ranking.metric} first{doubt}"]
+    for each in front[:NAMED]:
+        trial = each.best_trial(ranking.mode)
+        assert trial is not None
+        values = _assignments(_shown(each if ranking.has_seeds else trial, ranking))
+        means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
+        lines.append(f"{means}: trial {trial.trial}{f' with {values}' if values else ''}")
+    return lines + [f"and {len(front) - NAMED} more on the front"] * (len(front) > NAMED)
 
 
 def _describe_evidence(found: Evidence, ranking: Ranking) -> str:

@@ -9,12 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trainyard.config.metric_names import DURATION
 from trainyard.config.sweep import ProgramSweep
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.planning.journal import Ended, Event
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.metrics import metric_files
-from trainyard.results.ranking import FALLBACK, rank_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
 from trainyard.utils.locks import LockHeldError
 
@@ -52,7 +53,7 @@ def is_concluded(state: SweepState, trial: str) -> bool:
 def _best_trials(state: SweepState, count: int) -> frozenset[str]:
     """The trials that `best N` keeps; all of them if no metric ranks them."""
     ranking = rank_sweep(state)
-    if ranking.candidates or ranking.metric == FALLBACK:
+    if ranking.candidates or ranking.metric == DURATION:
         return frozenset(state.trials)
     names = ([trial.trial for trial in each.trials] for each in ranking.configurations)
     counting = {trial.trial for each in ranking.counting for trial in each.trials}

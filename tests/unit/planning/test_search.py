@@ -9,7 +9,7 @@ from trainyard.config.parser import ConfigError
 from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, update_attempts
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import plan_sweep
@@ -448,3 +448,116 @@ def test_trials_beside_a_search_change_what_the_sweep_must_have_but_not_the_sear
     assert spaces[0].digest == "30f707e608d10bcb", "as in receipts of earlier versions"
     assert spaces[0].digest != spaces[1].digest
     assert spaces[0].search_key == spaces[1].search_key
+
+
+PLANE = {"a": {"low": 0.0, "high": 1.0}, "b": {"low": 0.0, "high": 1.0}}
+DRAWING_NEAR = {"tpe": {}, "gp": {"n_startup_trials": 6}, "nsgaii": {"population_size": 8},
+                "nsgaiii": {"population_size": 8}}  # fmt: skip
+SEVERAL = {**DRAWING_NEAR, "qmc": {}, "random": {}}
+
+
+def searched(method, end, count, *, known=(), **options):
+    """The values that a search of a command draws, one after another; `end` has the outcome and metrics of a trial."""
+    raw = {"command": "./run {args}", "metrics": {"file": "m.json"}, "objectives": {"x": "min", "y": "max"}, **options}
+    search = {"method": method, "options": SEVERAL[method], "trials": count, "values": PLANE}
+    made = CommandSweep.model_validate({**raw, "search": search})
+    drawn, ends, study = list(known), {}, OptunaStudy(made)
+    for number in range(count):
+        if number == len(drawn):
+            values, params, attrs = study.draw(drawn, ends)
+            drawn.append(Suggestion(make_trial(made, values), f"t{number}", params, attrs))
+        outcome, metrics = end(drawn[number].trial.values)
+        ends[f"t{number}"] = Attempt(f"t{number}", 1, 0, 1, outcome=outcome, metrics=metrics)
+    return drawn
+
+
+def trade_off(values):
+    """Along `a`, x and y are better one at the expense of the other; `b` is bad for both."""
+    return "finished", {"x": values["a"] + values["b"], "y": values["a"] - values["b"], "mib": 100 * values["a"]}
+
+
+@pytest.mark.parametrize("method", SEVERAL)
+def test_a_search_with_several_objectives_continues_as_it_began(method):
+    """Some trials diverge or are stopped, and do not have all metrics."""
+
+    def end(values):
+        if values["b"] > 0.5:
+            return ("diverged", {}) if values["a"] > 0.5 else ("stopped", {"x": 0.0})
+        return trade_off(values)
+
+    limits = {"constraints": {"mib": {"max": 50}}}
+    whole = searched(method, end, 16, **limits)
+    again = searched(method, end, 16, known=whole[:12], **limits)
+    assert [each.trial.values for each in again] == [each.trial.values for each in whole]
+    assert len({str(each.trial.values) for each in whole}) > 10, "a crossover may repeat one"
+
+
+@pytest.mark.parametrize("method", DRAWING_NEAR)
+def test_a_search_with_several_objectives_draws_near_all_of_their_front(method):
+    """Everything with b = 0 is on the front. Of random draws, a quarter has b below 0.25."""
+    count = 14 if method == "gp" else 100
+    late = [each.trial.values for each in searched(method, trade_off, count)][count // 2 :]
+    assert sum(each["b"] < 0.25 for each in late) > len(late) / 2
+    assert min(each["a"] for each in late) < 0.35
+    assert max(each["a"] for each in late) > 0.65
+
+
+@pytest.mark.parametrize("method", DRAWING_NEAR)
+@pytest.mark.parametrize("objectives", [{"x": "min", "y": "max"}, {}])
+def test_a_search_draws_within_the_constraints(method, objectives):
+    """The best y has a = 1, but above a = 0.5 trials do not fit: the search learns it, as it does where trials end."""
+    count, limits = 14 if method == "gp" else 100, {"constraints": {"mib": {"max": 50}}}
+    options = {"objectives": objectives} if objectives else {"objectives": {}, "metric": "y", "mode": "max"}
+    late = [each.trial.values for each in searched(method, trade_off, count, **limits, **options)][count // 2 :]
+    free = [each.trial.values for each in searched(method, trade_off, count, **options)][count // 2 :]
+    assert sum(each["a"] > 0.5 for each in late) < sum(each["a"] > 0.5 for each in free)
+    assert sum(each["a"] > 0.55 for each in late) < 0.4 * len(late)
+
+
+def test_a_stopped_trial_is_bad_in_each_objective(monkeypatch):
+    """At the epoch at which it was stopped, x was the best of all; Optuna itself would not take it as pruned."""
+    made = CommandSweep.model_validate(
+        {"command": "./run {args}", "metrics": {"file": "m.json"}, "objectives": {"x": "min", "y": "max"},
+         "search": {"trials": 9, "values": PLANE}}
+    )  # fmt: skip
+    drawn = searched("random", trade_off, 3)
+    metrics = {"finished": [{"x": 2.0, "y": 1.0}, {"x": 1.0, "y": 0.0}], "stopped": [{"x": 0.0}]}
+    ends = {
+        f"t{number}": Attempt(f"t{number}", 1, 0, 1, outcome=outcome, metrics=found)
+        for number, (outcome, found) in enumerate((key, each) for key, rows in metrics.items() for each in rows)
+    }
+    study = OptunaStudy(made)
+    study.draw(drawn, ends)
+    told = study._study.trials[:3]
+    assert [each.state.name for each in told] == ["COMPLETE"] * 3
+    assert told[2].values[0] > 2
+    assert told[2].values[1] < 0
+
+
+def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypatch):
+    """The second attempt continues from a checkpoint of the first, at second 6 of it."""
+    own = {"command": "./run {args}", "metrics": {"file": "m.json"}, "checkpoint": "c.pt"}
+    options = {"objectives": {"loss": "min", "seconds": "min"}, "search": {"trials": 2, "values": PLANE}}
+    state = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
+    with session_of(tmp_path / "sweeps/s") as journal:
+        order = order_beside(journal, state)
+        source = SuggestionSource(state, order, reread=lambda attempt: None)
+        trial = source.next_task().trial
+        events = [
+            Started(trial=trial, attempt=1, time=100.0),
+            Epoch(trial=trial, attempt=1, time=106.0, metrics={"epoch": 1, "loss": 2.0}),
+            Ended(trial=trial, attempt=1, time=109.0, status=TrialStatus.INTERRUPTED, seconds=9.0),
+            Started(trial=trial, attempt=2, time=200.0),
+            Epoch(trial=trial, attempt=2, time=203.0, metrics={"epoch": 2, "loss": 1.0}),
+            Ended(trial=trial, attempt=2, time=204.0, status=TrialStatus.FINISHED, seconds=4.0, metrics={"loss": 1.0}),
+        ]
+        attempts = {}
+        for event in events:
+            monkeypatch.setattr("trainyard.planning.journal.read_clock", lambda time=event.time: time)
+            journal.record(event)
+            source.update(event, update_attempts(attempts, event))
+        order.refresh()
+        source.update(events[-1], attempts[trial, 2])
+    assert source._ends[trial].metrics == {"loss": 1.0, "seconds": 10.0}
+    again = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
+    assert SuggestionSource(again, order, reread=lambda attempt: None)._ends == source._ends
