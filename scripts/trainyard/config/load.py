@@ -243,6 +243,8 @@ def _reason(item: Any) -> str:
         known = ", ".join(place.keys)
         return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
     if kind == "list_type" and item["input"] is not None and not isinstance(item["input"], dict):
+        if place.path[-1] == "guess":
+            return GUESS
         return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
     if kind == "missing":
         section, key = _find(item["loc"][:-1]), item["loc"][-1]
@@ -265,7 +267,10 @@ def _unknown_key(section: "_Place", key: str) -> str:
         return f"give {key} or {section.kind}, not both"
     if owners := [f"`{kind}`" for kind, model in section.kinds.items() if key in _fields(model)]:
         return f"is for {' or '.join(owners)}, not for `{section.kind}`{_REASONS.get((section.kind, key), '')}"
-    return f"unknown key; {suggest(key, section.keys)}"
+    return GUESS if key == "guess" else f"unknown key; {suggest(key, section.keys)}"
+
+
+GUESS: Final = "is for the values of one key: {low: 0.001, high: 0.1, guess: 0.01}, or {choices: [16, 32], guess: 32}"
 
 
 _REASONS: Final = {  # by the kind of a sweep or study, and a key that another kind has

@@ -84,6 +84,8 @@ MISTAKES = [
     ),
     ("sweeps.depth.train.augment", {"crop_padding": 2, "resized_crop": 0.5}, "give crop_padding or resized_crop, not"),
     ("sweeps.depth.train.augment.resized_crop", 8, "augment.resized_crop: input should be less than or equal to 1"),
+    ("sweeps.depth.guess", {"lr": 0.1}, "sweeps.depth.guess: is for the values of one key: {low: 0.001, high: 0.1, g"),
+    ("sweeps.depth.grid.guess", 0.1, "sweeps.depth.grid.guess: is for the values of one key: {low: 0.001, high: 0.1"),
     ("sweeps.depth.train.freeze", "conv1", 'sweeps.depth.train.freeze: must be a list: write ["conv1"]'),
     ("sweeps.depth.train.lr_scale", {"*": 0}, "sweeps.depth.train.lr_scale.*: input should be greater than 0"),
     ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text instead of a number"),
