@@ -74,7 +74,7 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     found = ImportedSweep(options.get("job-name") or path.stem, {})
     script = _Script(body, parse_array(array), path, found)
     command, keys = script.command()
-    found.sweep |= {"command": command, **_trials(keys)}
+    found.sweep |= {"command": command, "workdir": "keep", **_trials(keys)}  # all tasks of an array run in one folder
     _set_resources(options, array, found)
     found.note("`metrics`: trials have no ranking without them: say what the program prints, as in "
                "metrics: {pattern: 'acc=(?P<acc>{number})'}")  # fmt: skip

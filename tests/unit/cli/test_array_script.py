@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from trainyard.checks.config_checks import check_use
 from trainyard.cli.array_script import import_array_script, parse_array
 from trainyard.config.load import check_config
 from trainyard.config.placeholders import build_argv
@@ -168,6 +169,8 @@ def test_the_trials_do_what_the_tasks_of_the_array_did(work, array, body, keys):
     tasks_ran = ran([(["bash", script], {**of_task, "SLURM_ARRAY_TASK_ID": str(task)}) for task in tasks], **job)
     found = import_array_script(script)
     trials = trials_of(found)
+    findings = check_use(check_config({"sweeps": {"s": found.sweep}}), work / "results")
+    assert [each.name for each in findings if each.verdict == "warns"] == ["sweeps.s.metrics"]
     assert set(keys) == set(trials[0].values)
     if isinstance(keys, dict):
         assert found.sweep["grid"] == keys
@@ -204,6 +207,7 @@ def test_what_the_job_requested_becomes_slots_limits_and_notes(work):
     found = import_array_script(write(body, *options.split("|")))
     assert found.sweep == {
         "command": "x={x}\npython t.py ${x}\n",
+        "workdir": "keep",
         "grid": {"x": [1, 2]},
         "slots": {"jobs": 8, "gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 4},
         "timeout_minutes": 26 * 60 + 30,
