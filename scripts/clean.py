@@ -3,6 +3,7 @@
   trials       files of ended trials of programs; outputs, metrics and the best configuration stay
   checkpoints  of finished scaling studies, and what killed sweeps have left of trials that have ended
   data         staged datasets, which are staged again when a study needs them
+  drill        what is left of resume drills
 
 Tables, journals and best.yaml stay in any case. Nothing is removed while a job works on these results.
 """

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from trainyard.checks.resume_drill import FOLDER as DRILL
 from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
 from trainyard.config.scaling import ScriptScaling
@@ -22,9 +23,10 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.locks import Holder, LockHeldError, hold
 from trainyard.utils.text import count_of
 
-Kind = Literal["trials", "checkpoints", "data"]
+Kind = Literal["trials", "checkpoints", "data", "drill"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 SILENT_SECONDS: Final = 3600.0  # without a sign of life, after which a process on another machine has ended
+_BEATS: Final = ("sweeps/*/sessions/*.beat", f"{DRILL}/*/*/sweeps/*/sessions/*.beat")
 _LOCKS: Final = ("scaling/*/*/.lock", "scaling/*/*/*/.lock", "trees/*/.lock", "data/*/.lock")
 
 
@@ -68,6 +70,8 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
             "nothing: the next run stages it again, first" if known else "it is not in this config: another may have it"
         )
         found.append(_with_locks("data", f"dataset {path.name}", [path], loss))
+    for path in _listed(results / DRILL):
+        found.append(_with_locks("drill", f"sweep {path.name}", [path], "what its resume drill did, to look into"))
     root = results.resolve()
     inside = (each for each in found if each.paths and all(_is_inside(path, root) for path in each.paths))
     return sorted(inside, key=lambda each: KINDS.index(each.kind))
@@ -141,7 +145,7 @@ def check_unused(results: Path) -> None:
 
 def _running_sessions(results: Path) -> Iterator[str]:
     """The processes that run trials of a sweep, as far as can be seen from here."""
-    for beat in sorted(results.glob("sweeps/*/sessions/*.beat")):
+    for beat in sorted(path for pattern in _BEATS for path in results.glob(pattern)):
         holder, modified = Holder.parse(beat.read_bytes()), beat.stat().st_mtime
         if holder and holder.is_here():
             has_ended_here = holder.has_ended()

@@ -63,6 +63,7 @@ def results(project):
     write(out / "output.log", 1000)
     for dataset in ("digits", "old"):
         write(root / "data" / dataset / "train-images.npy", 1000)
+    write(root / "drill/own/interrupted/sweeps/own/trials/t/large.bin", 2**20)
     return root
 
 
@@ -82,13 +83,14 @@ def files_in(results):
 def test_everything_is_listed_and_nothing_removed(project, results):
     before = files_in(results)
     output = clean(project)
-    assert rows(output)[:7] == [
+    assert rows(output)[:8] == [
         "trials sweep own 3.0",
         "checkpoints sweep depth 0.0",
         "checkpoints scaling study script",
         "checkpoints scaling study width",
         "data dataset digits 0.0",
         "data dataset old 0.0",
+        "drill sweep own 1.0",
         "nothing is removed yet:",
     ]
     assert files_in(results) == before
@@ -99,21 +101,21 @@ def test_what_is_named_is_removed_and_no_result(project, results):
     before, names = files_in(results), list(read_state(check_config(CONFIG).sweeps["own"], "own", results).trials)
     assert "removed: 3.0 MiB in 1 file" in clean(project, "trials", "--yes")
     assert before - files_in(results) == {f"sweeps/own/trials/{names[1]}/large.bin"}, "the best trial keeps its own"
-    clean(project, "checkpoints", "data", "--yes")
+    clean(project, "checkpoints", "data", "drill", "--yes")
     left = files_in(results)
     assert {path for path in left if path.endswith(".pt")} == {
         "scaling/width/1x2/checkpoints/ab/epoch-1.pt",  # it is not trained yet
         next(path for path in left if path.startswith("sweeps/depth/checkpoints")),  # its trial goes on
     }
     assert list(results.glob("scaling/script/1x1/out/*/output.log"))
-    assert not [path for path in left if path.startswith("data/")]
+    assert not [path for path in left if path.startswith(("data/", "drill/"))]
     assert {path for path in before - left if path.endswith((".json", ".csv", ".jsonl", ".log"))} == set()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--yes"], "--yes: name what to remove: trials, checkpoints, data, or several of them"),
+        (["--yes"], "--yes: name what to remove: trials, checkpoints, data, drill, or several of them"),
         (["trails"], "'trails' cannot be removed; did you mean 'trials'?"),
     ],
 )
@@ -130,6 +132,10 @@ def test_nothing_is_removed_while_a_process_works_there(project, results):
     assert f"nothing is removed: results/scaling/width/1x2 is in use by process {os.getpid()}" in output.replace(
         str(results.parent) + "/", ""
     )
+    beat = results / "drill/own/interrupted/sweeps/own" / SESSIONS / "0-local.0-87654321.beat"
+    write(beat).write_bytes(Holder.this_process().encode())
+    assert "drill/own/interrupted/sweeps/own is in use by" in clean(project, "drill", "--yes", check=False)
+    beat.unlink()
     beat = results / "sweeps/own" / SESSIONS / "0-local.0-12345678.beat"
     beat.write_bytes(Holder.this_process().encode())
     assert f"sweeps/own is in use by process {os.getpid()} on" in clean(project, "data", "--yes", check=False)
