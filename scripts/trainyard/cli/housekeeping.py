@@ -70,8 +70,8 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
             "nothing: the next run stages it again, first" if known else "it is not in this config: another may have it"
         )
         found.append(_with_locks("data", f"dataset {path.name}", [path], loss))
-    for path in _listed(results / DRILL):
-        found.append(_with_locks("drill", f"sweep {path.name}", [path], "what its resume drill did, to look into"))
+    drills, loss = _listed(results / DRILL), "what its resume drill did, to look into"
+    found += (_with_locks("drill", f"sweep {path.name}", [path], loss) for path in drills)
     root = results.resolve()
     inside = (each for each in found if each.paths and all(_is_inside(path, root) for path in each.paths))
     return sorted(inside, key=lambda each: KINDS.index(each.kind))
