@@ -1,7 +1,8 @@
-"""The plots of a sweep's metrics: against each varied key, and over epochs."""
+"""The plots of a sweep's metrics: against each varied key, over epochs, and several objectives against each other."""
 
+import itertools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_metric, readable_name
+from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.text import count_of
 
 MAX_FACETS: Final = 9
@@ -200,6 +202,53 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
     axes.set_ylabel(readable_metric(curve))
+
+
+def front_pairs(ranking: Ranking) -> list[tuple[str, str]]:
+    """The pairs of objectives that get a panel of `plot_front`."""
+    return list(itertools.combinations(ranking.objectives, 2))[:MAX_FACETS]
+
+
+def plot_front(*panels: Axes, ranking: Ranking) -> None:
+    """The objectives of each configuration against each other, with their Pareto front; all as means over seeds.
+
+    Some on it have their place, as in the answer. With two objectives, a line is the border of what is worse.
+    """
+    pairs, front = front_pairs(ranking), set(ranking.front)
+    for axes in panels[len(pairs) :]:
+        axes.remove()
+    if not front:
+        style.write_in_center(panels[0], "no trial has finished with all objectives and within the constraints")
+        return
+    others = [each for each in ranking.best(None) if each not in front]
+    groups = {"beyond the constraints": ranking.infeasible, "worse": others, "Pareto front": ranking.front}
+    rows = [(label, each.means) for label, found in groups.items() for each in found]
+    table = pd.DataFrame([means for _, means in rows], index=[label for label, _ in rows]).apply(style.within_axes)
+    marks = [{"color": STOPPED, "fillstyle": "none"}, {"color": STOPPED}, {"color": COLORS[0]}]
+    shape: dict[str, Any] = {"markersize": 2, "rasterized": True} if len(table) > MANY else {"markersize": 5}
+    for axes, (vertical, horizontal) in zip(panels, pairs, strict=False):
+        for label, mark in zip(groups, marks, strict=True):
+            points = table[table.index == label]
+            if len(points):
+                axes.plot(points[horizontal], points[vertical], "o", label=label, **shape, **mark)
+        if len(pairs) == 1:
+            step = "steps-post" if ranking.objectives[horizontal] == "min" else "steps-pre"
+            border = table[table.index == "Pareto front"].sort_values(horizontal)
+            axes.plot(border[horizontal], border[vertical], color=COLORS[0], linewidth=0.8, drawstyle=step)
+        for place, each in ranking.spread_of_front.items():
+            at = each.means[horizontal], each.means[vertical]
+            axes.annotate(str(place), at, textcoords="offset points", xytext=(5, 4), fontsize=8)
+        which: Literal["x", "y"]
+        for which, name in (("x", horizontal), ("y", vertical)):
+            better = "lower" if ranking.objectives[name] == "min" else "higher"
+            axes.set(**{f"{which}label": f"{readable_metric(name)} ({better} is better)"})
+            if style.are_fractions(name, table[name]):
+                getattr(axes, f"{which}axis").set_major_formatter(PercentFormatter(1))
+            elif style.is_log_scale(table[name]):
+                style.set_log_scale(axes, which, table[name])
+    style.set_title(panels[0], describe_ranking(ranking)[0].replace("$", r"\$"))
+    handles = panels[0].get_legend_handles_labels()[0]
+    style.figure_of(panels[0]).legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def _key_colors(axes: Axes, values: pd.Series, *, log: bool | None) -> Callable[[Any], Any]:

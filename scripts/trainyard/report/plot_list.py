@@ -12,6 +12,7 @@ from trainyard.config.trials import constant_keys, count_configured
 PLOT_LABELS: Final = {
     "data": {"samples": "samples", "classes": "class balance"},
     "sweeps": {
+        "front": "Pareto front of the objectives",
         "metric": "metric against each varied key",
         "parallel": "parallel coordinates",
         "importance": "importance of the varied keys",
@@ -37,14 +38,15 @@ _MIN_PER_KEY: Final = 5  # trials per varied key
 def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     """The plots of a dataset (kind `data`) or study, as far as its section of the config tells.
 
-    A sweep has no parallel coordinates of fewer than two varied keys, and no importance of fewer than two besides
-    seeds, which also needs enough trials.
+    A sweep has no Pareto front without objectives, no parallel coordinates of fewer than two varied keys, and no
+    importance of fewer than two besides seeds, which also needs enough trials.
     """
     empty = set[str]()
     if kind == "sweeps":
         sweep = config.sweeps[name]
         keys = set(sweep.varied_keys) - constant_keys(sweep)
         settings = sum(not is_seed(key) for key in keys)
+        empty |= set() if sweep.objectives else {"front"}
         empty |= {"parallel"} if len(keys) < 2 else set()
         has_enough = count_configured(sweep) >= trials_for_importance(settings)
         empty |= {"importance"} if settings < 2 or not has_enough else set()

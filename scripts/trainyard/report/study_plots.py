@@ -83,6 +83,11 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     metric = partial(metric_plots.plot_metric, ranked=ranked, joined=joined)
     style.save(metric, target / "metric", size=size, panels=(rows, columns))
     wanted = plots_of(config, "sweeps", name)
+    if "front" in wanted:
+        rows, columns = metric_plots.facet_grid(len(metric_plots.front_pairs(ranked.ranking)))
+        size = (6.4, 4.2) if columns == 1 else (WIDTH, 1.3 + 2.9 * rows)
+        front = partial(metric_plots.plot_front, ranking=ranked.ranking)
+        style.save(front, target / "front", size=size, panels=(rows, columns))
     if "parallel" in wanted:
         style.save(partial(parallel_plot.plot_parallel, ranked=ranked), target / "parallel", size=(WIDTH, 4.2))
     if "importance" in wanted:

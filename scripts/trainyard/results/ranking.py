@@ -129,6 +129,13 @@ class Ranking:
                 front.append((cost, each))
         return [each for _, each in front]
 
+    @property
+    def spread_of_front(self) -> dict[int, Configuration]:
+        """Some configurations from one end of the Pareto front to the other, by their place."""
+        count = len(self.front)
+        places = range(count) if count <= NAMED else (round(step * (count - 1) / (NAMED - 1)) for step in range(NAMED))
+        return {place + 1: self.front[place] for place in places}
+
     def best(self, count: int | None) -> list[Configuration]:
         """The first configurations, without those of which a trial diverged or was stopped."""
         return [each for each in self.counting if not each.is_incomplete][:count]
@@ -276,13 +283,13 @@ def _describe_front(ranking: Ranking) -> list[str]:
     doubt = "" if ranking.has_seeds else "; with one run each, chance may have decided"
     count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
     lines = [f"Pareto front of {of}: {count}, the {EXTREMES[ranking.mode]} {ranking.metric} first{doubt}"]
-    for each in front[:NAMED]:
+    for place, each in ranking.spread_of_front.items():
         trial = each.best_trial(ranking.mode)
         assert trial is not None
         values = _assignments(_shown(each if ranking.has_seeds else trial, ranking))
         means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
-        lines.append(f"{means}: trial {trial.trial}{f' with {values}' if values else ''}")
-    return lines + [f"and {len(front) - NAMED} more on the front"] * (len(front) > NAMED)
+        lines.append(f"{place}. {means}: trial {trial.trial}{f' with {values}' if values else ''}")
+    return lines + [f"and {len(front) - NAMED} between them"] * (len(front) > NAMED)
 
 
 def _describe_evidence(found: Evidence, ranking: Ranking) -> str:

@@ -25,6 +25,7 @@ SWEEPS = {
         {"search": {"method": "tpe", "trials": 20, "values": {"lr": RANGE, "x": [1, 2]}}, "metric": "rmse"},
         ("parallel", "importance"),
     ),
+    "objectives": ({"grid": {"lr": [1, 2]}, "objectives": {"loss": "min", "seconds": "min"}}, ("front",)),
 }
 
 
@@ -51,8 +52,10 @@ def test_each_study_has_one_rule_which_makes_all_its_plots(tmp_path, content):
             assert made == {path for path in yard.plots() if f"/{kind}/{name}/" in path}
     assert [rule.name for rule in yard.plot_rules("sweeps")] == [
         "plot_sweeps",
+        "plot_sweeps_without_front_without_parallel_without_importance",
+        "plot_sweeps_without_front_without_importance",
+        "plot_sweeps_without_front",
         "plot_sweeps_without_parallel_without_importance",
-        "plot_sweeps_without_importance",
     ]
     assert not re.fullmatch(yard.plot_rules("scaling")[0].names, "any"), "there is no scaling study"
 

@@ -14,9 +14,12 @@ from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
 from trainyard.config.load import check_config
+from trainyard.config.sweep import Limits
+from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
 from trainyard.report.study_plots import draw_plan
+from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
 
 def sweep(count, *, status="finished", accuracy=None, **keys):
@@ -328,3 +331,53 @@ def test_no_number_of_an_axis_covers_the_next_one():
     boxes = [[label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()] for axes in panels]
     assert all(left.x1 < right.x0 for row in boxes for left, right in pairwise(row))
     assert [label.get_text() for label in panels[1].get_xticklabels()] == ["16", "32"]
+
+
+def front_of(points, objectives, **options):
+    """The ranking of configurations with these values of the objectives and constraints."""
+    trials = [
+        RankedTrial(f"t{number}", {"x": number}, TrialStatus.FINISHED, point["loss"], judged=point)
+        for number, point in enumerate(points)
+    ]
+    return Ranking("loss", "min", False, rank_configurations(trials, "min"), objectives=objectives, **options)
+
+
+def test_a_front_has_a_point_per_configuration_and_a_border_that_all_others_are_behind():
+    points = [(1, 9), (2, 9), (3, 4), (4, 5), (6, 1), (9, 1), (0, 0)]
+    rows = [{"loss": float(loss), "fps": float(-fps), "mib": float(not loss)} for loss, fps in points]
+    limits = {"constraints": {"mib": Limits(max=0.5)}}
+    ranking = front_of(rows, {"loss": "min", "fps": "max"}, **limits)
+    figure = Figure()
+    metric_plots.plot_front(axes := figure.subplots(), ranking=ranking)
+    drawn = {line.get_label(): sorted(map(tuple, line.get_xydata())) for line in axes.lines}
+    assert drawn["Pareto front"] == [(-9, 1), (-4, 3), (-1, 6)]
+    assert drawn["worse"] == [(-9, 2), (-5, 4), (-1, 9)]
+    assert drawn["beyond the constraints"] == [(0, 0)]
+    border = axes.lines[-1]
+    assert border.get_drawstyle() == "steps-pre", "to the left of a point, the same loss can be had"
+    assert list(border.get_xdata()) == [-9, -4, -1]
+    assert axes.get_xlabel() == "fps (higher is better)"
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3"]
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == drawn.keys() - {border.get_label()}
+
+
+def test_three_objectives_have_a_panel_for_each_pair_and_no_border():
+    objectives = {"loss": "min", "fps": "max", "a$b": "min"}
+    ranking = front_of([dict.fromkeys(objectives, 1.0), {"loss": 2.0, "fps": 0.5, "a$b": 900.0}], objectives)
+    figure = Figure()
+    panels = figure.subplots(1, 3)
+    metric_plots.plot_front(*panels, ranking=ranking)
+    assert [(axes.get_ylabel()[:4], axes.get_xlabel()[:4]) for axes in panels] == [
+        ("loss", "fps "),
+        ("loss", r"a\$b"),
+        ("fps ", r"a\$b"),
+    ]
+    assert [len(axes.lines) for axes in panels] == [2, 2, 2]
+    assert [axes.get_xscale() for axes in panels] == ["linear", "log", "log"]
+    figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize("rows", [[], [{"loss": 1.0, "fps": math.nan}]])
+def test_without_a_front_the_plot_says_so(rows):
+    ranking = front_of(rows, {"loss": "min", "fps": "max"})
+    assert "no trial has finished with all objectives" in texts_of(partial(metric_plots.plot_front, ranking=ranking))

@@ -79,14 +79,22 @@ def test_the_answer_is_the_front_and_not_one_winner(tmp_path):
     assert describe_ranking(ranking) == [
         "Pareto front of accuracy (highest) and latency_ms (lowest): 2 of 4 configurations, the highest accuracy "
         "first; with one run each, chance may have decided",
-        f"accuracy = 0.9, latency_ms = 7.5: trial {names[3]} with width = 4",
-        f"accuracy = 0.7, latency_ms = 3: trial {names[0]} with width = 1",
+        f"1. accuracy = 0.9, latency_ms = 7.5: trial {names[3]} with width = 4",
+        f"2. accuracy = 0.7, latency_ms = 3: trial {names[0]} with width = 1",
     ]
     assert describe_deciding_trials(state, ranking) == ""
     assert trials_table(state)["is_on_pareto_front"].tolist() == [True, False, False, True]
     table = ranking_table(ranking)
     assert table["may_be_best"].tolist() == [True, True, False, False]
     assert table["latency_ms_mean"].tolist() == [7.5, 3, 8, 9]
+
+
+def test_a_long_front_is_told_from_one_end_to_the_other(tmp_path):
+    widths = {"grid": {"width": {"start": 1, "stop": 9}}}
+    state = swept(tmp_path, *(of(number / 10, number) for number in range(9)), objectives=OBJECTIVES, **widths)
+    _, *lines = describe_ranking(rank_sweep(state))
+    assert [line.partition(". ")[0] for line in lines] == ["1", "3", "5", "7", "9", "and 4 between them"]
+    assert ["width = 9" in lines[0], "width = 1" in lines[4]] == [True, True]
 
 
 def test_with_repeats_the_front_is_that_of_the_means(tmp_path):
@@ -147,7 +155,7 @@ def test_objectives_and_constraints_change_no_trial_and_are_not_in_the_config_of
     assert list(before.trials) == list(after.trials)
     assert before.digest != after.digest, "the table is written again"
     (trial, *_) = after.trials.values()
-    best = best_config(judged, "s", trial)["sweeps"]["s"]
+    best = best_config(judged, "s", [trial], new_name="best")["sweeps"]["best"]
     assert {"objectives", "constraints"}.isdisjoint(best)
     assert (best["metric"], best["mode"]) == ("accuracy", "max")
 
