@@ -19,6 +19,7 @@ from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
 from trainyard.planning.plan import plan_sweep
 from trainyard.results.best_config import write_best
+from trainyard.results.provenance import describe_mismatch
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.errors import UserError
@@ -51,7 +52,8 @@ def main(arguments: argparse.Namespace) -> None:
         for folders in reduced_folders(plan.state, sweep.keep).values():
             reduce_folders(folders)
     config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
-    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *config_line):
+    mismatch = filter(None, [describe_mismatch(plan.state)])
+    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *mismatch, *config_line):
         log.info("%s", line)
 
 

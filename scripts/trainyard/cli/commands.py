@@ -10,10 +10,8 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,7 +20,7 @@ sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
 
 from trainyard.cli.paths import find_profile  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
-from trainyard.utils.import_path import IS_INSTALLED  # noqa: E402
+from trainyard.utils.import_path import IS_INSTALLED, version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
 
@@ -76,13 +74,6 @@ def usage() -> str:
     config = f"The config is {DEFAULT_CONFIG} in this folder, or the one that --config names. Results lie in results/."
     options = "`trainyard VERB --help` lists the options of a verb."
     return "\n".join(["usage: trainyard VERB [OPTIONS]", "", *lines, "", config, options])
-
-
-def version() -> str:
-    """The version of the installed package, or of the clone."""
-    if (project := HOME / "pyproject.toml").exists():
-        return str(tomllib.loads(project.read_text())["project"]["version"])
-    return metadata.version("trainyard")
 
 
 def find_program(verb: str) -> Path:

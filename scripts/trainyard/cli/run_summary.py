@@ -16,6 +16,7 @@ from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
+from trainyard.results.provenance import describe_mismatch
 from trainyard.results.ranking import describe_deciding_trials, describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
@@ -137,7 +138,7 @@ class RunSummary:
         best = f"so far: {best}" if self.interrupted else best
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
         if not state.unfinished:
-            lines += filter(None, [describe_deciding_trials(state, ranking)])
+            lines += filter(None, [describe_deciding_trials(state, ranking), describe_mismatch(state)])
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)

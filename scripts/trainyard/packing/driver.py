@@ -20,6 +20,7 @@ from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
+from trainyard.config.load import config_copy
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
 from trainyard.config.trial_status import FINAL
 from trainyard.config.trials import trainings
@@ -53,7 +54,13 @@ from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
-from trainyard.programs.user_environment import RECORD, code_version, find_interpreter, record_environment
+from trainyard.programs.user_environment import (
+    RECORD,
+    code_version,
+    find_interpreter,
+    find_versions,
+    record_environment,
+)
 from trainyard.results.retention import Retention
 from trainyard.scaling.launchers import check_allocation
 from trainyard.utils.environment_variables import environment_variables
@@ -181,7 +188,7 @@ def _run(
             if plan.state.sweep.required_metrics:  # search and early stopping depend on them
                 warn_unreadable(plan.state)
             if fold.run_of(journal.session) is None:
-                _record_session(journal, plan)
+                _record_session(journal, plan, config_copy(find_config(), results).stem)
             _run_pending(plan, journal, order, results, find_config(), parent)
             if sweep.has_changed_code():
                 log.warning("`code` has changed since this job started: the trials that started later may have used it")
@@ -251,7 +258,7 @@ def _run_pending(
         _run_trials(plan, journal, order, flops, _worker_setup(plan, results, config.data), view, running)
 
 
-def _record_session(journal: Journal, plan: Plan) -> None:
+def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
     sweep, slots = plan.state.sweep, plan.state.sweep.slots
     allocation = slurm_allocation.current_allocation()
     journal.record(
@@ -262,6 +269,8 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             process=os.getpid(),
             code=code_version(),
             code_digest=sweep.code_digest or None,
+            versions=find_versions(sweep),
+            config=config_digest,
             slots=slots.count,
             nodes=slots.nodes_per_trial,
             gpus=slots.gpus,

@@ -189,13 +189,15 @@ class SessionStarted(Event):
     """The driver starts. Times are in seconds."""
 
     is_durable = True
-    optional = frozenset({"cpus", "run", "code", "code_digest"})
+    optional = frozenset({"cpus", "run", "code", "code_digest", "versions", "config"})
     run: str | None = None  # names the run of Snakemake that has started it; failed trials are not retried in the same
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""
     process: int | None = None
     code: str | None = None  # the commit of the folder in which it runs, as `git describe --dirty` names it
     code_digest: str | None = None  # of the files of the option `code`
+    versions: dict[str, str] | None = None  # of Trainyard, and of Python and torch for the trials
+    config: str | None = None  # its digest, which names its copy in `configs`
     slots: int | None = None
     nodes: int | None = None
     gpus: int | None = None

@@ -32,7 +32,7 @@ from trainyard.planning.attempts import (
 )
 from trainyard.planning.budget import Spending
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.journal import GpuFraction, JobsSubmitted, Suggested
+from trainyard.planning.journal import GpuFraction, JobsSubmitted, SessionStarted, Suggested
 from trainyard.planning.requests import UserRequests
 from trainyard.programs.metrics import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
@@ -312,11 +312,11 @@ class SweepState:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
         return find_result(self._counting(trial), self.sweep.retrain, early=True)
 
-    def code_of(self, trial: str) -> str:
-        """The version of the code with which a trial got its result, as `SessionStarted.code`; "" if unknown."""
-        result = self.result(trial)
-        runs = (run for run in reversed(self.sessions) if result and (trial, result.number) in run.attempts)
-        return next((run.info.code or "" for run in runs), "")
+    def sessions_of_results(self) -> dict[str, SessionStarted | None]:
+        """By trial with a result, the session in which it ran; None if the journal has none."""
+        sessions = {attempt: run.info for run in self.sessions for attempt in run.attempts}
+        results = {name: result for name in self.trials if (result := self.result(name))}
+        return {name: sessions.get((name, result.number)) for name, result in results.items()}
 
     @property
     def code_changed_since(self) -> float | None:

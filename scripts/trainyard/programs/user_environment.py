@@ -7,20 +7,23 @@ itself. The user's values of the variables that these change are therefore recor
 import contextlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from trainyard.config.placeholders import Command
 from trainyard.config.scaling import Scaling, ScriptScaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import CommandSweep, Sweep
 from trainyard.config.user_programs import CommandOptions
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import version
 from trainyard.utils.text import suggest
 
 RECORD: Final = "TRAINYARD_USER_ENVIRONMENT"
@@ -117,11 +120,33 @@ def script_interpreter(study: ScriptScaling) -> Path:
     Raises:
         UserError: there is none.
     """
+    if found := _find_python(study):
+        return found
+    raise UserError("there is no python on your PATH: activate your environment, or name it by `python:` or `env:`")
+
+
+def _find_python(study: Sweep | Scaling) -> Path | None:
     path = program_environment().get("PATH")
     found = find_interpreter(study) or shutil.which("python", path=path) or shutil.which("python3", path=path)
-    if found is None:
-        raise UserError("there is no python on your PATH: activate your environment, or name it by `python:` or `env:`")
-    return Path(found)
+    return Path(found) if found else None
+
+
+def find_versions(sweep: Sweep) -> dict[str, str]:
+    """The versions of Trainyard, and of Python and torch for the trials, as far as files tell.
+
+    Python is not started: that takes a second where its files lie on a shared file system.
+    """
+    versions = {"trainyard": version()}
+    python = _find_python(sweep) if isinstance(sweep, CommandSweep) else Path(sys.executable)
+    if python is None:
+        return versions
+    prefix, number = python.parent.parent, python.resolve().name.removeprefix("python")
+    is_own = prefix == Path(sys.prefix)
+    if is_own or number:
+        versions["python"] = platform.python_version() if is_own else number
+    folders = sys.path if is_own else list(map(str, prefix.glob("lib/python3*/site-packages")))
+    found = next(iter(metadata.distributions(name="torch", path=folders)), None)
+    return versions | ({"torch": found.version} if found else {})
 
 
 def _executable(path: Path, name: str) -> Path:

@@ -18,6 +18,7 @@ from trainyard.report.pages import format_number, write_template
 from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import describe_cost, list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
+from trainyard.results.provenance import describe_mismatch, describe_origin
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
@@ -74,6 +75,9 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
         facts, cost = sweep_facts(tables), describe_cost(tables, config.pricing)
     except MissingResultError:
         facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
+    sessions = state.sessions_of_results().values()
+    if code := describe_mismatch(state) or describe_origin(next(iter(sessions), None)):
+        facts["code"] = code
     return Summary(
         f"Sweep {name}",
         answer,

@@ -40,7 +40,6 @@ def sweep_facts(tables: SweepResults) -> dict[str, str]:
         "predicted": _describe_predictions(tables),
         **_describe_queue(tables),
         "failed": _describe_failed_attempts(tables),
-        **_describe_code(tables),
     }
 
 
@@ -138,22 +137,6 @@ def _describe_failed_attempts(tables: SweepResults) -> str:
     attempts = tables.timeline[tables.timeline["trial"].isin(tables.trials["trial"])]  # of others, the jobs are counted
     count = int((attempts["outcome"] == TrialStatus.FAILED).sum())
     return f"{count or 'none'} of {count_of(len(attempts), 'attempt')}"
-
-
-def _describe_code(tables: SweepResults) -> dict[str, str]:
-    """The commits of the code with which the trials ran, with the numbers of trials if there are several."""
-    if "code" not in tables.jobs:  # of older tables
-        return {}
-    results = tables.timeline[tables.timeline["outcome"].isin(WITH_RESULT)].drop_duplicates("trial", keep="last")
-    known = tables.jobs.set_index("session")["code"].dropna()
-    counts = Counter(str(known.get(each, "an unknown commit")) for each in results["session"])
-    if not known.size or not counts:
-        return {}
-    names = {code: code.replace("-dirty", " with uncommitted changes") for code in counts}
-    if len(counts) == 1:
-        return {"code": "".join(names.values())}
-    parts = (f"{names[code]} ({count_of(count, 'trial')})" for code, count in counts.items())
-    return {"code": f"trials ran with different versions: {', '.join(parts)}"}
 
 
 # ---- failures, and what to do next

@@ -17,6 +17,7 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.runner import find_checkpoint
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
+from trainyard.results.provenance import describe_mismatch, describe_origin
 from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
@@ -112,8 +113,12 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
     if best:
         if files := find_files(state, ranking):
             lines.append(f"Its files: {files}")
-        if code := state.code_of(best.trial):
-            lines.append(f"Its code: {code}")
+        session = state.sessions_of_results().get(best.trial)
+        if origin := describe_origin(session):
+            lines.append(f"It ran with {origin}")
+        if session and session.config:
+            lines.append(f"Its config: {state.folder.parents[1]}/configs/{session.config}.json")
+        lines += filter(None, [describe_mismatch(state)])
         best_first = sorted(ranking.counting[0].trials, key=lambda each: each != best)
         ran = [each.trial for each in best_first if each.trial not in state.space.optional or state.result(each.trial)]
         study = study_name(state.name)

@@ -5,9 +5,11 @@ import pkgutil
 import re
 import sys
 import sysconfig
+import tomllib
 import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,13 @@ USER_CODE_ERRORS: Final = (Exception, SystemExit)  # that a user's code may rais
 CODE_LOCATION: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # as `user_code_location` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 IS_INSTALLED: Final = SCRIPTS.parents[1] in _INSTALLED  # from a wheel, with the command `trainyard`
+
+
+def version() -> str:
+    """The version of Trainyard: of the installed package, or of the clone."""
+    if (project := SCRIPTS.parent / "pyproject.toml").exists():
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    return metadata.version("trainyard")
 
 
 def import_object(path: str, *, role: str) -> Any:

@@ -1,5 +1,6 @@
 """Several drivers on one sweep, each with a Ray of its own: every trial counts once, whatever happens to a driver."""
 
+import platform
 import signal
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ import pytest
 from claim_model import ended_by_file
 from drivers import TRIALS
 from slurm_cluster.waiting import wait_until
+from sweep_journals import read_records
 from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
 
@@ -122,6 +124,9 @@ def test_trials_run_again_once_their_code_has_changed(drivers):
     wait_until(drivers.ran, what="the first trial to start", while_running=first)
     code.write_text("2")
     drivers.end(first)
+    (session,) = (each for each in read_records(drivers.folder) if each["event"] == "session")
+    assert session["versions"]["python"] == platform.python_version()
+    assert (drivers.project.results / "configs" / f"{session['config']}.json").exists()
     assert drivers.ran() == {"0": 1, "1": 1}
     assert "`code` has changed since this job started" in drivers.output(first)
     for _ in range(2):

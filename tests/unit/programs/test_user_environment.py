@@ -1,13 +1,17 @@
 """A user's program runs in the user's environment, or in the one that the config names."""
 
 import json
+import platform
 import stat
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from trainyard.config.sweep import CommandSweep
+from project import ROOT
+from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.programs.user_environment import (
@@ -15,10 +19,13 @@ from trainyard.programs.user_environment import (
     RECORDED,
     code_version,
     find_interpreter,
+    find_versions,
     program_environment,
     record_environment,
 )
 from trainyard.utils.errors import UserError
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +155,25 @@ def test_the_environment_is_not_part_of_a_trials_identity(venv):
     one, other = CommandSweep.model_validate(one), CommandSweep.model_validate(other)
     assert expand(one).by_name("d").keys() == expand(other).by_name("d").keys()
     assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest
+
+
+def test_versions_are_those_of_the_environment_of_the_trials(venv, shell):
+    own = find_versions(TrainSweep.model_validate({"dataset": "d", "trials": [{}]}))
+    assert own == {"trainyard": VERSION, "python": platform.python_version(), "torch": metadata.version("torch")}
+    command = CommandSweep.model_validate({"command": "x", "python": str(venv)})
+    minor = ".".join(platform.python_version_tuple()[:2])
+    assert find_versions(command) == {"trainyard": VERSION, "python": minor}
+    packages = next(venv.glob("lib/python3*/site-packages"))
+    (packages / "torch-2.1.0.dist-info").mkdir()
+    (packages / "torch-2.1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0+cu121\n"
+    )
+    given = find_versions(command)
+    assert given == {"trainyard": VERSION, "python": minor, "torch": "2.1.0+cu121"}
+    shell.setenv("PATH", str(venv / "bin"))
+    assert find_versions(CommandSweep.model_validate({"command": "x"})) == given
+    shell.setenv("PATH", "/nowhere")
+    assert find_versions(CommandSweep.model_validate({"command": "x"})) == {"trainyard": VERSION}
 
 
 def test_the_version_of_the_code_is_its_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):
