@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Frame, Page, Route, expect, sync_playwright
@@ -14,7 +15,8 @@ from slurm_cluster.waiting import PATIENCE_SECONDS
 NO_BROWSER = "no browser: "
 LOCAL = ("file:", "data:", "blob:", "about:")
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
-WIDTHS = (1400, 420)  # pixels: a screen, and a telephone
+WIDTHS = (1280, 768, 390)  # pixels: a screen, a tablet and a telephone
+THEMES = ("light", "dark")
 
 
 def find_chromium() -> str:
@@ -45,9 +47,9 @@ def browser_or_skip() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, path: Path, *, width: int) -> Iterator[Page]:
+def opened(browser: Browser, path: Path, *, width: int, theme: Literal["light", "dark"] = "light") -> Iterator[Page]:
     """A page from a file; at the end, verify that it requested nothing from a network and logged no error."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme=theme)
     context.set_default_timeout(PATIENCE_MS)
     page, remote, errors = context.new_page(), [], []
 
@@ -71,3 +73,25 @@ def opened(browser: Browser, path: Path, *, width: int) -> Iterator[Page]:
 def wait_for_tables(page: Page | Frame) -> None:
     """Wait until all tables of a page can be sorted and filtered."""
     page.wait_for_function("""document.querySelectorAll('table[id^="table-"]:not(.dataTable)').length == 0""")
+
+
+# Texts whose contrast with what is behind them is below 4.5, as the WCAG demands it for normal text.
+PALE_TEXTS = """() => {
+    const parse = (color) => { const found = color.match(/[\\d.]+/g).map(Number); return [...found, 1].slice(0, 4); };
+    const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+    const light = (color) => color.slice(0, 3).map((each) => each / 255).map(
+        (each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4
+    ).reduce((sum, each, i) => sum + each * [0.2126, 0.7152, 0.0722][i], 0);
+    const canvas = matchMedia("(prefers-color-scheme: dark)").matches ? [18, 18, 18, 1] : [255, 255, 255, 1];
+    const behind = (each) => !each ? canvas
+        : over(parse(getComputedStyle(each).backgroundColor), behind(each.parentElement));
+    const contrast = (each) => {
+        const [low, high] = [light(behind(each)), light(parse(getComputedStyle(each).color))].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    return [...document.querySelectorAll("body *:not(script, style)")].filter(
+        (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+    ).filter(
+        (each) => each.checkVisibility() && !each.closest(".disabled") && contrast(each) < 4.5
+    ).map((each) => each.innerText);
+}"""

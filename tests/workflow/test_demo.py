@@ -5,7 +5,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-from browser import WIDTHS, opened, wait_for_tables
+from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from nbclient import NotebookClient
 from playwright.sync_api import Locator, Page, expect
 from project import ROOT
@@ -114,6 +114,16 @@ def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
     assert menu.locator("tbody td:nth-child(2)").all_inner_texts() == [
         "table of trials", "metric against each varied key", "loss curves", "slots over time",
         "requested and wasted time", "job array and packed", "predicted and measured durations"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_first_page_of_the_report_is_legible_in_both_themes(done, browser, theme):
+    with opened(browser, done.folder / "report.html", width=WIDTHS[0], theme=theme) as page:
+        expect(page.locator(".trainyard")).to_be_visible()
+        pale = page.evaluate(PALE_TEXTS)
+        shown = page.locator(".grow").inner_text()
+        assert [text for text in pale if text in shown] == []
 
 
 @pytest.mark.slow

@@ -25,6 +25,11 @@ _MARK_CELL: Final = """function (cell, value, row, index) {{
     if (index === {best}) cell.classList.add("best");
     if (cell.textContent === "NaN") cell.textContent = "";
 }}"""
+# Of DataTables, called for each cell that a CSV file gets: all digits of a number, nothing for a missing one, and text.
+_CSV_CELL: Final = """function (value) {
+    if (typeof value !== "string") return Number.isNaN(value) ? "" : value;
+    return new DOMParser().parseFromString(value, "text/html").documentElement.textContent;
+}"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,10 @@ def write_page(parts: Parts, path: Path, *, title: str) -> None:
     Numbers are rounded for reading, and columns without a value are omitted. Of a table with more than MAX_ROWS rows,
     the page has the first ones, and says so.
     """
-    bodies = [(heading, _to_html(part, f"table-{number}")) for number, (heading, part) in enumerate(parts.items())]
+    bodies = [
+        (heading, _to_html(part, f"table-{number}", re.sub(r"\W+", "-", f"{title} {heading}".lower())))
+        for number, (heading, part) in enumerate(parts.items())
+    ]
     library = _table_library() if any(isinstance(part, ReportTable) for part in parts.values()) else ""
     write_template("page.html.jinja2", path, title=title, parts=bodies, library=library)
 
@@ -64,7 +72,8 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _to_html(part: ReportTable | str, table_id: str) -> str:
+def _to_html(part: ReportTable | str, table_id: str, name: str) -> str:
+    """A part of a page; `name` is that of its CSV file."""
     if isinstance(part, str):
         return Markup("<p>{}</p>").format(part)
     from itables import JavascriptFunction, to_html_datatable
@@ -80,6 +89,8 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
     lengths = [frame[name].astype(str).str.len().max() for name in frame]
     long_texts = [number for number, length in enumerate(lengths) if length > LONG_TEXT]
     filters: dict[str, Any] = {"columnControl": ["order", "searchDropdown"], "ordering": {"indicators": False}}
+    export = {"orthogonal": "sort", "format": {"body": JavascriptFunction(_CSV_CELL)}}
+    csv = {"extend": "csvHtml5", "filename": name, "exportOptions": export}
     mark = JavascriptFunction(_MARK_CELL.format(best="null" if part.best is None else part.best))
     with pd.option_context("display.float_format", format_number, "display.max_colwidth", None):
         table = to_html_datatable(
@@ -94,6 +105,7 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
             text_in_header_can_be_selected=False,
             fixedColumns={"start": 1},
             pageLength=ROWS_PER_PAGE,
+            buttons=[csv, *["pageLength"] * (len(frame) > ROWS_PER_PAGE)],
             lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
             columnDefs=[
                 {"targets": "_all", "createdCell": mark},

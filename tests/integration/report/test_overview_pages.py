@@ -1,7 +1,9 @@
 """The report's first page and the pages of tables fit the screen, whatever a run has left."""
 
+from itertools import product
+
 import pytest
-from browser import WIDTHS, opened, wait_for_tables
+from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from trainyard.config.load import check_config
 from trainyard.report.overview import summarize_studies, write_overview
 from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
@@ -35,9 +37,10 @@ def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, 
     assert [each.answer for each in (scaling, models)] == ["no result yet"] * 2
     for each in (sweep, scaling, models):
         assert each.facts["missing"].startswith("tables and plots: run the same command again")
-    for width in WIDTHS:
-        with opened(browser, write_overview(whole, tmp_path), width=width) as page:
+    for width, theme in product(WIDTHS, THEMES):
+        with opened(browser, write_overview(whole, tmp_path), width=width, theme=theme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(PALE_TEXTS) == []
 
 
 @pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)

@@ -1,8 +1,10 @@
 """Tables of the report sort, filter and highlight the best row in a browser without network."""
 
+import io
+
 import pandas as pd
 import pytest
-from browser import WIDTHS, opened, wait_for_tables
+from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from playwright.sync_api import expect
 from trainyard.report import pages
 from trainyard.report.pages import ReportTable, write_page
@@ -52,6 +54,27 @@ def test_a_table_sorts_filters_and_highlights(browser, page_file, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "only the table scrolls"
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_table_is_legible_in_both_themes(browser, page_file, theme):
+    with opened(browser, page_file, width=WIDTHS[0], theme=theme) as page:
+        wait_for_tables(page)
+        assert page.evaluate(PALE_TEXTS) == []
+        shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (shade == "rgb(255, 255, 255)") == (theme == "light")
+
+
+def test_the_csv_button_saves_what_the_table_shows_with_all_digits(browser, page_file):
+    with opened(browser, page_file, width=WIDTHS[0]) as page:
+        wait_for_tables(page)
+        for term, rows in {"": TRIALS, "t00": TRIALS.head(10)}.items():
+            page.get_by_role("searchbox").first.fill(term)
+            with page.expect_download() as download:
+                page.get_by_role("button", name="CSV").click()
+            assert download.value.suggested_filename == "sweeps-depth-trials.csv"
+            saved = pd.read_csv(io.StringIO(download.value.path().read_text()))
+            pd.testing.assert_frame_equal(saved, rows.drop(columns="nothing"), check_dtype=False)
+
+
 def test_a_page_has_the_first_rows_of_a_large_table_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "MAX_ROWS", 100)
     tables = {"Trials": ReportTable(TRIALS, best=0), "Few": ReportTable(TRIALS.head(100))}
@@ -75,6 +98,9 @@ def test_names_and_values_of_users_are_text(browser, tmp_path):
         assert column(page, 2) == list(rows["text"])
         page.evaluate("document.querySelectorAll('thead button').forEach(each => each.click())")
         assert HOSTILE in page.locator("thead").first.inner_text()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="CSV").click()
+        assert sorted(pd.read_csv(download.value.path())["text"]) == sorted(rows["text"])
         assert page.title() == HOSTILE, "nothing was run"
 
 
