@@ -7,16 +7,17 @@ those of `create_sweep_command_args` in wandb.
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
-from trainyard.config.placeholders import dotted_items
+from trainyard.config.trials import set_at
 from trainyard.utils.errors import UserError
 
 RUNS: Final = 20  # of a random or Bayesian sweep without `run_cap`, which W&B continues until it is stopped
 _KNOWN: Final = {"program", "method", "metric", "metrics", "parameters", "early_terminate", "command", "run_cap"}
 _KNOWN_WITHOUT_EFFECT: Final = {"name", "entity", "project", "description", "apiVersion", "kind"}
+_DISTRIBUTIONS: Final = ("uniform", "int_uniform", "normal", "log_uniform", "log_uniform_values", "log_normal")
 _MACRO: Final = re.compile(r"\$\{([a-z_]+)(?::(\w+))?\}")
 _DEFAULT_COMMAND: Final = ("${env}", "${interpreter}", "${program}", "${args}")
 _STYLES: Final = {  # of W&B: the placeholder for all arguments, and one argument
@@ -41,23 +42,20 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     if not any(str(word).startswith("${args") for word in words):
         words.append("${args}")
         found.note("`command`: {args} was added, since the program took its parameters from `wandb.config`")
-    as_text = not {"${args_no_boolean_flags}", "${args_no_hyphens}", "${args_json}", "${args_json_file}"} & set(words)
+    as_text = not {"${args_no_boolean_flags}", "${args_no_hyphens}"} & set(words)
     fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = key_for(name)
         values = _values(name, parameter, found)
-        if isinstance(values, list) and as_text:
-            values = [_as_passed(value) for value in values]
+        if isinstance(values, list) and as_text:  # as W&B passes them in `--name=value`
+            values = [value if type(value) in (int, float, str) else str(value) for value in values]
         if isinstance(values, list) and len(values) == 1:
-            fixed[key] = values[0]
+            set_at(fixed, key.split("."), values[0])
         else:
             varied[key] = values
-    texts = {
-        key for key, values in (varied | {key: [value] for key, value in fixed.items()}).items() if _is_text(values)
-    }
-    found.sweep["command"] = _command(raw, words, names, texts, found)
+    found.sweep["command"] = _command(raw, words, names, found)
     if fixed:
-        found.sweep["args"] = _nested(fixed)
+        found.sweep["args"] = fixed
     _set_metric(raw, method, found)
     if method == "grid" and varied:
         found.sweep["grid"] = {key: _steps(key, values) for key, values in varied.items()}
@@ -114,26 +112,18 @@ def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> li
 
 def _bounds(name: str, shape: str, parameter: Mapping[str, Any], found: ImportedSweep) -> tuple[float, float, bool]:
     """The range of a distribution, and whether it is drawn on a logarithmic scale."""
-    mean, deviation = parameter.get("mu", 0), parameter.get("sigma", 1)
     low, high = parameter.get("min"), parameter.get("max")
-    if shape in ("normal", "log_normal"):
+    if shape not in _DISTRIBUTIONS:
+        raise UserError(f"parameters.{name}: there is no distribution {shape!r} here: give values, or min and max")
+    if shape.endswith("normal"):
         found.note(f"`{name}`: drawn evenly from two standard deviations around the mean of its {shape} distribution")
+        mean, deviation = parameter.get("mu", 0), parameter.get("sigma", 1)
         low, high = mean - 2 * deviation, mean + 2 * deviation
-    elif shape == "beta":
-        found.note(f"`{name}`: drawn evenly from 0 to 1, not by its beta distribution")
-        low, high = 0.0, 1.0
     if low is None or high is None:
         raise UserError(f"parameters.{name}: {shape} needs min and max")
-    match shape:
-        case "uniform" | "int_uniform" | "normal" | "beta":
-            return low, high, False
-        case "log_uniform_values" | "inv_log_uniform_values":
-            return low, high, True
-        case "log_uniform" | "log_normal":
-            return math.exp(low), math.exp(high), True
-        case "inv_log_uniform":
-            return math.exp(-high), math.exp(-low), True
-    raise UserError(f"parameters.{name}: there is no distribution {shape!r}")
+    if shape in ("log_uniform", "log_normal"):
+        low, high = math.exp(low), math.exp(high)
+    return low, high, shape.startswith("log")
 
 
 def _steps(key: str, values: list[Any] | dict[str, Any]) -> Any:
@@ -148,24 +138,6 @@ def _steps(key: str, values: list[Any] | dict[str, Any]) -> Any:
 def _tidy(number: float) -> float:
     """A number without what binary fractions add: `0.3` for 3 * 0.1."""
     return number if isinstance(number, int) else float(f"{number:.12g}")
-
-
-def _as_passed(value: Any) -> Any:
-    """A value as W&B passes it in `--name=value`."""
-    return value if type(value) in (int, float, str) else str(value)
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted keys as a nested mapping."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *parents, last = key.split(".")
-        inner = nested
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    assert dict(dotted_items(nested)).keys() == values.keys()
-    return nested
 
 
 def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> None:
@@ -200,17 +172,8 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
         )
 
 
-def _is_text(values: Any) -> bool:
-    return isinstance(values, list) and any(isinstance(value, str) for value in values)
-
-
-def _command(
-    raw: Mapping[str, Any], words: Any, names: Mapping[str, str], texts: Collection[str], found: ImportedSweep
-) -> str:
-    """The command line, with its macros replaced, and with an option for each parameter whose key has another name.
-
-    `texts` are the keys whose values are strings in JSON.
-    """
+def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], found: ImportedSweep) -> str:
+    """The command line, with its macros replaced, and with an option for each parameter whose key has another name."""
     parts = []
     for word in map(str, words):
         match = _MACRO.fullmatch(word)
@@ -224,12 +187,6 @@ def _command(
             parts += [every] if len(named) < len(names) else []
             if any("." in name for name in names) and macro == "args":
                 found.note("`parameters`: nested ones are options such as `--optimizer.lr`; W&B passes a mapping")
-        elif macro in ("args_json", "args_json_file"):
-            marks = {key: '"' * (key in texts) for key in names.values()}
-            items = (f"\"{name}\": {marks[key]}'{{{key}}}'{marks[key]}" for name, key in names.items())
-            parts.append(f"'{{ {', '.join(items)} }}'")
-            if macro == "args_json_file":
-                found.note("`command`: the parameters are passed as JSON, not as the name of a file with it")
         else:
             parts.append(_literal(word, raw))
     return " ".join(parts)
@@ -245,6 +202,9 @@ def _literal(word: str, raw: Mapping[str, Any]) -> str:
                 raise UserError("program: is required, since the command has ${program}")
             text += shlex.quote(str(raw["program"]))
         else:
-            text += {"interpreter": "python", "envvar": f'"${match[2]}"'}.get(match[1], shlex.quote(match[0]))
+            known = {"interpreter": "python", "envvar": f'"${match[2]}"'}
+            if match[1] not in known:
+                raise UserError(f"command: there is nothing like {match[0]}: pass the parameters as options")
+            text += known[match[1]]
         position = match.end()
     return text + (shlex.quote(word[position:]) if position < len(word) or not word else "")

@@ -372,7 +372,7 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
     for key, value in values.items():
         if not VARIED_KEY.match(key):
             raise ValueError(_malformed(key, sweep))
-        _set_at(merged, key.split("."), value)
+        set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
     varied = {key.partition(".")[0] for key in values}
     if isinstance(spec, UserProgram):
@@ -392,7 +392,7 @@ def _malformed(key: str, sweep: Sweep) -> str:
     return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 
 
-def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
+def set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
     """Set a nested key. Each mapping on its path is copied, since all trials share the base."""
     for part in parts[:-1]:
         inner = mapping.get(part)
