@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
-from trainyard.cluster.slurm_queries import parse_gpus, parse_resources, parse_time_limit
+from trainyard.cluster.slurm_queries import parse_gpus, parse_time_limit
 from trainyard.config.parser import parse_value
 from trainyard.config.placeholders import PLACEHOLDER, SHELL, format_argument
 from trainyard.utils.errors import UserError
@@ -58,7 +58,6 @@ _LONG: Final = {"a": "array", "c": "cpus-per-task", "J": "job-name", "t": "time"
                 "q": "qos", "C": "constraint", "G": "gpus", "N": "nodes", "n": "ntasks", "D": "chdir", "o": "output",
                 "e": "error"}  # fmt: skip
 _GPUS: Final = ("gpus-per-node", "gpus", "gpus-per-task")
-_PROFILE: Final = {"partition": "slurm_partition", "account": "slurm_account", "qos": "qos", "constraint": "constraint"}
 
 
 def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
@@ -373,7 +372,7 @@ def _typed(column: Sequence[str]) -> list[Any]:
 
 
 def _set_resources(options: Mapping[str, str], array: str, found: ImportedSweep) -> None:
-    """Set the slots and the limits of trials, and note what belongs to the profile or is not carried over."""
+    """Set the slots and the limits of trials, and note what is not carried over."""
     given = next((f"gpu:{options[name]}" for name in _GPUS if name in options), options.get("gres", ""))
     model, gpus = next(iter(parse_gpus(given)), ("", int("gpu" in given)))
     cpus, limit = int(options.get("cpus-per-task", 1)), array.partition("%")[2]
@@ -389,25 +388,7 @@ def _set_resources(options: Mapping[str, str], array: str, found: ImportedSweep)
         found.note("`grace_seconds`: a trial gets SIGTERM, and has this time to save its state")
     if "chdir" in options:
         found.sweep["command"] = f"cd {shlex.quote(options['chdir'])} && \\\n{found.sweep['command']}"
-    profile = [f"{key}: {options[name]}" for name, key in _PROFILE.items() if name in options]
-    profile += [f"gpu_type: {model}"] if model else []
-    if memory := options.get("mem") or options.get("mem-per-cpu"):
-        mib = parse_resources(f"mem={memory.removesuffix('B')}")["mem"] * (1 if "mem" in options else cpus)
-        profile.append(f"mem_mb: {mib:g}, times the trials that share a job")
-    if profile:
-        found.note(f"set in `default-resources` of profiles/slurm/config.yaml: {'; '.join(profile)}")
-    known = {
-        "array",
-        "job-name",
-        "cpus-per-task",
-        "time",
-        "signal",
-        "chdir",
-        "gres",
-        "mem",
-        "mem-per-cpu",
-        *_GPUS,
-        *_PROFILE,
-    }
+    known = {"array", "job-name", "cpus-per-task", "time", "signal", "chdir", *(() if model else ("gres", *_GPUS))}
     if rest := sorted(options.keys() - known):
-        found.note(f"without effect: {', '.join(f'--{name}={options[name]}' for name in rest)}")
+        listed = " ".join(f"--{name}={options[name]}".rstrip("=") for name in rest)
+        found.note(f"not carried over: {listed}; what your site needs of it belongs in profiles/slurm/config.yaml")
