@@ -30,7 +30,6 @@ from trainyard.utils.text import format_duration
 Settings = Mapping[str, Any]  # snakemake.resources.Resource by name
 GPU_TYPE: Final = re.compile(r"[\w.+-]+")
 POLL_SECONDS: Final = 200  # the executor plugin asks for the states of jobs at least every 180 s
-REMOVED_RULES: Final = {"sweep_on_nodes": "sweep", "train_on_nodes": "train"}  # and the rules that have their jobs
 PLUGIN_GPU_TYPE: Final = re.compile(r"[a-zA-Z0-9_.]+")  # the types that Snakemake's executor plugin accepts
 
 
@@ -60,15 +59,10 @@ class Profile:
         return _text(self._set.get(rule, {}).get(name)) or self.default(name)
 
     def check(self) -> None:
-        """Raise a UserError if a setting cannot be passed to Slurm, or is for a rule that has been removed."""
+        """Raise a UserError if a setting cannot be passed to Slurm."""
         if self.gpu_type and not GPU_TYPE.fullmatch(self.gpu_type):
             raise UserError(f"gpu_type: {self.gpu_type!r} is not a GPU type: `sinfo -o %G` prints gpu:<type>:<count>")
         for rule, settings in self._set.items():
-            if rule in REMOVED_RULES:
-                raise UserError(
-                    f"set-resources: {rule}: has been removed; set them for `{REMOVED_RULES[rule]}`, which has the "
-                    "jobs on one node and on several"
-                )
             for name in ("gpu_model", "gres"):
                 if "-" in (value := _text(settings.get(name))):
                     raise UserError(

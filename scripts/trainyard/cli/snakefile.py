@@ -8,7 +8,6 @@ from typing import Any
 
 from trainyard.cli.dry_run import show_plan
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
-from trainyard.cli.profile import REMOVED_RULES
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.node_folders import hold_until_end
 from trainyard.config.load import compose
@@ -36,7 +35,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     """
     importing = snakemake.modifier  # the names and folders that a module statement gives
     is_module = not importing.is_main_snakefile()
-    names = {importing.modify_rulename(rule): rule for rule in (*JOB_RULES, *REMOVED_RULES)}
+    names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}
     set_resources = _share_settings(snakemake, *map(importing.modify_rulename, SWEEP_RULES))
     workflow = Workflow(
         _given_config(snakemake, config) if is_module else _config_of_files(snakemake),

@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
-from trainyard.config.removed_keys import removed_key_advice
 from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import union_members
@@ -261,8 +260,6 @@ def _reason(item: Any) -> str:
 
 def _unknown_key(section: "_Place", key: str) -> str:
     """What is wrong with a key that its section does not have."""
-    if advice := removed_key_advice((*section.path, key)):
-        return f"has been removed; {advice}"
     if key in section.kinds:
         return f"give {key} or {section.kind}, not both"
     if owners := [f"`{kind}`" for kind, model in section.kinds.items() if key in _fields(model)]:

@@ -134,11 +134,6 @@ def test_gpu_types_that_cannot_be_requested_are_refused_before_anything_is_submi
         yard_of(tmp_path, default, train=rule)
 
 
-def test_settings_for_a_rule_that_has_been_removed_are_refused_with_the_rule_that_has_its_jobs(tmp_path):
-    with pytest.raises(UserError, match="sweep_on_nodes: has been removed; set them for `sweep`"):
-        yard_of(tmp_path, sweep_on_nodes=["slurm_partition=wide"])
-
-
 def test_gpu_types_that_the_plugin_refuses_need_a_partition_if_there_is_a_partition_file(tmp_path):
     """The plugin would take the job for one without GPUs."""
     (tmp_path / "partitions.yaml").write_text("partitions: {gpu: {max_gpu: 4}, cpu: {}}")
