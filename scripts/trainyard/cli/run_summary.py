@@ -141,10 +141,11 @@ class RunSummary:
             lines += filter(None, [describe_deciding_trials(state, ranking), describe_mismatch(state)])
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
-            lines += [f"its files: {files}"] * bool(files)
+            its = "the first one's" if ranking.front else "its"
+            lines += [f"{its} files: {files}"] * bool(files)
             lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
             path = state.folder / FILE
-            lines += [f"its config: {path}"] * path.exists()
+            lines += [f"{its} config: {path}"] * path.exists()
         return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _scaling_answer(self, name: str) -> list[str]:

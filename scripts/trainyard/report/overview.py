@@ -69,6 +69,9 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
     answer, *more = describe_ranking(ranking)
+    plot, about_plot = "metric", "the metric of each trial against the keys that vary"
+    if ranking.objectives:
+        plot, about_plot = "front", "the objectives of each configuration against each other"
     cost = ""
     try:
         tables = load_sweep(results / "sweeps" / name)
@@ -86,8 +89,8 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
         list_failures(state),
         list_next_steps(state, ranking),
         more=more,
-        picture=_embed_picture(results / "plots/sweeps" / name / "metric.png"),
-        about_picture="the metric of each trial against the keys that vary",
+        picture=_embed_picture(results / "plots/sweeps" / name / f"{plot}.png"),
+        about_picture=about_plot,
     )
 
 

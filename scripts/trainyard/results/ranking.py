@@ -282,7 +282,8 @@ def _describe_front(ranking: Ranking) -> list[str]:
     front, of = ranking.front, f"{'mean ' * ranking.has_seeds}{', '.join(names)} and {last}"
     doubt = "" if ranking.has_seeds else "; with one run each, chance may have decided"
     count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
-    lines = [f"Pareto front of {of}: {count}, the {EXTREMES[ranking.mode]} {ranking.metric} first{doubt}"]
+    first = f"best.yaml has the first, with the {EXTREMES[ranking.mode]} {ranking.metric}"
+    lines = [f"Pareto front of {of}: {count}; {first}{doubt}"]
     for place, each in ranking.spread_of_front.items():
         trial = each.best_trial(ranking.mode)
         assert trial is not None

@@ -1,5 +1,6 @@
 """The report's first page says what was best, what it cost and wasted, what failed, and what to do next."""
 
+import base64
 import json
 
 import pytest
@@ -232,3 +233,18 @@ def test_trials_of_different_versions_of_the_code_are_reported(tmp_path):
     best = write_best(config, state, rank_sweep(state)).read_text()
     assert "# It ran with" not in best, "that of the best is unknown"
     assert f"# {facts[-1]}\n" in best
+
+
+def test_the_picture_of_several_objectives_is_their_front(tmp_path):
+    """The pictures are made by another rule, which has run before."""
+    sweep = {"grid": {"lr": [1, 2, 3, 4]}, "objectives": {"rmse": "min", "seconds": "min"}}
+    config = write_results(tmp_path, sweep, [finished(3.0), finished(2.0)])
+    for name in ("metric", "front"):
+        (path := tmp_path / f"plots/sweeps/s/{name}.png").parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.picture.endswith(base64.b64encode(b"front").decode())
+    assert summary.answer.startswith(
+        "Pareto front of rmse (lowest) and seconds (lowest): 1 of 2 configurations; best.y"
+    )
+    assert summary.more[0].startswith("1. rmse = 2, seconds = 9.5: trial ")

@@ -77,8 +77,8 @@ def test_the_answer_is_the_front_and_not_one_winner(tmp_path):
     assert widths(ranking.configurations) == [4, 1, 2, 3], "of two equally accurate ones, the faster one leads"
     names = list(state.trials)
     assert describe_ranking(ranking) == [
-        "Pareto front of accuracy (highest) and latency_ms (lowest): 2 of 4 configurations, the highest accuracy "
-        "first; with one run each, chance may have decided",
+        "Pareto front of accuracy (highest) and latency_ms (lowest): 2 of 4 configurations; best.yaml has the first, "
+        "with the highest accuracy; with one run each, chance may have decided",
         f"1. accuracy = 0.9, latency_ms = 7.5: trial {names[3]} with width = 4",
         f"2. accuracy = 0.7, latency_ms = 3: trial {names[0]} with width = 1",
     ]
