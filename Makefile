@@ -105,6 +105,7 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/winner.py
+	$(BIN)/python benchmarks/early_stopping.py
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/crowded_queue.py
 	$(BIN)/python benchmarks/startup.py

@@ -247,6 +247,7 @@ class _Pruner:
     def __init__(self, stop: Stop, mode: Mode) -> None:
         import optuna
 
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._stop, self._pruner = stop, stop.pruner()
         self._study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
         # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
