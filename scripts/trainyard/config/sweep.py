@@ -23,6 +23,7 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     Tag,
+    TypeAdapter,
     field_validator,
     model_validator,
 )
@@ -369,6 +370,11 @@ def _check_options(section: "Search | Stop", of: type[object], make: Callable[[]
     for name in section.options.keys() - known.keys():
         content |= {"name": name, "hint": suggest(name, known)}
         raise PydanticCustomError("options", "{method} has no option {name}; {hint}", content)
+    for name, value in section.options.items():
+        kind = known[name].annotation
+        if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
+            content |= {"name": name, "value": repr(value), "kind": str(kind)}
+            raise PydanticCustomError("options", "{name}: {value} is of another type: give {kind}", content)
     for name in known.keys() - section.options.keys():
         if known[name].default is Parameter.empty:
             raise PydanticCustomError("options", "{method} needs the option {name}", content | {"name": name})

@@ -209,6 +209,11 @@ for method in ("asha", "median", "hyperband", "wilcoxon"):
     [
         ({"method": "percentile"}, "percentile needs the option percentile"),
         ({"method": "threshold", "options": {"uper": 1}}, "threshold has no option uper; did you mean 'upper'"),
+        (
+            {"method": "percentile", "options": {"percentile": "ten"}},
+            "percentile: 'ten' is of another type: give float",
+        ),
+        ({"method": "threshold", "options": {"upper": 1, "n_warmup_steps": 2.5}}, "2.5 is of another type: give int"),
         ({"method": "threshold"}, "Either lower or upper must be specified."),
         ({"method": "patient", "options": {"patience": -1}}, "patience cannot be negative but got -1."),
         ({"method": "percentile", "grace_period": 3}, "percentile has no grace_period; it has options"),
