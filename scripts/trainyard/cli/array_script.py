@@ -43,7 +43,6 @@ _ASSIGNS: Final = re.compile(
     r"(?:^|[;\s(])(?:[A-Za-z_]\w*(?:\[[^]]*\])?\+?=|(?:read|mapfile|readarray|let|declare)\b|\(\()", re.M
 )
 _PRINTS: Final = re.compile(r"\s*(?:#.*|(?:echo|printf|date|hostname|nvidia-smi)\b[^>|;&]*)?")
-_COMMENT: Final = re.compile(r"\s*(?:#.*)?")
 # An element of an array, or a line of a file, within a command; before it, the option or variable that gets it.
 _INLINE: Final = re.compile(
     r"(?:--?([A-Za-z][\w-]*)[= ]\s*)?\"?"
@@ -139,12 +138,11 @@ class _Script:
         self._chunks, evaluated, known = list[_Chunk](), "", dict[str, str]()
         with tempfile.TemporaryDirectory() as programs:
             self._bash = partial(_run_restricted, Path(programs), tasks)
-            for text in map(_Chunk, _chunks(body)):
-                for chunk in (
-                    [text] if self._probe(text, evaluated, known) else [*self._hoist(text, evaluated, known), text]
-                ):
+            for text in (_Chunk(each) for each in _chunks(body) if not all(map(_PRINTS.fullmatch, each.splitlines()))):
+                hoisted = [] if self._probe(text, evaluated, known) else self._hoist(text, evaluated, known)
+                for chunk in (*hoisted, text):
                     evaluated += f"{chunk.text}\n" if chunk.sets else ""
-                    if TASK in chunk.text and not (chunk.sets or _prints(chunk)):
+                    if TASK in chunk.text and not chunk.sets:
                         self._unknown = self._unknown or chunk.text.strip().splitlines()[0]
                     self._chunks.append(chunk)
             names = sorted({name for chunk in self._chunks for name in chunk.sets})
@@ -174,13 +172,13 @@ class _Script:
     def command(self) -> tuple[str, dict[str, list[str]]]:
         """The command of a trial, and the values of its keys in each task.
 
-        It has the lines of the script, but placeholders in place of what chooses the parameters of a task; if these
-        are not found, it runs the script as it is.
+        It has the lines of the script that do more than print, but placeholders in place of what chooses the parameters
+        of a task; if these are not found, it runs the script as it is.
         """
         varying = {name for name, column in self._values.items() if len(set(column)) > 1}
         setters = [name for chunk in self._chunks for name in chunk.sets]
         exported = {name for chunk in self._chunks for name in chunk.exports}
-        direct = exported.union(*(chunk.uses for chunk in self._chunks if not chunk.sets and not _prints(chunk)))
+        direct = exported.union(*(chunk.uses for chunk in self._chunks if not chunk.sets))
         chosen = {name for name in varying & direct if setters.count(name) == 1}
         indices = {name for chunk in self._chunks if chunk.sets for name in _indices(chunk.text)}
         for chunk in self._chunks:  # what follows from another parameter, such as a folder named after it, is no key
@@ -189,7 +187,7 @@ class _Script:
                 if any(not self._contains(other, name) for other in others):
                     chosen.discard(name)
         lines, originals, keys, needed = list[str](), list[_Chunk](), dict[str, list[str]](), exported
-        for chunk in reversed(self._without_last_prints()):
+        for chunk in reversed(self._chunks):
             own = dict[str, list[str]]()
             new = [self._assignment(name, chunk, own) for name in sorted(chunk.sets & needed & chosen)]
             if not chunk.sets or chunk.sets & needed - chosen:
@@ -201,26 +199,16 @@ class _Script:
         is_ambiguous = any(setters.count(name) > 1 for name in varying & direct)
         if not keys or is_ambiguous or any(PLACEHOLDER.search(chunk.text) for chunk in originals):
             return self._unchanged()
-        body = [text for text in lines if not all(map(_COMMENT.fullmatch, text.splitlines()))]
-        used = [name for name in _VARIABLES if any(name in text for text in body)]
-        values = _VARIABLES
-        if any(TASK in chunk.text for chunk in originals if not _prints(chunk)):
+        if any(TASK in chunk.text for chunk in originals):
             keys["task"] = list(map(str, self._tasks))
-        else:  # it is only printed
-            values = _VARIABLES | {TASK: "{trial}"}
-        exports = [f"export {name}={values[name]}" for name in used]
-        return "\n".join([*exports, *body]) + "\n", keys
+        exports = [
+            f"export {name}={value}" for name, value in _VARIABLES.items() if any(name in text for text in lines)
+        ]
+        return "\n".join([*exports, *filter(str.strip, lines)]) + "\n", keys
 
     def _contains(self, whole: str, part: str) -> bool:
         """Whether the values of a variable are parts of those of another one, as a word of a line is."""
         return all(one in other for one, other in zip(self._values[part], self._values[whole], strict=True))
-
-    def _without_last_prints(self) -> list[_Chunk]:
-        """The chunks up to the last one that does more than print: an `echo` at the end would hide a failure."""
-        count = len(self._chunks)
-        while count and _prints(self._chunks[count - 1]):
-            count -= 1
-        return self._chunks[:count]
 
     def _assignment(self, name: str, chunk: _Chunk, keys: dict[str, list[str]]) -> str:
         """The line that sets a variable in a trial; adds its key, or one for each option that its value has."""
@@ -272,10 +260,6 @@ class _Script:
             f"{'; remove `srun` there' * ('srun ' in text)}"
         )
         return f"{settings} bash {shlex.quote(str(self._path))}", {"task": list(map(str, self._tasks))}
-
-
-def _prints(chunk: _Chunk) -> bool:
-    return all(_PRINTS.fullmatch(line) for line in chunk.text.splitlines())
 
 
 def _indices(text: str) -> set[str]:
