@@ -27,7 +27,7 @@ class SbatchRequest:
     """A job as it would be requested of sbatch, and Slurm's response."""
 
     job: str  # rule and wildcards: "train s 4x2"
-    options: argparse.Namespace  # the options of sbatch that `_PARSER` has
+    options: argparse.Namespace  # the options of sbatch that `SBATCH_OPTIONS` has
     accepted: bool
     response: str
     dataset: str | None = None  # that the job reads
@@ -106,7 +106,7 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
 
 def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:
     """A request from its line, and Slurm's response."""
-    options, _ = _PARSER.parse_known_args(shlex.split(line))
+    options, _ = SBATCH_OPTIONS.parse_known_args(shlex.split(line))
     return SbatchRequest(job, options, accepted, " ".join(response.split()), dataset)
 
 
@@ -136,7 +136,7 @@ _OPTIONS: Final[dict[tuple[str, ...], Callable[[str], Any]]] = {
     ("-c", "--cpus-per-task"): int,
     ("--cpus-per-gpu",): int,
 }
-_PARSER: Final = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+SBATCH_OPTIONS: Final = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
 for _flags, _type in _OPTIONS.items():
-    _PARSER.add_argument(*_flags, type=_type)
-_PARSER.add_argument("-N", "--nodes", type=lambda text: int(text.split("-")[0]), default=1)
+    SBATCH_OPTIONS.add_argument(*_flags, type=_type)
+SBATCH_OPTIONS.add_argument("-N", "--nodes", type=lambda text: int(text.split("-")[0]), default=1)

@@ -4,6 +4,7 @@ The lines that choose the parameters of a task, from arrays in the script or fro
 itself, which is restricted to builtins and a few programs that read files: nothing else of the script runs.
 """
 
+import argparse
 import itertools
 import math
 import os
@@ -18,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks.sbatch_requests import SBATCH_OPTIONS
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
-from trainyard.cluster.slurm_queries import parse_gpus, parse_time_limit
+from trainyard.cluster.slurm_queries import parse_gpus
 from trainyard.config.parser import parse_value
 from trainyard.config.placeholders import PLACEHOLDER, SHELL, format_argument
 from trainyard.utils.errors import UserError
@@ -53,27 +55,38 @@ _SRUN: Final = re.compile(
     rf"(^|[;&|(]|\bdo\b|\bthen\b)([ \t]*)srun(?:{_GAP}--?[A-Za-z][\w-]*(?:=\S+|{_GAP}[\d:.,GMK]+(?=\s))?)*{_GAP}", re.M
 )
 _OWN_GPU: Final = re.compile(r"^[ \t]*export CUDA_VISIBLE_DEVICES=.*\n?", re.M)
-_LONG: Final = {"a": "array", "c": "cpus-per-task", "J": "job-name", "t": "time", "p": "partition", "A": "account",
-                "q": "qos", "C": "constraint", "G": "gpus", "N": "nodes", "n": "ntasks", "D": "chdir", "o": "output",
-                "e": "error"}  # fmt: skip
-_GPUS: Final = ("gpus-per-node", "gpus", "gpus-per-task")
+_PARSER: Final = argparse.ArgumentParser(
+    parents=[SBATCH_OPTIONS], allow_abbrev=False, add_help=False, exit_on_error=False
+)
+for _flags in (("-a", "--array"), ("-J", "--job-name"), ("-D", "--chdir"), ("--signal",), ("--gpus-per-task",)):
+    _PARSER.add_argument(*_flags)
+_OF_SITE: Final = ("account", "partition", "qos", "constraint", "mem", "mem_per_cpu", "gres")
 
 
 def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     """The sweep of a script. `array` has its task IDs if they are not in the script.
 
     Raises:
-        UserError: there are no task IDs.
+        UserError: there are no task IDs, or sbatch would refuse an option.
     """
-    options, body = _split(path.read_text(encoding="utf-8", errors="replace"))
-    array = array or options.get("array")
+    body = path.read_text(encoding="utf-8", errors="replace")
+    lines = [line.removeprefix("#SBATCH") for line in body.splitlines() if line.startswith("#SBATCH")]
+    try:
+        options, others = _PARSER.parse_known_args(shlex.split("\n".join(lines), comments=True))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{path}: #SBATCH: {error}") from None
+    array = array or options.array
     if not array:
         raise UserError(f"{path} has no line `#SBATCH --array=`: give the IDs of its tasks, as in `--array 0-9`")
-    found = ImportedSweep(options.get("job-name") or path.stem, {})
+    found = ImportedSweep(options.job_name or path.stem, {})
     script = _Script(body, parse_array(array), path, found)
     command, keys = script.command()
     found.sweep |= {"command": command, "workdir": "keep", **_trials(keys)}  # all tasks of an array run in one folder
     _set_resources(options, array, found)
+    others += [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
+    if others:
+        rest = " ".join(others)
+        found.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")
     found.note("`metrics`: trials have no ranking without them: say what the program prints, as in "
                "metrics: {pattern: 'acc=(?P<acc>{number})'}")  # fmt: skip
     return found
@@ -89,25 +102,6 @@ def parse_array(text: str) -> list[int]:
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         tasks += range(first, last + 1, step)
     return list(dict.fromkeys(tasks))
-
-
-def _split(text: str) -> tuple[dict[str, str], str]:
-    """The options of the lines with #SBATCH by their long names, and the other lines."""
-    options, lines = dict[str, str](), list[str]()
-    for line in text.splitlines():
-        if not line.startswith("#SBATCH"):
-            lines.append("" if line.startswith("#!") else line)
-            continue
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        while words:
-            word = words.pop(0)
-            name, equals, value = word.lstrip("-").partition("=")
-            if not word.startswith("--") and len(name) > 1:  # -c4
-                name, value, equals = name[0], name[1:] + equals + value, "="
-            if not equals and words and not words[0].startswith("-"):
-                value = words.pop(0)
-            options[_LONG.get(name, name)] = value
-    return options, "\n".join(lines)
 
 
 # ---- the parameters of the tasks
@@ -355,24 +349,21 @@ def _typed(column: Sequence[str]) -> list[Any]:
 # ---- what the job requests
 
 
-def _set_resources(options: Mapping[str, str], array: str, found: ImportedSweep) -> None:
-    """Set the slots and the limits of trials, and note what is not carried over."""
-    given = next((f"gpu:{options[name]}" for name in _GPUS if name in options), options.get("gres", ""))
-    model, gpus = next(iter(parse_gpus(given)), ("", int("gpu" in given)))
-    cpus, limit = int(options.get("cpus-per-task", 1)), array.partition("%")[2]
+def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep) -> None:
+    """Set the slots and the limits of trials."""
+    given = options.gpus_per_node or options.gpus or options.gpus_per_task
+    requested = f"gpu:{given}" if given else options.gres or ""
+    gpus = next((count for _, count in parse_gpus(requested)), int("gpu" in requested))
+    cpus, limit = options.cpus_per_task or 1, array.partition("%")[2]
     slots: dict[str, Any] = {"gpus_per_node": gpus} if gpus else {"gpus_per_node": 0, "slots_per_node": 1}
     slots |= ({"gpus_per_trial": gpus} if gpus > 1 else {}) | ({"cpus_per_trial": cpus} if cpus > 1 else {})
     found.sweep["slots"] = {"jobs": min(int(limit), 100) if limit else "auto", **slots}
     found.note("`slots`: a job runs one task after another, and with a larger number of slots several at a time")
-    if "time" in options:
-        found.sweep["timeout_minutes"] = math.ceil(parse_time_limit(options["time"]))
+    if options.time:
+        found.sweep["timeout_minutes"] = math.ceil(options.time)
         found.note("`timeout_minutes`: as long as a task could take; the walltime of jobs is predicted")
-    if seconds := re.search(r"@(\d+)", options.get("signal", "")):
+    if seconds := re.search(r"@(\d+)", options.signal or ""):
         found.sweep["grace_seconds"] = int(seconds[1])
         found.note("`grace_seconds`: a trial gets SIGTERM, and has this time to save its state")
-    if "chdir" in options:
-        found.sweep["command"] = f"cd {shlex.quote(options['chdir'])} && \\\n{found.sweep['command']}"
-    known = {"array", "job-name", "cpus-per-task", "time", "signal", "chdir", *(() if model else ("gres", *_GPUS))}
-    if rest := sorted(options.keys() - known):
-        listed = " ".join(f"--{name}={options[name]}".rstrip("=") for name in rest)
-        found.note(f"not carried over: {listed}; what your site needs of it belongs in profiles/slurm/config.yaml")
+    if options.chdir:
+        found.sweep["command"] = f"cd {shlex.quote(options.chdir)} && \\\n{found.sweep['command']}"

@@ -214,11 +214,9 @@ def test_what_the_job_requested_becomes_slots_limits_and_notes(work):
         "grace_seconds": 90,
     }
     notes = "\n".join(found.notes)
-    rest = (
-        "--account=mine --exclusive --gres=gpu:a100:2 --mail-user=me@example.org --mem-per-cpu=4G --partition=gpu,long"
-    )
+    rest = "--mail-user=me@example.org --exclusive --account=mine --partition=gpu,long --mem-per-cpu=4096 --gres=gpu:"
     for expected in (
-        f"not carried over: {rest}; what your site needs",
+        f"not carried over: {rest}a100:2; what",
         "`srun` was removed",
         "`CUDA_VISIBLE_DEVICES` was removed",
     ):
@@ -246,6 +244,13 @@ def test_a_script_whose_parameters_cannot_be_found_runs_as_it_is(work):
 def test_without_task_ids_there_is_one_clear_error(work, array, message):
     with pytest.raises(UserError, match=re.escape(message)):
         import_array_script(write("python train.py\n"), array)
+
+
+def test_an_option_that_sbatch_refuses_is_one_clear_error(work):
+    with pytest.raises(
+        UserError, match=r"job\.sbatch: #SBATCH: argument -c/--cpus-per-task: invalid int value: 'four'"
+    ):
+        import_array_script(write("python train.py\n", "-a 0-1", "-c four"))
 
 
 def test_task_ids_are_those_of_slurm():
