@@ -396,7 +396,7 @@ class Stop(Section):
         "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017). The "
         "others are [Optuna's pruners](https://optuna.readthedocs.io/en/stable/reference/pruners.html). `percentile`: "
         "a trial ends if its best value is worse than this percentile of what complete trials had at this epoch; "
-        "`patient`: if it has not improved for some epochs; `threshold`: outside of limits; `wilcoxon`: if a test of "
+        "`patient`: if it is long worse than its best; `threshold`: if beyond a limit; `wilcoxon`: if a test of "
         "its values against those of the best trial, epoch by epoch, finds it worse; for epochs that are the folds of "
         "a cross-validation."
     )
