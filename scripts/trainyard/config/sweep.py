@@ -1,5 +1,6 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
+import csv
 import math
 import operator
 import re
@@ -313,6 +314,12 @@ class Search(Section):
     trials: PositiveInt = Field(description="Number of configurations that it draws.")
     values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
+    evidence: list[str] = Field(
+        [],
+        description="For `tpe` and `gp`: CSV files with results to learn from, such as the `trials.csv` of another "
+        "sweep, each with a column for each key and for the metric. Each job reads them once, when it first draws.",
+        exclude_if=operator.not_,
+    )
 
     @model_validator(mode="after")
     def _check_method(self) -> "Search":
@@ -320,9 +327,17 @@ class Search(Section):
             if self.method == "brute_force" and isinstance(values, Uniform) and not (values.step or values.integer):
                 message = "brute_force cannot run every value of {key}: give a list, step or integer"
                 raise PydanticCustomError("search", message, {"key": key})
+        if self.evidence and not self.learns:
+            message = "{method} does not learn from evidence: use tpe or gp"
+            raise PydanticCustomError("search", message, {"method": self.method})
         if self.options:
             _check_options(self, self._sampler_class, lambda: self.sampler(0))
         return self
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns from trials that it has not drawn."""
+        return self.method in ("tpe", "gp")
 
     @property
     def is_adaptive(self) -> bool:
@@ -899,6 +914,22 @@ class Sweep(Section):
         if self.goal and self.slots.jobs == "auto":
             message = "both a goal and `jobs: auto` choose the number of jobs: give one of the two"
             raise PydanticCustomError("slots", message)
+        return self
+
+    @model_validator(mode="after")
+    def _check_evidence(self) -> "Sweep":
+        """Check that each file of the search's evidence has a column for the metric and for each key always drawn."""
+        always = [key for key, choice in self.search.values.items() if not condition_of(choice)] if self.search else []
+        for path in self.search.evidence if self.search else ():
+            try:
+                with open(path, newline="") as file:
+                    columns = next(csv.reader(file), [])
+            except (OSError, ValueError) as error:
+                content = {"path": path, "reason": getattr(error, "strerror", None) or "it is no CSV"}
+                raise PydanticCustomError("search", "evidence: {path} cannot be read ({reason})", content) from None
+            if missing := [name for name in (self.compared_by[0], *always) if name not in columns]:
+                content = {"path": path, "name": missing[0], "known": ", ".join(columns)}
+                raise PydanticCustomError("search", "evidence: {path} has no column {name}; it has {known}", content)
         return self
 
     @model_validator(mode="after")

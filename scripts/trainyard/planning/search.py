@@ -9,9 +9,10 @@ import logging
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.metric_names import DURATION
@@ -32,6 +33,7 @@ from trainyard.config.trials import Trial, expand, in_table, make_trial, value_a
 from trainyard.planning.attempts import Attempt, whole_seconds
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
+from trainyard.utils.errors import UserError
 from trainyard.utils.event_log import read_clock
 from trainyard.utils.files import digest_of
 
@@ -173,7 +175,6 @@ class OptunaStudy:
 # Of repeats of a configuration: if one has diverged, it counts as diverged, and if one was stopped, as stopped.
 _BADNESS: Final = {TrialStatus.FAILED: 1, TrialStatus.STOPPED: 2, TrialStatus.DIVERGED: 3}
 _GUESS: Final = "fixed_params"  # where Optuna keeps the values of an enqueued trial
-LEARNING: Final = ("tpe", "gp")  # samplers that learn from trials which they have not drawn
 log = logging.getLogger(__name__)
 
 
@@ -257,7 +258,8 @@ class SuggestionSource:
 
     def __init__(self, state: SweepState, order: Order, *, reread: Callable[[Attempt], object]) -> None:
         """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
-        self._state, self._order = state, order
+        assert state.sweep.search is not None
+        self._state, self._order, self._search = state, order, state.sweep.search
         self._reread = reread
         self._study = OptunaStudy(state.sweep)
         ends = {name: end for name in state.trials if (end := state.end(name))}
@@ -293,34 +295,57 @@ class SuggestionSource:
         return replace(end, metrics={DURATION: seconds} | end.metrics | ({DURATION: seconds} if is_own else {}))
 
     def _find_evidence(self) -> None:
-        """Look up the trials that the search could have drawn, of the config, and with a result of earlier ones."""
+        """Look up what the search could have drawn: trials of the config, ended ones of earlier ones, rows of files."""
         state, space, found = self._state, self._state.space, dict[str, list[Suggestion]]()
         self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
-        if space.sweep.search is None or space.sweep.search.method not in LEARNING:
+        if not self._search.learns:
             return
         earlier = {name: tries[-1].values for name, tries in state.attempts.items() if name not in state.trials}
         earlier = {name: values for name, values in earlier.items() if self._find_end(name)}
-        candidates = {name: trial.values for name, trial in self._configured.items()} | earlier
-        for name, values in candidates.items():
-            if each := self._as_drawn(name, values):
-                found.setdefault(str(each.params), []).append(each)
+        given = {name: trial.values for name, trial in self._configured.items()} | earlier
+        others = [self._as_drawn(name, values) for name, values in given.items()]
+        others += [each for path in self._search.evidence for each in self._read_evidence(path)]
+        for each in filter(None, others):
+            found.setdefault(str(each.params), []).append(each)
         self._evidence = list(found.values())
-        if candidates:
+        if others:
             count = sum(map(len, self._evidence))
-            log.info("search: %s that it has not drawn count, %d do not fit", count, len(candidates) - count)
+            log.info("search: %d trials that it has not drawn count, %d do not fit", count, len(others) - count)
 
     def _as_drawn(self, name: str, values: dict[str, Any]) -> Suggestion | None:
         """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
         sweep, digest = self._state.space.sweep, self._state.space.dataset_digest
-        assert sweep.search is not None
         with suppress(ValueError):  # of a config with other keys
             trial = make_trial(sweep, values)
-            whole = {key: value_at(trial.settings, key) for key in sweep.search.values} | values
-            if params := params_of(sweep.search, whole):
+            whole = {key: value_at(trial.settings, key) for key in self._search.values} | values
+            if params := params_of(self._search, whole):
                 same = make_trial(sweep, {key: whole[key] for key in whole if key in params or is_seed(key)})
                 if trial.identity(digest) == same.identity(digest) == name:
                     return Suggestion(trial, name, params, {})
         return None
+
+    def _read_evidence(self, path: str) -> Iterator[Suggestion | None]:
+        """The rows of a CSV file as if the search had drawn them; None for each that it could not, or without result.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        from trainyard.utils.csv_files import read_table  # pandas takes a second to import
+
+        metric = self._state.sweep.compared_by[0]
+        try:
+            rows = read_table(Path(path)).to_dict("records")
+        except ValueError as error:  # also those of pandas
+            raise UserError(f"search: evidence: {path} cannot be read: {error}") from error
+        for number, row in enumerate(rows):
+            name, value, status = f"{path}:{number}", row[metric], row.get("status", TrialStatus.FINISHED)
+            is_usable = status == TrialStatus.FINISHED and isinstance(value, (int, float)) and math.isfinite(value)
+            if (is_usable or status == TrialStatus.DIVERGED) and (params := params_of(self._search, row)):
+                self._ends[name] = Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus(status), metrics={metric: value})
+                trial = make_trial(self._state.sweep, {key: row[key] for key in params})
+                yield Suggestion(trial, name, params, {})
+            else:
+                yield None
 
     def _find_end(self, name: str) -> Attempt | None:
         """How a trial ended by the present rules, if it has."""

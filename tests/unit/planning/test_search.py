@@ -16,6 +16,7 @@ from trainyard.planning.plan import plan_sweep
 from trainyard.planning.requests import UserRequest
 from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
+from trainyard.utils.errors import UserError
 
 VALUES = {
     "lr": {"low": 0.001, "high": 1.0, "log": True},
@@ -562,3 +563,48 @@ def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypat
     assert source._ends[trial].metrics == {"loss": 1.0, "seconds": 10.0}
     again = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
     assert SuggestionSource(again, order, reread=lambda attempt: None)._ends == source._ends
+
+
+def test_a_search_learns_from_the_tables_of_other_sweeps(tmp_path):
+    """A job reads them once; what they gain counts in the next one, and the search goes on."""
+    table = tmp_path / "old.csv"
+    rows = ["trial,x,kind,status,loss", "1,0.5,a,finished,3", "2,7,a,finished,1", "3,0.25,,finished,1",
+            "4,0.5,b,stopped,1", "5,0.75,b,diverged,", "6,0.125,b,failed,", "7,0.5,a,finished,5",
+            "8,0.375,c,finished,1", "9,0.125,a,finished,"]  # fmt: skip
+    table.write_text("\n".join(rows))
+    search = {"values": {"x": {"low": 0, "high": 1}, "kind": ["a", "b"]}, "evidence": [str(table)]}
+    with searching(tmp_path, search=search) as (source, _, end):
+        first = source.next_task().trial
+        assert states_of(source) == [4.0, "PRUNED", "RUNNING"], "the mean of two seeds, and what has diverged"
+        table.write_text("\n".join([*rows, "10,0.5,b,finished,2"]))
+        end(first, 9.0)
+        source.next_task()
+        assert states_of(source) == [4.0, "PRUNED", 9.0, "RUNNING"]
+    with searching(tmp_path, search=search) as (source, state, _):
+        source.next_task()
+        assert states_of(source) == [4.0, "PRUNED", 2.0, 9.0, "RUNNING", "RUNNING"]
+        assert state.space.suggestions[0].name == first
+    table.write_text('x,kind,loss\n1,"a')
+    with (
+        searching(tmp_path, search=search) as (source, _, _),
+        pytest.raises(UserError, match=r"old.csv cannot be read: "),
+    ):
+        source.next_task()
+
+
+def test_a_file_of_evidence_without_what_a_search_needs_is_an_error(tmp_path):
+    table, values = tmp_path / "old.csv", {"x": [1, 2], "y": {"choices": [1], "when": {"x": 1}}}
+    table.write_text("trial,x,loss\n")
+
+    def wrong(**search):
+        own = {"command": "./run {args}", "metrics": {"file": "m.json"}, "metric": search.pop("metric", "loss")}
+        search = {"trials": 2, "values": values, "evidence": [str(table)], **search}
+        with pytest.raises(ConfigError) as caught:
+            check_config({"sweeps": {"s": {**own, "search": search}}})
+        assert len(str(caught.value).splitlines()) == 2
+        return str(caught.value)
+
+    assert "old.csv has no column z; it has trial, x, loss" in wrong(values={"x": [1], "z": [1]})
+    assert "old.csv has no column error; it has trial, x, loss" in wrong(metric="error")
+    assert "new.csv cannot be read (No such file or directory)" in wrong(evidence=[str(tmp_path / "new.csv")])
+    assert "cmaes does not learn from evidence: use tpe or gp" in wrong(method="cmaes")
