@@ -1,12 +1,14 @@
 """Search: what is found after some trials, beside plain Optuna with the same sampler, and the time that a draw takes.
 
 python benchmarks/search.py [--seeds 20] [--trials 60]
+python benchmarks/search.py --slots
 
 The regret is the distance of the best trial, without its noise, to the optimum: the median over the seeds, and the
 quartiles. With the two objectives of ZDT1, it is the hypervolume of the Pareto front, 9.67, that the trials do not
 reach. They run one after another, as on one slot. Optuna has the same sampler with the same options. The probability of
 Mann and Whitney is that of regrets so different if there is no difference. Each search is repeated in jobs that are
-killed ten times, and must draw the same.
+killed ten times, and must draw the same. `--slots`: the processor time of the driver from the moment at which one of
+four slots is free until it has a trial, and of a draw.
 """
 
 import argparse
@@ -17,19 +19,31 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import print_table
 from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]
+from trainyard.config.load import check_config
 from trainyard.config.sweep import CommandSweep, Uniform
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
-from trainyard.planning.attempts import Attempt
-from trainyard.planning.search import OptunaStudy
+from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.session_watch import SessionWatch
+from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_queue import TimeLimits, TrialQueue
+from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.claims import ClaimLog
+from trainyard.planning.journal import SESSIONS, Ended, Journal, Started, Suggested
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.sweep_state import Suggestion
 
 Values = dict[str, Any]
 KILLS = 10
+SIZES, NEW = (10, 1000, 4000, 10_000), 40
+SLOTS, PLACE = 4, SlotLocation("here", "", 0)
 HARTMANN: tuple[list[float], list[list[float]], list[list[float]]] = (
     [1.0, 1.2, 3.0, 3.2],
     [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]],
@@ -105,8 +119,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--slots", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    if arguments.slots:
+        header = ["trials before it", "without a draw ahead (ms)", "with it (ms)", "the draw itself (ms)"]
+        rows = [[_times_of_slot(trials, ahead=False)[0], *_times_of_slot(trials)] for trials in SIZES]
+        print_table(header, [[f"{trials:,}", *row] for trials, row in zip(SIZES, rows, strict=True)])
+        return
     print_table(
         ["", "sampler", "Trainyard", "Optuna", "p", "the same if killed ten times"],
         [
@@ -114,9 +134,6 @@ def main() -> None:
             for problem in PROBLEMS
             for method in ("tpe", "gp", "nsgaii" if problem == "ZDT1" else "cmaes", "random")
         ],
-    )
-    print_table(
-        ["trials before it", "first draw of a job", "each further"], list(map(_time_of_draw, (10, 1000, 4000, 10_000)))
     )
 
 
@@ -197,29 +214,55 @@ def _plain(sweep: CommandSweep, trials: int, run: Callable[[Values], tuple[float
     return [trial.params for trial in study.trials]
 
 
-def _time_of_draw(trials: int) -> list[str]:
-    """The processor time of a draw, when as many trials have ended."""
-    sweep = CommandSweep(
-        command="run {args}", metrics={"file": "m.json"}, metric="loss", search={"trials": trials + 20, "values": UNIT}
-    )
-    generator, study = random.Random(0), OptunaStudy(sweep)
-    drawn = list[Suggestion]()
-    for number in range(trials):
-        at = {key: generator.random() for key in UNIT}
-        drawn.append(Suggestion(make_trial(sweep, at), f"t{number}", at, {}))
-    ends = {each.name: Attempt(each.name, 1, 0, 1, metrics={"loss": generator.random()}) for each in drawn}
-    for attempt in ends.values():
-        attempt.outcome = TrialStatus.FINISHED
-    times = []
-    for number in range(10):
-        begin = time.process_time()
-        found, params, attrs = study.draw(drawn, ends)
-        times.append(time.process_time() - begin)
-        drawn.append(Suggestion(make_trial(sweep, found), f"n{number}", params, attrs))
-        ends[f"n{number}"] = Attempt(
-            f"n{number}", 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": generator.random()}
-        )
-    return [f"{trials:,}", f"{times[0] * 1000:.0f} ms", f"{statistics.median(times[1:]) * 1000:.1f} ms"]
+def _times_of_slot(trials: int, *, ahead: bool = True) -> list[str]:
+    """Milliseconds of the driver's processor time until a free slot has its trial, and of a draw."""
+    search = {"trials": trials + NEW, "values": UNIT}
+    own = {"command": "true {args}", "metrics": {"file": "m.json"}, "metric": "loss", "search": search}
+    config, generator = check_config({"sweeps": {"s": own}}), random.Random(0)
+    with TemporaryDirectory() as name:
+        results, folder = Path(name), Path(name) / "sweeps/s"
+        with Journal.of_new_session(folder) as journal, SessionWatch(folder / SESSIONS, journal.session) as watch:
+            space = plan_sweep(config, "s", results).state.space
+            points = [{key: generator.random() for key in UNIT} for _ in range(trials)]
+            draws = [Suggested(search=space.search_key, values=at, params=at, attrs={}) for at in points]
+            names = [space.suggestion(each).name for each in draws]
+            ClaimLog(folder).append(journal.session, draws=draws, take=names)
+            for name in names:
+                journal.record(Started(trial=name, attempt=1))
+                journal.record(_ended(name, generator.random()), then=lambda: None)
+            fold = Fold(folder).update()
+            state = plan_sweep(config, "s", results, fold=fold).state
+            order = SharedOrder(state, journal, watch, fold)
+            source = SuggestionSource(state, order, reread=lambda attempt: None)
+            order.listener = source.update
+            failures = FailurePolicy(retries=0)
+            limits = TimeLimits(None, can_resume=False)
+            queue = TrialQueue(limits=limits, failures=failures, order=order, source=source, predict=None)
+            spent: dict[str, list[float]] = {"take": [], "draw": []}
+            running = list[str]()
+            for _ in range(NEW):
+                if len(running) == SLOTS:
+                    began = time.process_time()
+                    if ahead and queue.lacks_draw(SLOTS):
+                        queue.draw_ahead()
+                    spent["draw"].append(time.process_time() - began)
+                    event = _ended(running.pop(0), generator.random())
+                    journal.record(event, then=lambda: None)
+                    source.update(
+                        event, Attempt(event.trial, 1, 0, 1, outcome=event.status, metrics=event.metrics or {})
+                    )
+                began = time.process_time()
+                task = queue.take(PLACE, [PLACE] * SLOTS)
+                spent["take"].append(time.process_time() - began)
+                assert task is not None
+                journal.record(Started(trial=task.trial, attempt=1))
+                running.append(task.trial)
+            journal.leave()
+    return [f"{1000 * statistics.fmean(each[-NEW // 2 :]):.1f}" for each in spent.values()]
+
+
+def _ended(trial: str, loss: float) -> Ended:
+    return Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, seconds=1.0, metrics={"loss": loss})
 
 
 if __name__ == "__main__":
