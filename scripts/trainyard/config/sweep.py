@@ -918,7 +918,7 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check_evidence(self) -> "Sweep":
-        """Check that each file of the search's evidence has a column for the metric and for each key always drawn."""
+        """Check that each file of the search's evidence has a column for each metric and for each key always drawn."""
         always = [key for key, choice in self.search.values.items() if not condition_of(choice)] if self.search else []
         for path in self.search.evidence if self.search else ():
             try:
@@ -927,7 +927,7 @@ class Sweep(Section):
             except (OSError, ValueError) as error:
                 content = {"path": path, "reason": getattr(error, "strerror", None) or "it is no CSV"}
                 raise PydanticCustomError("search", "evidence: {path} cannot be read ({reason})", content) from None
-            if missing := [name for name in (self.compared_by[0], *always) if name not in columns]:
+            if missing := [name for name in (*self.goals, *self.constraints, *always) if name not in columns]:
                 content = {"path": path, "name": missing[0], "known": ", ".join(columns)}
                 raise PydanticCustomError("search", "evidence: {path} has no column {name}; it has {known}", content)
         return self

@@ -332,18 +332,21 @@ class SuggestionSource:
         """
         from trainyard.utils.csv_files import read_table  # pandas takes a second to import
 
-        metric = self._state.sweep.compared_by[0]
+        sweep = self._state.sweep
         try:
             rows = read_table(Path(path)).to_dict("records")
         except ValueError as error:  # also those of pandas
             raise UserError(f"search: evidence: {path} cannot be read: {error}") from error
         for number, row in enumerate(rows):
-            name, value, status = f"{path}:{number}", row[metric], row.get("status", TrialStatus.FINISHED)
-            is_usable = status == TrialStatus.FINISHED and isinstance(value, (int, float)) and math.isfinite(value)
-            if (is_usable or status == TrialStatus.DIVERGED) and (params := params_of(self._search, row)):
-                self._ends[name] = Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus(status), metrics={metric: value})
-                trial = make_trial(self._state.sweep, {key: row[key] for key in params})
-                yield Suggestion(trial, name, params, {})
+            name, status = f"{path}:{number}", row.get("status", TrialStatus.FINISHED)
+            found = {metric: row[metric] for metric in (*sweep.goals, *sweep.constraints)}
+            metrics = {
+                key: each for key, each in found.items() if isinstance(each, (int, float)) and math.isfinite(each)
+            }
+            has_result = status == TrialStatus.FINISHED and metrics == found
+            if (has_result or status == TrialStatus.DIVERGED) and (params := params_of(self._search, row)):
+                self._ends[name] = Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus(status), metrics=metrics)
+                yield Suggestion(make_trial(sweep, {key: row[key] for key in params}), name, params, {})
             else:
                 yield None
 

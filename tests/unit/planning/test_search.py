@@ -592,12 +592,22 @@ def test_a_search_learns_from_the_tables_of_other_sweeps(tmp_path):
         source.next_task()
 
 
+def test_a_row_of_a_table_counts_with_all_that_a_search_is_judged_by(tmp_path):
+    (tmp_path / "old.csv").write_text("x,loss,mib,seconds\n0.5,1,7,60\n0.25,2,,60\n")
+    judged = {"objectives": {"loss": "min", "seconds": "min"}, "constraints": {"mib": {"max": 5}}}
+    with searching(tmp_path, search={"evidence": [str(tmp_path / "old.csv")]}, **judged) as (source, _, _):
+        source.next_task()
+        first, drawn = source._study._study.trials
+    assert (first.values, list(first.constraints.values()), drawn.state.name) == ([1.0, 60.0], [2.0], "RUNNING")
+
+
 def test_a_file_of_evidence_without_what_a_search_needs_is_an_error(tmp_path):
     table, values = tmp_path / "old.csv", {"x": [1, 2], "y": {"choices": [1], "when": {"x": 1}}}
     table.write_text("trial,x,loss\n")
 
     def wrong(**search):
         own = {"command": "./run {args}", "metrics": {"file": "m.json"}, "metric": search.pop("metric", "loss")}
+        own["constraints"] = search.pop("constraints", {})
         search = {"trials": 2, "values": values, "evidence": [str(table)], **search}
         with pytest.raises(ConfigError) as caught:
             check_config({"sweeps": {"s": {**own, "search": search}}})
@@ -606,5 +616,6 @@ def test_a_file_of_evidence_without_what_a_search_needs_is_an_error(tmp_path):
 
     assert "old.csv has no column z; it has trial, x, loss" in wrong(values={"x": [1], "z": [1]})
     assert "old.csv has no column error; it has trial, x, loss" in wrong(metric="error")
+    assert "old.csv has no column mib; it has trial, x, loss" in wrong(constraints={"mib": {"max": 5}})
     assert "new.csv cannot be read (No such file or directory)" in wrong(evidence=[str(tmp_path / "new.csv")])
     assert "cmaes does not learn from evidence: use tpe or gp" in wrong(method="cmaes")
