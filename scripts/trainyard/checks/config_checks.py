@@ -18,7 +18,7 @@ from trainyard.checks.program_checks import (
     check_source,
 )
 from trainyard.config.config import Config
-from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
+from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
@@ -176,8 +176,12 @@ def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
         names = f"{', '.join(candidates[:-1])} and {candidates[-1]}"
         message = f"trials report {names}, and the config names none to rank them by"
         yield Finding(f"{place}.metric", "fails", message, "set `metric`")
-    if metric and mode == "max" and guess_mode(metric) == "min":
-        yield Finding(f"{place}.mode", "warns", f"max, but by its name a smaller {metric} is better")
+    named: list[tuple[str, str, Mode | None]] = [("mode", metric, mode)] if metric else []
+    if study.objectives:
+        named = [(f"objectives.{name}", name, objective) for name, objective in study.objectives.items()]
+    for key, name, chosen in named:
+        if chosen == "max" and guess_mode(name) == "min":
+            yield Finding(f"{place}.{key}", "warns", f"max, but by its name a smaller {name} is better")
     known = (*TRAINING_METRICS, *(f"best_{name}" for name in TRAINING_METRICS))
     if metric is None or metric in known or study.mode or mode not in (None, guess_mode(metric)):
         return

@@ -50,6 +50,7 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         assert sweep.search is not None
         self._sweep, self._search = sweep, sweep.search
+        self._bad: Sequence[float] = ()  # the values that were told of trials without good ones
         self._start()
 
     def _start(self) -> None:
@@ -84,7 +85,9 @@ class OptunaStudy:
 
         # To add all trials again for each draw takes a quarter of a second with 4,000 of them. Other methods save what
         # they have worked out in the study, which would then depend on when the job started.
-        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known) and not self._sweep.objectives
+        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known)
+        if self._sweep.objectives:  # with one, none are told where it is kept
+            is_kept, self._bad = is_kept and bad == self._bad, bad
         if self._told and not (is_kept and all(map(is_same, self._told, known))):
             self._start()
         for number, (each, end) in enumerate(known):
@@ -137,7 +140,9 @@ class OptunaStudy:
         if end is not None:
             goals, limits = list(self._sweep.goals), self._sweep.constraints
             metrics = {name: end.metrics.get(name) for name in (*goals, *limits)}
-            known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+            known = {
+                name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)
+            }
             needed = metrics if end.outcome == TrialStatus.FINISHED else goals
             states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
             state, values = states.get(end.outcome, TrialState.FAIL), [known[name] for name in goals if name in known]
@@ -166,7 +171,7 @@ class OptunaStudy:
         found, reported = list[float](), [end.metrics for end in ends if end.outcome in WITH_RESULT]
         for metric, mode in self._sweep.goals.items():
             known = [metrics.get(metric) for metrics in reported]
-            values = [value for value in known if value is not None and math.isfinite(value)] or [0.0]
+            values = [float(value) for value in known if value is not None and math.isfinite(value)] or [0.0]
             spread = (max(values) - min(values)) or abs(values[0]) or 1.0
             found.append(min(values) - spread if mode == "max" else max(values) + spread)
         return found

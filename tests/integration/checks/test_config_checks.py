@@ -417,6 +417,10 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
             {"metrics": {"pattern": "e (?P<loss>{number})"}, "mode": "max"},
             "s.mode: max, but by its name a smaller loss is",
         ),
+        (
+            {"metrics": {"pattern": "(?P<acc>{number}) (?P<ms>{number})"}, "objectives": {"acc": "max", "ms": "max"}},
+            "s.objectives.ms: max, but by its name a smaller ms is",
+        ),
     ],
 )
 def test_a_guess_from_the_name_of_a_metric_is_reported(mistakes, caplog, sweep, expected):

@@ -478,8 +478,11 @@ def trade_off(values):
     return "finished", {"x": values["a"] + values["b"], "y": values["a"] - values["b"], "mib": 100 * values["a"]}
 
 
-@pytest.mark.parametrize("method", SEVERAL)
-def test_a_search_with_several_objectives_continues_as_it_began(method):
+BY_ONE = {"objectives": {}, "metric": "y", "mode": "max"}
+
+
+@pytest.mark.parametrize(("method", "options"), [*((method, {}) for method in SEVERAL), ("tpe", BY_ONE)])
+def test_a_search_with_objectives_or_constraints_continues_as_it_began(method, options):
     """Some trials diverge or are stopped, and do not have all metrics."""
 
     def end(values):
@@ -487,9 +490,9 @@ def test_a_search_with_several_objectives_continues_as_it_began(method):
             return ("diverged", {}) if values["a"] > 0.5 else ("stopped", {"x": 0.0})
         return trade_off(values)
 
-    limits = {"constraints": {"mib": {"max": 50}}}
-    whole = searched(method, end, 16, **limits)
-    again = searched(method, end, 16, known=whole[:12], **limits)
+    options = {"constraints": {"mib": {"max": 50}}, **options}
+    whole = searched(method, end, 16, **options)
+    again = searched(method, end, 16, known=whole[:12], **options)
     assert [each.trial.values for each in again] == [each.trial.values for each in whole]
     assert len({str(each.trial.values) for each in whole}) > 10, "a crossover may repeat one"
 
@@ -509,14 +512,24 @@ def test_a_search_with_several_objectives_draws_near_all_of_their_front(method):
 def test_a_search_draws_within_the_constraints(method, objectives):
     """The best y has a = 1, but above a = 0.5 trials do not fit: the search learns it, as it does where trials end."""
     count, limits = 14 if method == "gp" else 100, {"constraints": {"mib": {"max": 50}}}
-    options = {"objectives": objectives} if objectives else {"objectives": {}, "metric": "y", "mode": "max"}
+    options = {"objectives": objectives} if objectives else BY_ONE
     late = [each.trial.values for each in searched(method, trade_off, count, **limits, **options)][count // 2 :]
     free = [each.trial.values for each in searched(method, trade_off, count, **options)][count // 2 :]
     assert sum(each["a"] > 0.5 for each in late) < sum(each["a"] > 0.5 for each in free)
     assert sum(each["a"] > 0.55 for each in late) < 0.4 * len(late)
 
 
-def test_a_stopped_trial_is_bad_in_each_objective(monkeypatch):
+def test_a_draw_for_several_objectives_adds_only_what_is_new(monkeypatch):
+    """All are added again where the bad values change, which are told of trials that diverged."""
+    import optuna
+
+    added, add = [], optuna.study.Study.add_trial
+    monkeypatch.setattr(optuna.study.Study, "add_trial", lambda self, trial: (added.append(trial), add(self, trial)))
+    searched("tpe", lambda values: ("finished", {"x": round(values["a"]), "y": round(values["b"])}), 60)
+    assert 0 < len(added) < 60
+
+
+def test_a_stopped_trial_is_bad_in_each_objective():
     """At the epoch at which it was stopped, x was the best of all; Optuna itself would not take it as pruned."""
     made = CommandSweep.model_validate(
         {"command": "./run {args}", "metrics": {"file": "m.json"}, "objectives": {"x": "min", "y": "max"},
