@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +41,11 @@ STOPS: dict[str, dict[str, Any]] = {
     "threshold": {"method": "threshold", "options": {"upper": 2.0}},
     "wilcoxon": {"method": "wilcoxon"},
 }
+PRUNERS: dict[str, Callable[[Any], Any]] = {
+    "Optuna, successive halving": lambda pruners: pruners.SuccessiveHalvingPruner(1, reduction_factor=3),
+    "Optuna, Hyperband": lambda pruners: pruners.HyperbandPruner(1, 100, 3),
+    "Optuna, median": lambda pruners: pruners.MedianPruner(),
+}
 
 
 def main() -> None:
@@ -63,7 +68,7 @@ def main() -> None:
     print_table(["rule", "regret", "trials", "regret, the better the slower", "trials"], rows)
     sizes = (10, 1000, 10_000)
     header = ["rule", *(f"{size:,} trials" for size in sizes), "resumed with the last"]
-    print_table(header, [_time_of_verdicts(name, sizes) for name in STOPS])
+    print_table(header, [_time_of_verdicts(name, sizes) for name in (*STOPS, *PRUNERS)])
 
 
 def _curve(generator: random.Random, *, is_slow: bool) -> list[float]:
@@ -96,8 +101,8 @@ def _every_curve(seed: int, *, is_slow: bool) -> Iterator[list[float]]:
     return (_curve(random.Random(f"trial {seed} {number}"), is_slow=is_slow) for number in range(1000))
 
 
-def _of_trainyard(name: str) -> Judge:
-    rule = EarlyStoppingRule(Stop(epochs=EPOCHS, **STOPS[name]), "loss", "min")
+def _of_trainyard(name: str, known: Iterable[Attempt] = ()) -> Judge:
+    rule = EarlyStoppingRule(Stop(epochs=100 if known else EPOCHS, **STOPS[name]), "loss", "min", known)
 
     def judge(trial: str, epoch: int, error: float) -> bool:
         has_finished = not (stops := bool(rule.verdict(trial, {"epoch": epoch, "loss": error}))) and epoch == EPOCHS
@@ -129,21 +134,38 @@ def _of_ray(brackets: int) -> Judge:
 
 def _time_of_verdicts(name: str, sizes: tuple[int, ...]) -> list[str]:
     """The processor time of a verdict, when as many trials of 100 epochs have finished: the mean, and the longest."""
-    generator, cells = random.Random(0), [name]
-    stop = Stop(**({"epochs": 100} | STOPS[name]))
+    generator, cells, resumed = random.Random(0), [name], 0.0
     for size in sizes:
         known = [_finished(f"t{number}", generator) for number in range(size)]
         begin = time.process_time()
-        rule = EarlyStoppingRule(stop, "loss", "min", known)
-        resumed = time.process_time() - begin
-        times = []
+        judge = _of_optuna(name, known) if name in PRUNERS else _of_trainyard(name, known)
+        resumed, times = time.process_time() - begin, []
         for trial, epoch in itertools.product(range(10), range(1, 100)):
             begin = time.process_time()
-            rule.verdict(f"n{trial}", {"epoch": epoch, "loss": generator.random()})
+            judge(f"n{trial}", epoch, generator.random())
             times.append(time.process_time() - begin)
         times = sorted(times[100:])  # after the first trial, which each epoch is new to
         cells.append(f"{statistics.fmean(times) * 1000:.2f} ms (at most {times[-1] * 1000:.1f} ms)")
     return [*cells, f"{resumed:.1f} s"]
+
+
+def _of_optuna(name: str, known: Iterable[Attempt]) -> Judge:
+    """A pruner in a study that has these trials, as far as they matter for the time that it takes."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study, trials = optuna.create_study(pruner=PRUNERS[name](optuna.pruners)), dict[str, optuna.Trial]()
+    for each in known:
+        curve = {row["epoch"]: row["loss"] for row in each.epochs}
+        study.add_trial(optuna.trial.create_trial(value=curve[100], intermediate_values=curve))
+
+    def judge(trial: str, epoch: int, error: float) -> bool:
+        if trial not in trials:
+            trials[trial] = study.ask()
+        trials[trial].report(error, epoch)
+        return trials[trial].should_prune()
+
+    return judge
 
 
 def _finished(trial: str, generator: random.Random) -> Attempt:
