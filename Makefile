@@ -17,7 +17,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard dashboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -92,6 +92,9 @@ site: env ## Write the documents as a site to site/: open site/index.html
 tensorboard: env ## Write the event files of CONFIG=..., and show them in TensorBoard
 	@$(BIN)/python scripts/event_files.py --config '$(CONFIG)'
 	@$(BIN)/tensorboard --logdir results/tensorboard
+
+dashboard: env ## Show the sweeps of CONFIG=... in optuna-dashboard, also while they run
+	@$(BIN)/python scripts/dashboard.py --config '$(CONFIG)'
 
 doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...; with JOB=1 also a node)
 	@$(BIN)/python scripts/doctor.py --config '$(CONFIG)' $(if $(filter file,$(origin PROFILE)),,--profile '$(PROFILE)') $(if $(JOB),--job)

@@ -33,6 +33,7 @@ VERBS: Final = {
     "run": "run what is pending; the same command continues after whatever stopped it",
     "status": "show the progress; with --watch, while it runs",
     "report": "write report.html",
+    "dashboard": "show the sweeps in optuna-dashboard, also while they run",
     "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
     "doctor": "check a Slurm site before the first job",
     "clean": "show which files of the results can go, and remove them",
@@ -70,7 +71,7 @@ def main() -> NoReturn:
 
 def usage() -> str:
     """The verbs, each with what it does."""
-    lines = (f"  {verb:<8} {text}" for verb, text in VERBS.items())
+    lines = (f"  {verb:<9} {text}" for verb, text in VERBS.items())
     config = f"The config is {DEFAULT_CONFIG} in this folder, or the one that --config names. Results lie in results/."
     options = "`trainyard VERB --help` lists the options of a verb."
     return "\n".join(["usage: trainyard VERB [OPTIONS]", "", *lines, "", config, options])
