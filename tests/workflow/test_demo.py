@@ -112,7 +112,7 @@ def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
     menu.get_by_text("Sweeps", exact=True).click()
     menu.get_by_text("depth", exact=True).click()
     assert menu.locator("tbody td:nth-child(2)").all_inner_texts() == [
-        "table of trials", "metric against each varied key", "loss curves", "slots over time",
+        "trials: charts and table", "metric against each varied key", "loss curves", "slots over time",
         "requested and wasted time", "job array and packed", "predicted and measured durations"]  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_a_table_of_the_report_sorts_and_filters(report):
     show_first_page(report)
     report.get_by_role("link", name="Sweeps").last.click()  # a link of the first page
     report.locator("nav.h-screen").get_by_text("depth", exact=True).click()
-    report.locator("nav tr", has_text="table of trials").locator("a").first.click()
+    report.locator("nav tr", has_text="trials: charts and table").locator("a").first.click()
     table = report.frame_locator("iframe")
     cells = table.locator("#table-1 tbody td:nth-child(2)")
     expect(cells).to_have_count(6)

@@ -53,7 +53,7 @@ CATEGORIES: Final = {
     "trees": "Tree models",
     "data": "Data",
 }
-TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
+TABLE_LABELS: Final = {"sweeps": "trials: charts and table", "scaling": "table", "trees": "table"}
 DERIVED_TABLES: Final = {  # made by tables.py
     "sweeps": ["strategies", "jobs", "ranking"],
     "scaling": ["scaling"],

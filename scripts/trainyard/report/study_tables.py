@@ -8,16 +8,20 @@ from typing import Final
 import pandas as pd
 
 from trainyard.config.config import Config
+from trainyard.config.trials import varied_keys
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
-from trainyard.report.pages import Parts, ReportTable, write_page
+from trainyard.report.pages import MAX_ROWS, Charts, Part, Parts, ReportTable, write_page
+from trainyard.report.study_plots import rank_trials
 from trainyard.report.sweep_tables import (
     RESERVED,
+    curve_column,
     metric_column,
     ranking_table,
     stopping_table,
     summarize_savings,
 )
+from trainyard.report.trial_charts import trial_charts
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
 from trainyard.scaling.speedups import recommendation, scaling_table
@@ -63,7 +67,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")
-    stopped: dict[str, ReportTable | str] = {}
+    stopped: dict[str, Part] = {}
     if state.sweep.stop:
         rows = stopping_table(state)
         stopped = {"Stopped early": ReportTable(rows), "What early stopping saved": summarize_savings(state, rows)}
@@ -73,12 +77,17 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
     if not state.sweep.slots.has_gpus:  # the columns about GPUs are 0
         strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
+    arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
+    curve = curve_column(epochs, ["val_loss", ranking.metric], varied_keys(list(state.trials.values())))
+    charted = rank_trials(state, arranged.frame.head(MAX_ROWS))
+    spec = trial_charts(charted, epochs, curve)
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
         "": "; ".join(describe_ranking(ranking)),
         **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
-        "Trials": _arrange_trials(trials, ranking),
+        **({"Trials compared": Charts(spec)} if spec else {}),
+        "Trials": arranged,
         **stopped,
         "Cost, compared with other strategies": ReportTable(turned),
         "Jobs: planned and measured": ReportTable(
