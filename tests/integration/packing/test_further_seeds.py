@@ -188,3 +188,17 @@ def test_a_trial_that_must_run_again_takes_the_slot_of_a_further_seed(swept):
     assert [(each.outcome, each.end - first.end < 1) for each in ended] == [("interrupted", True)]
     assert second.start - first.end < 3, "a new process starts"
     assert not state.unfinished
+
+
+def test_early_stopping_does_not_count_those_that_diverge(swept):
+    """Configuration 9 comes to epoch 3, where trials are compared, once seeds of others have diverged in idle slots."""
+    rows = "echo epoch=$e loss=$( [ {seed} = 1 ] && echo {n} || echo nan )"
+    command = f"for e in 1 2 3 4; do [ $e-{{n}} = 3-9 ] && sleep 6; {rows}; sleep 0.1; done"
+    metrics = {"pattern": r"epoch=(?P<epoch>\d+) loss=(?P<loss>\S+)"}
+    stop = {"method": "asha", "grace_period": 3, "reduction_factor": 2}
+    swept.write(**IDLE | {"command": command, "metrics": metrics, "stop": stop})
+    swept.end(swept.start(0))
+    attempts = list(Fold(swept.folder).update().attempts.values())
+    assert any(each.outcome == "diverged" for each in attempts)
+    (last,) = (each for each in attempts if each.epochs and each.epochs[0]["loss"] == 9)
+    assert last.error == "asha: rank 5 of the 5 that have reached epoch 3; the best 2 continue"
