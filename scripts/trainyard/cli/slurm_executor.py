@@ -13,27 +13,14 @@ and the plugin is asked only about those that have ended.
 If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
 fail because the results are in use.
 
-The plugin excludes all nodes of a job that lost one of them from later jobs, although the others work.
-
-A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
-
 The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a job late. Here,
 the waits are a fraction of the time since the last submission, and Slurm is also asked once all output files of a job
 have appeared. One job's files are looked at in turn, so that the load on the file system and on Slurm does not grow
 with the number of jobs. And at its own end, Snakemake would wait for the time of the next check.
 
-Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
-
-Once no trial of a sweep with several jobs is left to run, those of its jobs that wait in the queue have nothing to do:
-they are cancelled, or not submitted, and count as done. No more are submitted than find a trial.
-
-A job whose program ended in an error that it would meet again is not submitted again. One that ended before its
-walltime with work left is no error.
-
-Jobs read the config from the results: the files of --configfile may be edited meanwhile, or be on no node.
-
 The plugin starts Snakemake twice in each job: one that only starts a step, and in the step the one that runs the rule.
-Here, the job's script starts the step itself.
+Here, the job's script starts the step itself. Jobs read the config from the results: the files of --configfile may be
+edited meanwhile, or be on no node.
 
 When a node that was cut off returns, Slurm kills there what it has started again elsewhere. The Snakemake in the killed
 job would delete the output files of its rule, which may be complete by now. Trainyard's own rules write theirs
