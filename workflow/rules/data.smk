@@ -20,7 +20,7 @@ rule download:  # on this machine: compute nodes often have no internet access
     envmodules:
         *project.config.env_modules,
     resources:
-        machine=1,
+        **project.here,
     params:
         program=project.program("download"),
         source=project.stage.digest,
@@ -47,7 +47,7 @@ rule weights:  # as rule download, on this machine
     envmodules:
         *project.config.env_modules,
     resources:
-        machine=1,
+        **project.here,
     params:
         program=project.program("weights"),
     message:

@@ -94,7 +94,7 @@ for kind, made_from in TABLE_INPUTS.items():
         envmodules:
             *project.config.env_modules,
         resources:
-            machine=1,
+            **project.here,
         params:
             program=project.program("tables"),
             kind=kind,
@@ -145,7 +145,7 @@ for kind, made_from in PLOT_INPUTS.items():
             envmodules:
                 *project.config.env_modules,
             resources:
-                machine=1,
+                **project.here,
             params:
                 program=project.program("plots"),
                 kind=kind,
@@ -176,7 +176,7 @@ for kind, made_from in EVENT_FILES_INPUTS.items():
         envmodules:
             *project.config.env_modules,
         resources:
-            machine=1,
+            **project.here,
         params:
             program=project.program("event_files"),
             kind=kind,
@@ -209,7 +209,7 @@ rule overview:
     envmodules:
         *project.config.env_modules,
     resources:
-        machine=1,
+        **project.here,
     params:
         program=project.program("overview"),
         terms=project.config.pricing.model_dump_json(),

@@ -93,7 +93,7 @@ rule sweep_tables:
     envmodules:
         *project.config.env_modules,
     resources:
-        machine=1,
+        **project.here,
     params:
         program=project.program("sweep"),
         results=project.sweep.digest,

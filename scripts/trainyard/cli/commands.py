@@ -118,8 +118,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     is_wordy = verb == "run" and any(WORDIER.fullmatch(option) for option in options)
     own = () if is_wordy else OF_SNAKEMAKE[verb]
-    profile = "local" if verb == "report" else given.profile  # it submits nothing
-    return [*snakemake, "--profile", str(find_profile(profile)), *options, *own, *words[end:]]
+    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
 
 
 def _refuse_unknown(options: Sequence[str]) -> None:

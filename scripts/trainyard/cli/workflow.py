@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import refuse_mistakes
@@ -76,6 +76,9 @@ class Workflow:
     name_pattern = NAME_PATTERN
     categories: Final = ordered_labels(CATEGORIES)
     derived_tables = DERIVED_TABLES
+    # Of rules that run where Snakemake does. Snakemake's own default of mem_mb depends on the sizes of inputs, which it
+    # cannot find out for a report, and warns.
+    here: ClassVar = {"machine": 1, "mem_mb": 2000}
 
     def __init__(
         self,

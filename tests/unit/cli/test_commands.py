@@ -45,10 +45,6 @@ def test_the_report_has_its_style(folder):
     assert Path(path).exists()
 
 
-def test_a_report_needs_no_profile(folder):
-    assert build_call("report", ["--profile", "slurm"])[4] == LOCAL
-
-
 def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_meant(folder, capsys):
     with pytest.raises(UserError, match=r"^there is no option '--profle'; did you mean '--profile'\?$"):
         build_call("run", ["--profle", "slurm"])
