@@ -7,21 +7,39 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
 from trainyard.utils.errors import UserError
 
 try:
-    from trainyard.report.dashboard import LOOPBACK, Dashboard, open_server, write_studies
+    import optuna
+    from trainyard.report.dashboard import Dashboard, write_studies
 except ModuleNotFoundError as missing:
     sys.exit(f"trials are shown with optuna-dashboard ({missing}): install trainyard[dashboard]")
 
+LOOPBACK = "127.0.0.1"
 log = logging.getLogger("dashboard")
+
+
+class Server(ThreadingMixIn, WSGIServer):
+    """A server with a thread for each connection: a browser keeps some open that it does not use."""
+
+    daemon_threads = True
+
+
+class QuietHandler(WSGIRequestHandler):
+    """A handler that prints no line for each request."""
+
+    def log_message(self, *of_request: object) -> None:
+        """Print nothing."""
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the file, or serve the dashboard until interrupted."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     config = read_current_config(arguments.config, arguments.results)
     if not config.sweeps:
         raise UserError(f"{arguments.config} has no sweeps")
@@ -30,7 +48,8 @@ def main(arguments: argparse.Namespace) -> None:
         log.info("%s: the studies %s", arguments.storage, ", ".join(config.sweeps))
         return
     try:
-        server = open_server(Dashboard(config, arguments.results), arguments.port)
+        dashboard = Dashboard(config, arguments.results)
+        server = make_server(LOOPBACK, arguments.port, dashboard, server_class=Server, handler_class=QuietHandler)
     except OSError as error:
         raise UserError(f"port {arguments.port}: {error.strerror}; --port gives another one") from None
     port, node = server.server_port, os.uname().nodename

@@ -1087,16 +1087,11 @@ class Sweep(Section):
         draws = [part.values for part in (self.sample, self.search) if part]
         return list(dict.fromkeys(key for part in (self.grid, *self.trials, *draws) for key in part))
 
-    def range_of(self, key: str) -> Uniform | None:
-        """The range from which a key is drawn; None if it has none."""
-        draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
-        choice = draws.get(key)
-        return choice if isinstance(choice, Uniform) else None
-
     def is_log(self, key: str) -> bool | None:
         """Whether a key is drawn on a logarithmic scale; None if it has no range."""
-        drawn = self.range_of(key)
-        return drawn.log if drawn else None
+        draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
+        choice = draws.get(key)
+        return choice.log if isinstance(choice, Uniform) else None
 
     @property
     def deadline_seconds(self) -> float | None:
