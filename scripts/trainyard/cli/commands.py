@@ -67,6 +67,8 @@ def main() -> NoReturn:
         os.execv(call[0], call)
     except UserError as error:
         sys.exit(f"trainyard: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def usage() -> str:

@@ -155,8 +155,8 @@ def _fit(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Fit a model and save it; returns its row of the table, and the importances of its features."""
     score = accuracy if data.task == "classification" else rmse
-    started, rounds = time.perf_counter(), settings["n_estimators"] * (1 + (study.folds or 0))
-    with _explained(name, settings), show_progress(name, rounds, unit="rounds") as advance:
+    started, rounds = time.perf_counter(), settings["n_estimators"] or 0  # None, for XGBoost's default, if so given
+    with _explained(name, settings), show_progress(name, rounds * (1 + (study.folds or 0)), unit="rounds") as advance:
         model = _train(study, name, settings, data, advance)
         seconds = time.perf_counter() - started
         if model.best_iteration:  # the rows of a fold must not choose the rounds by which they are predicted

@@ -423,6 +423,11 @@ def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rounds_that_are_left_to_xgboost_are_its_own(digits, tmp_path):
+    study = Trees(dataset="d", rounds=3, params={"xgboost": {"n_estimators": None, "max_depth": 1}})
+    assert boosting.fit(study, "xgboost", digits, tmp_path, threads=2)["rounds"] == 100
+
+
 def test_an_error_of_xgboost_itself_is_one_line(tmp_path):
     table = pd.DataFrame({"ratio": [np.inf, *np.arange(99)], "price": np.arange(100) / 2})
     table.to_csv(tmp_path / "prices.csv", index=False)
