@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -24,6 +25,7 @@ from trainyard.utils.guarded_process import ProcessGuard
 
 GRACE_SECONDS: Final = 5.0
 MOST_LINES: Final = 10_000  # of output that are kept
+FILES: Final = (".jsonl", ".txt", ".log", ".csv", ".json")  # that may have metrics
 log = logging.getLogger("init")
 
 
@@ -66,7 +68,8 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         place = "event files of TensorBoard" if metrics.tensorboard else metrics.file or metrics.sample
         log.info("its metrics: %s, to be ranked by %s", place, metric)
     elif ended.status is TrialStatus.FAILED:
-        log.info("%s failed here, so that its metrics are not known: %s", script.path, ended.error)
+        python = shutil.which("python", path=run.environment.get("PATH"))
+        log.info("%s failed here, so that its metrics are not known: %s (python: %s)", script.path, ended.error, python)
         return Observed()
     else:
         log.info("its output (%d lines) has no loss or accuracy, and it wrote no file with one", len(lines))
@@ -96,7 +99,7 @@ def _metrics_of(lines: Sequence[str]) -> tuple[Metrics, str] | None:
 
 def _metrics_in(folder: Path) -> tuple[Metrics, str] | None:
     """A file of metrics in a folder, and the metric that tells how good a trial is."""
-    written = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".csv", ".json"))
+    written = sorted(path for path in folder.rglob("*") if path.suffix in FILES)
     candidates = [Metrics(file=str(path.relative_to(folder))) for path in written]
     if any(folder.rglob("*tfevents*")):
         if importlib.util.find_spec("tensorboard"):

@@ -74,12 +74,16 @@ class Metrics(Section):
     """
 
     file: (
-        Annotated[str, Field(pattern=r"\.(jsonl|json|csv)$"), hint("a metrics file must end in .jsonl, .json or .csv")]
+        Annotated[
+            str,
+            Field(pattern=r"\.(jsonl|txt|log|json|csv)$"),
+            hint("a metrics file must end in .jsonl, .txt or .log (JSON lines), .json or .csv"),
+        ]
         | None
     ) = Field(
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
-        "`{out_dir}` in a scaling study). `.jsonl`: one row per line; `.csv`: with a header; `.json`: a row or a list "
+        "`{out_dir}` in a scaling study). `.jsonl`, `.txt` or `.log`: a JSON object per line; `.csv`: with a header; `.json`: a row or a list "
         "of rows.",
     )
     tensorboard: str | None = Field(

@@ -446,7 +446,7 @@ class JsonMetricsFile(MetricsFile):
 
 
 class LineMetricsFile(MetricsFile):
-    """A `.jsonl` or `.csv` file: one row per line. Only new bytes are read, unless the file was rewritten."""
+    """A `.csv` file or JSON lines: one row per line. Only new bytes are read, unless the file was rewritten."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -473,7 +473,7 @@ class LineMetricsFile(MetricsFile):
         return rows
 
     def _parse(self, line: str) -> list[dict[str, Any]]:
-        if self._path.suffix == ".jsonl":
+        if self._path.suffix != ".csv":
             return [_checked_row(json.loads(line))]
         (cells,) = csv.reader([line])
         if self._header is None:

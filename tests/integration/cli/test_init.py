@@ -27,7 +27,7 @@ parser.add_argument("--data-dir", default="data")
 parser.add_argument("--output_dir", default="out")
 args = parser.parse_args()
 rows = Path(args.data_dir, "rows.txt").read_text()
-Path(args.output_dir, "metrics.jsonl").write_text('{{"epoch": 1, "lr": 0.1, "val_accuracy": 0.5}}\\n')
+Path(args.output_dir, "log.txt").write_text('{{"epoch": 1, "lr": 0.1, "val_accuracy": 0.5}}\\n')
 """
 # Its metrics are in event files, in a folder that is named after the time of the run.
 EVENTS = f"""{OPTIONS}
@@ -68,7 +68,7 @@ def test_metrics_are_found_in_a_file_of_a_script_that_prints_nothing(project, in
     (project.folder / "helper.py").touch()
     _, sweep = init(QUIET, "main.py", name="main.py")
     assert sweep["command"] == "python main.py {args} --output_dir {trial_dir}"
-    assert (sweep["metrics"], sweep["metric"]) == ({"file": "metrics.jsonl"}, "val_accuracy")
+    assert (sweep["metrics"], sweep["metric"]) == ({"file": "log.txt"}, "val_accuracy")
 
 
 def test_metrics_are_found_in_event_files_of_tensorboard(init):
@@ -81,7 +81,7 @@ def test_metrics_are_found_in_event_files_of_tensorboard(init):
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
-        (f"{OPTIONS}\nargs = parser.parse_args()\nraise ValueError('no GPU')", [], "ValueError: no GPU"),
+        (f"{OPTIONS}\nargs = parser.parse_args()\nraise ValueError('no GPU')", [], "ValueError: no GPU (python: /"),
         (f"{OPTIONS}\nargs = parser.parse_args()\nprint('done')", [], "has no loss or accuracy"),
         (f"{OPTIONS}\nparser.add_argument('--data', required=True)", [], "is not run: it requires --data"),
         (f"{OPTIONS}\nPath('ran').touch()", ["--no-run"], "wrote trainyard.yaml"),

@@ -378,7 +378,7 @@ def test_a_hundred_short_epochs_all_pass(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("m.jsonl", '{"acc": 1, "note": "ä"}\n'), ("m.csv", "acc,note\n1,ä\n"), ("m.json", '[{"acc": 1, "note": "ä"}]')],
+    [("log.txt", '{"acc": 1, "note": "ä"}\n'), ("m.csv", "acc,note\n1,ä\n"), ("m.json", '[{"acc": 1, "note": "ä"}]')],
 )
 def test_an_incomplete_character_is_read_once_it_is_complete(tmp_path, name, text):
     found, path = reported(tmp_path, file=name), tmp_path / name
