@@ -447,12 +447,15 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
 def list_files(folder: Path, *, but: Path | None = None) -> dict[str, tuple[int, int]]:
     """Time and size of the files in a folder and those below it, but for some that do not count; none of very many."""
     found: dict[str, tuple[int, int]] = {}
+    own_outputs = [os.fstat(each) for each in (1, 2)]  # of this process, which a shell may have redirected to a file
     for root, folders, names in os.walk(folder):
         here = Path(root)
         folders[:] = [each for each in folders if here / each != but and not _is_skipped(here / each)]
         for name in names:
             with suppress(OSError):  # it was removed meanwhile
                 status = (here / name).stat()
+                if any(os.path.samestat(status, each) for each in own_outputs):
+                    continue
                 found[str((here / name).relative_to(folder))] = (status.st_mtime_ns, status.st_size)
         if len(found) > MOST_FILES:
             return {}

@@ -83,8 +83,8 @@ class Metrics(Section):
     ) = Field(
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
-        "`{out_dir}` in a scaling study). `.jsonl`, `.txt` or `.log`: a JSON object per line; `.csv`: with a header; `.json`: a row or a list "
-        "of rows.",
+        "`{out_dir}` in a scaling study). `.jsonl`, `.txt`, `.log`: a JSON object per line; `.csv`: with a header; "
+        "`.json`: a row or a list of rows.",
     )
     tensorboard: str | None = Field(
         None,

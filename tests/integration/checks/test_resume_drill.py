@@ -1,8 +1,12 @@
 """The resume drill on small programs that resume, start over, or go on otherwise."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
+from project import ROOT
 from trainyard.checks.resume_drill import Launch, compare, describe_start, list_files, site_grace_seconds
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -242,3 +246,12 @@ def test_hidden_files_environments_and_results_are_no_files_of_a_program(tmp_pat
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     assert sorted(list_files(tmp_path, but=tmp_path / "results")) == ["a.txt", "logs/b.txt"]
+
+
+def test_the_file_with_the_output_of_the_drill_is_none_of_the_program(tmp_path):
+    code = "from pathlib import Path; from trainyard.checks.resume_drill import list_files; print(*list_files(Path()))"
+    (tmp_path / "model.pt").touch()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    with (tmp_path / "drill.log").open("w") as output:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, stdout=output, check=True)
+    assert (tmp_path / "drill.log").read_text() == "model.pt\n"
