@@ -2,7 +2,8 @@
 
 The state of a search is in the log of claims, which has each draw, and in the journals: the ends of the trials. The
 n-th configuration is a function of the seed, of n, and of the results known when it is drawn. So a search that was
-killed makes the same suggestions as an uninterrupted one if its trials end in the same order.
+killed makes the same suggestions as an uninterrupted one if its trials end in the same order. Results of trials that
+it has not drawn are evidence for it, if it could have drawn them.
 """
 
 import logging
