@@ -1,6 +1,6 @@
 """Search: what is found after some trials, beside plain Optuna with the same sampler, and the time that a draw takes.
 
-python benchmarks/search.py [--seeds 20] [--trials 60]
+python benchmarks/search.py [--seeds 20] [--trials 60] [--samplers tpe gp cmaes nsgaii random]
 python benchmarks/search.py --slots
 
 The regret is the distance of the best trial, without its noise, to the optimum: the median over the seeds, and the
@@ -119,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--samplers", nargs="+", default=["tpe", "gp", "cmaes", "nsgaii", "random"])
     parser.add_argument("--slots", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -132,7 +133,8 @@ def main() -> None:
         [
             [problem, method, *_compare(problem, method, arguments.seeds, arguments.trials)]
             for problem in PROBLEMS
-            for method in ("tpe", "gp", "nsgaii" if problem == "ZDT1" else "cmaes", "random")
+            for method in arguments.samplers
+            if method != ("cmaes" if problem == "ZDT1" else "nsgaii")
         ],
     )
 
