@@ -166,9 +166,10 @@ def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
     study, place = checked.study, checked.place
     if not isinstance(study, Sweep):
         return
-    if isinstance(study, CommandSweep) and not study.program_metrics and _count_trials(study) > 1:
-        remedy = "say where your program reports them, as in metrics: {pattern: 'acc=(?P<acc>{number})'}"
-        yield Finding(f"{place}.metrics", "warns", "trials cannot be ranked without metrics", remedy)
+    is_by_seconds = isinstance(study, CommandSweep) and not study.program_metrics and study.target[0] is None
+    if is_by_seconds and _count_trials(study) > 1:
+        remedy = "say where they are, as in metrics: {pattern: 'acc=(?P<acc>{number})'}, or set `metric: seconds`"
+        yield Finding(f"{place}.metrics", "warns", "without metrics, trials are ranked by their seconds", remedy)
     groups = study.program_metrics.groups if study.program_metrics else []
     metric, mode = study.target
     metric, mode = (metric, mode) if metric else study.ranking_metric(groups) or (None, None)

@@ -87,7 +87,7 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     if others:
         rest = " ".join(others)
         found.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")
-    found.note("`metrics`: trials have no ranking without them: say what the program prints, as in "
+    found.note("`metrics`: trials are ranked by their seconds without them: say what the program prints, as in "
                "metrics: {pattern: 'acc=(?P<acc>{number})'}")  # fmt: skip
     return found
 

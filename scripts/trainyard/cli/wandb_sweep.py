@@ -147,7 +147,7 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
     if not metrics:
         if stop or method not in ("grid", "random"):
             raise UserError(f"metric: {'early_terminate' if stop else method} needs one")
-        found.note("`metrics`: nothing says what the program reports, so trials have no metric and no ranking")
+        found.note("`metrics`: nothing says what the program reports, so trials are ranked by their seconds")
         return
     metric = metrics[0]
     name = re.sub(r"\W", "_", metric["name"]).lstrip("_0123456789") or "metric"

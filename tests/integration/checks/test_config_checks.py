@@ -138,6 +138,17 @@ def test_the_program_of_a_command_must_be_there(mistakes, monkeypatch, caplog, c
         assert problem in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("sweep", "reported"),
+    [({}, True), ({"metric": "seconds"}, False), ({"metrics": {"pattern": "a=(?P<acc>{number})"}}, False)],
+)
+def test_a_ranking_by_seconds_for_want_of_metrics_is_reported(mistakes, caplog, sweep, reported):
+    assert mistakes({"sweeps": {"s": {"command": "true {n}", "grid": {"n": [1, 2]}, **sweep}}}) == []
+    assert (
+        "sweeps.s.metrics: without metrics, trials are ranked by their seconds: say where" in caplog.text
+    ) == reported
+
+
 SHARED = "run in one folder, and may overwrite each other's files: let the program write to "
 
 
