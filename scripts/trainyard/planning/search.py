@@ -17,21 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.metric_names import DURATION
-from trainyard.config.sweep import (
-    Choice,
-    Draw,
-    Search,
-    Sweep,
-    TrainSweep,
-    Uniform,
-    condition_of,
-    holds,
-    is_seed,
-    options_of,
-)
+from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
-from trainyard.planning.attempts import Attempt, whole_seconds
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task
 from trainyard.utils.errors import UserError
@@ -269,7 +258,7 @@ class SuggestionSource:
         self._reread = reread
         self._study = OptunaStudy(state.sweep)
         ends = {name: end for name in state.trials if (end := state.end(name))}
-        self._ends = {name: self._with_duration(end, state.attempts_at(name)) for name, end in ends.items()}
+        self._ends = {name: self._with_duration(end) for name, end in ends.items()}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
         self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
@@ -284,21 +273,14 @@ class SuggestionSource:
         if isinstance(event, Ended) and (
             event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
         ):
-            # What has run since this job started is not in its state.
-            earlier = self._order.task(event.trial).earlier if self._needs_duration else ()
-            self._ends[event.trial] = self._with_duration(attempt, earlier)
+            self._ends[event.trial] = self._with_duration(attempt, is_new=True)
 
-    @property
-    def _needs_duration(self) -> bool:
-        return DURATION in {**self._state.sweep.goals, **self._state.sweep.constraints}
-
-    def _with_duration(self, end: Attempt, attempts: Sequence[Attempt]) -> Attempt:
-        """An end whose metrics have the duration of the whole trial, if the search is about it."""
-        seconds = whole_seconds(attempts, end) if self._needs_duration else None
-        if seconds is None:
+    def _with_duration(self, end: Attempt, *, is_new: bool = False) -> Attempt:
+        """An end with the duration of its trial among its metrics, if the search is about it."""
+        if DURATION not in (*self._state.sweep.goals, *self._state.sweep.constraints):
             return end
-        is_own = isinstance(self._state.sweep, TrainSweep)  # whose `seconds` are those of an epoch
-        return replace(end, metrics={DURATION: seconds} | end.metrics | ({DURATION: seconds} if is_own else {}))
+        attempts = self._order.task(end.trial).earlier if is_new else None  # the state is that of the job's start
+        return replace(end, metrics=self._state.whole_metrics(end, attempts))
 
     def _find_evidence(self) -> None:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones, rows of files."""
@@ -362,7 +344,7 @@ class SuggestionSource:
             self._reread(end)
             end = self._state.end(name)
         if end is not None:
-            self._ends[name] = self._with_duration(end, self._state.attempts_at(name))
+            self._ends[name] = self._with_duration(end)
         return end
 
     def next_task(self, seconds: float = 0.0) -> Task | None:

@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeGuard
 
-from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep
+from trainyard.config.metric_names import DURATION
+from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep, TrainSweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.config.trials import (
@@ -439,6 +440,15 @@ class SweepState:
     def seconds_of(self, attempt: Attempt) -> float | None:
         """Duration of an attempt and of the parts of earlier ones that it continued."""
         return whole_seconds(self.attempts[attempt.trial], attempt)
+
+    def whole_metrics(self, attempt: Attempt, attempts: Sequence[Attempt] | None = None) -> dict[str, float]:
+        """The metrics of an attempt, with the duration of its trial as `seconds`, unless a program reports its own.
+
+        Trainyard's loop reports those of an epoch. `attempts` are those at the trial, if more are known by now.
+        """
+        seconds = whole_seconds(self.attempts_at(attempt.trial) if attempts is None else attempts, attempt)
+        found = {} if seconds is None else {DURATION: seconds}
+        return attempt.metrics | found if isinstance(self.sweep, TrainSweep) else found | attempt.metrics
 
     def kept_seconds(self, ends: Iterable[Attempt] | None = None) -> dict[tuple[str, int], float]:
         """Seconds of each attempt that count in the duration of one of `ends`, by trial and number of the attempt.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainyard.config.metric_names import DURATION, Mode, guess_mode
-from trainyard.config.sweep import Limits, TrainSweep, is_seed
+from trainyard.config.sweep import Limits, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
@@ -153,22 +153,16 @@ def rank_sweep(state: SweepState) -> Ranking:
     for name, trial in state.trials.items():
         if not is_placeholder(name):
             values = {key: value_at(trial.settings, key) for key in keys}
-            score = None if candidates else _score(state, name, metric)
-            judged = {each: _score(state, name, each) for each in (*sweep.objectives, *sweep.constraints)}
-            known = {each: math.nan if value is None else value for each, value in judged.items()}
-            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh, known))
+            reported = state.whole_metrics(result) if (result := state.result(name)) else {}
+            # The journal has None for NaN and infinity.
+            found = {each: math.nan if value is None else float(value) for each, value in reported.items()}
+            score = None if candidates else found.get(metric)
+            judged = {each: found.get(each, math.nan) for each in (*sweep.objectives, *sweep.constraints)}
+            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh, judged))
     chosen, wanted = mode or guess_mode(metric), sweep.target[0] or metric
-    return Ranking(
-        metric,
-        chosen,
-        mode is None,
-        rank_configurations(trials, chosen),
-        wanted if wanted != metric else "",
-        candidates,
-        state.constant_keys,
-        sweep.objectives,
-        sweep.constraints,
-    )
+    ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
+    judged_by = sweep.objectives, sweep.constraints
+    return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
 
 
 def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:
@@ -224,22 +218,6 @@ def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...
     if not candidates:
         return DURATION, None, ()
     return candidates[0], None, candidates if len(state.trials) > 1 else ()
-
-
-def _score(state: SweepState, trial: str, metric: str) -> float | None:
-    """The value of the metric in a trial's result: NaN if it was no finite number, None if the trial has none.
-
-    `seconds` is the duration of the whole trial, unless a program reports it. Trainyard's loop reports it per epoch.
-    """
-    result = state.result(trial)
-    if result is None:
-        return None
-    if metric == DURATION and (isinstance(state.sweep, TrainSweep) or metric not in result.metrics):
-        return state.seconds_of(result)
-    if metric not in result.metrics:
-        return None
-    score = result.metrics[metric]
-    return math.nan if score is None else float(score)  # the journal has None for NaN and infinity
 
 
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
