@@ -48,10 +48,10 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
     means = np.array([sign * np.mean(list(each.values())) for each in runs])
     rng = np.random.default_rng(0)  # the same trials have the same answer
     variances, freedom, shared = _noise(runs)
-    draws = _draw_means(means, variances, freedom, rng)
+    draws, weights = _draw_means(means, variances, freedom, rng)
     expected = draws.mean(axis=0)
     leader, following = (int(each) for each in np.argsort(-expected, kind="stable")[:2])
-    chances = np.bincount(draws.argmax(axis=1), minlength=len(runs)) / len(draws)
+    chances = np.bincount(draws.argmax(axis=1), weights, minlength=len(runs)) / weights.sum()
     order = np.argsort(-chances, kind="stable")
     count = int(np.searchsorted(np.cumsum(chances[order]), SURE)) + 1
     tied = (int(each) for each in order[count:] if means[each] == means[leader])
@@ -93,20 +93,27 @@ def _noise(runs: Sequence[Mapping[str, float]]) -> tuple["Array", int, "Array"]:
     return squares / freedom / np.array([len(each) for each in runs]), freedom, shared
 
 
-def _draw_means(means: "Array", variances: "Array", freedom: int, rng: "np.random.Generator") -> "Array":
-    """Draws of the true means, of shape (draws, configurations), given their estimates, where higher is better."""
+def _draw_means(
+    means: "Array", variances: "Array", freedom: int, rng: "np.random.Generator"
+) -> tuple["Array", "Array"]:
+    """Draws of the true means, of shape (draws, configurations), given their estimates, where higher is better.
+
+    The prior of the standard deviation of the true means is flat, so that intervals of differences are not too narrow.
+    With it, a few means that are almost equal seem to differ, and the set of the best is too small. For the set, the
+    draws have weights, which make the prior a half-Cauchy with the scale of the noise (Gelman 2006).
+    """
     import numpy as np
 
     typical = float(np.median(variances))
     if typical**0.5 <= ROUNDING * np.abs(means).max():  # all seeds gave the same values
-        return np.tile(means, (DRAWS, 1))
+        return np.tile(means, (DRAWS, 1)), np.ones(DRAWS)
     scale = (freedom / rng.chisquare(freedom, DRAWS))[:, None]  # of the true variance over its estimate
     spread = max(1.4826 * float(np.median(np.abs(means - np.median(means)))), typical**0.5)
     alike = means > np.median(means) - OUTLIER * spread
     draws = means + np.sqrt(variances * scale) * rng.standard_normal((DRAWS, len(means)))
     if alike.sum() < 2:
-        return draws
-    # The posterior of the standard deviation of the true means on a grid, with a flat prior, then of the true means.
+        return draws, np.ones(DRAWS)
+    # The posterior of the standard deviation of the true means on a grid, then of the true means.
     near, errors = means[alike], variances[alike]
     grid = np.r_[0.0, np.geomspace(0.1, 10, 60)] * typical**0.5
     weights = 1 / (errors + grid[:, None] ** 2)
@@ -122,4 +129,4 @@ def _draw_means(means: "Array", variances: "Array", freedom: int, rng: "np.rando
     kept = tau / (tau + noise)
     shrunken = center[:, None] + kept * (near - center[:, None])
     draws[:, alike] = shrunken + np.sqrt(kept * noise) * rng.standard_normal(noise.shape)
-    return draws
+    return draws, 1 / (1 + tau[:, 0] / typical)

@@ -7,10 +7,10 @@ from trainyard.results.evidence import SURE, weigh
 SWEEPS = 150
 
 
-def simulated(configurations, seeds, *, spread=1.0, are_shared=True):
+def simulated(configurations, seeds, *, spread=1.0, are_shared=True, sweeps=SWEEPS):
     """The true means of simulated sweeps, and their runs; noise has the standard deviation 1."""
     rng = np.random.default_rng(7)
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         truth, of_seed = rng.normal(0, spread, configurations), rng.normal(0, 1, 8)
         counts = [seeds] * configurations if are_shared else [2, *rng.integers(1, 7, configurations - 1)]
         runs = [
@@ -37,6 +37,14 @@ def test_what_is_stated_holds_as_often_as_stated(configurations, seeds, options)
             found.value[0] <= truth[first] <= found.value[1],
         ]
     assert (held / SWEEPS >= SURE - 0.07).all(), held / SWEEPS
+
+
+def test_the_set_has_the_best_of_a_few_that_are_almost_equal():
+    """As the leaders of a search are."""
+    sweeps = 600
+    held = [truth.argmax() in weigh(runs, is_better_higher=True).best
+            for truth, runs in simulated(5, 3, spread=0.2, sweeps=sweeps)]  # fmt: skip
+    assert sum(held) / sweeps >= SURE - 0.005
 
 
 def test_no_difference_is_claimed_where_there_is_none():
