@@ -40,6 +40,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     script = read_script(path)
+    _write_profile()  # also if the config must be written by hand
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
         raise UserError(
@@ -53,7 +54,6 @@ def main(arguments: argparse.Namespace) -> None:
         log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
         observed = observe(script, varied, arguments.seconds)
     _write(arguments.out, first_config(script, varied, observed))
-    _write_profile()
     given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
     on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
     log.info("next: `%s`%s", script_call("check", *given), on_cluster)

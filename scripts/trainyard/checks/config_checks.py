@@ -96,7 +96,8 @@ def _check_folder(checked: CheckedStudy) -> Iterator[Finding]:
     if "TRAINYARD_TRIAL_DIR" not in str(command):
         folder = f"`{{{sorted(own)[-1]}}}`"
         message = f"{count} {what} run in one folder, and may overwrite each other's files"
-        remedy = f"let the program write to {folder}, or set `workdir: trial`; `keep` if it writes none"
+        own_folder = "`workdir: trial`, with absolute paths of its inputs"
+        remedy = f"let the program write to {folder}, or set {own_folder}; `keep` if it writes none"
         yield Finding(f"{checked.place}.workdir", "warns", message, remedy)
 
 
