@@ -190,10 +190,10 @@ def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
     ended = [each for each in ranking.configurations if any(trial.status in ENDED for trial in each.trials)]
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
-        values = tried[key].dropna()
-        if values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:  # lists cannot be counted
+        values, found = tried[key].dropna(), [each.values[key] for each in ranking.leaders]
+        if None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:  # lists cannot be counted
             continue
-        drawn, found = _range_of(state.sweep, key), [each.values[key] for each in ranking.leaders]
+        drawn = _range_of(state.sweep, key)
         low, high = (drawn.low, drawn.high) if drawn else (values.min(), values.max())
         scale = math.log if drawn and drawn.log else float
         near = NEAR * (scale(high) - scale(low)) if drawn else 0.0  # a draw hardly ever is an end itself

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from trainyard.config.sweep import is_seed
 from trainyard.report import style
 from trainyard.report.metric_plots import facet_keys
 from trainyard.report.plotted_trials import PlottedTrials
@@ -52,12 +53,13 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
     for key in keys:
         column = table[key]
         x: dict[str, Any] = {"field": fields[key], "title": names.get(key, key)}
-        if is_numeric(column):
+        if is_numeric(column) and column.nunique() > 1:
             is_log = style.is_log_scale(column.dropna(), ranked.log.get(key))
             x |= {"type": "quantitative", "scale": LOG if is_log else LINEAR}
         else:
             x |= {"type": "nominal", "sort": None, "axis": {"labelAngle": -30}}
-        panels.append({**SIZE, "layer": [*_intervals(x, y, ranked), *_points({"x": x, "y": y, "tooltip": told})]})
+        intervals = [_intervals(x, y)] if ranked.ranking.has_seeds and not is_seed(key) else []
+        panels.append({**SIZE, "layer": [*intervals, _points({"x": x, "y": y, "tooltip": told})]})
     data = {"trials": _records(trials)}
     if curve in epochs and not epochs["trial"].is_unique:
         points = _thin(epochs, curve, list(trials["trial"]))
@@ -66,42 +68,49 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
         title = f"of the best {MAX_CURVES} trials" if len(trials) > MAX_CURVES else ""
         panels.append(_curves(curve, told, title, LOG if is_log else LINEAR))
     config = {
-        "axis": {"gridOpacity": 0.3, "labelLimit": 90, "titleLimit": 240, "labelOverlap": "greedy"},
+        "axis": {
+            "gridOpacity": 0.3,
+            "labelLimit": 90,
+            "titleLimit": 240,
+            "labelOverlap": "greedy",
+            "labelSeparation": 6,
+        },
         "view": {"stroke": None},
     }
     return {"datasets": data, "data": {"name": "trials"}, "concat": panels, "config": config}
 
 
-def _points(encoding: dict[str, Any]) -> list[dict[str, Any]]:
-    """A layer with a point for each trial, and one with a ring around the best."""
-    drawn = {
+def _points(encoding: dict[str, Any]) -> dict[str, Any]:
+    """A layer with a point for each trial, and a ring around that of the best one."""
+    marked, best = {"param": "hover", "empty": False}, {"test": "datum.is_best"}
+    return {
         "params": [
             {"name": "brush", "select": {"type": "interval", "resolve": "intersect"}},
             {"name": "hover", "select": {"type": "point", "fields": ["trial"], "on": "mouseover", "clear": "mouseout"}},
         ],
-        "mark": {"type": "point", "filled": True, "clip": True},
-        "encoding": encoding | {
+        "mark": {"type": "point", "filled": True, "clip": True, "strokeWidth": 2},
+        "encoding": encoding
+        | {
             "color": {"condition": {"test": "datum.status === 'stopped'", "value": STOPPED}, "value": COLORS[0]},
+            "stroke": {"condition": best | {"value": {"expr": "ink"}}, "value": None},
             "opacity": {"condition": {"param": "brush", "value": 0.8}, "value": 0.12},
-            "size": {"condition": {"param": "hover", "empty": False, "value": 200}, "value": 40},
+            "size": {"condition": [marked | {"value": 200}, best | {"value": 120}], "value": 40},
         },
-    }  # fmt: skip
-    ring = {"type": "point", "size": 160, "stroke": {"expr": "ink"}, "filled": False}
-    place = {axis: encoding[axis] for axis in "xy"}
-    return [drawn, {"transform": [{"filter": "datum.is_best"}], "mark": ring, "encoding": place}]
+    }
 
 
-def _intervals(x: dict[str, Any], y: dict[str, Any], ranked: PlottedTrials) -> list[dict[str, Any]]:
-    """A layer with the spread of each configuration over its seeds, if there are several."""
-    if not ranked.ranking.has_seeds:
-        return []
+def _intervals(x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    """A layer with the mean of each configuration, plus and minus the standard deviation over its seeds."""
     means = [{"op": "mean", "field": "metric", "as": "mean"}, {"op": "stdev", "field": "metric", "as": "deviation"}]
     limits = {"low": "datum.mean - datum.deviation", "high": "datum.mean + datum.deviation"}
-    steps = [{"aggregate": means, "groupby": ["configuration", x["field"]]},
-             *({"calculate": formula, "as": name} for name, formula in limits.items())]  # fmt: skip
-    ends = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
-    return [{"transform": steps, "mark": {"type": "rule", "clip": True, "opacity": 0.6, "stroke": {"expr": "ink"}},
-             "encoding": {"x": x, **ends}}]  # fmt: skip
+    return {
+        "transform": [
+            {"aggregate": means, "groupby": ["configuration", x["field"]]},
+            *({"calculate": formula, "as": name} for name, formula in limits.items()),
+        ],
+        "mark": {"type": "rule", "clip": True, "opacity": 0.6, "stroke": {"expr": "ink"}},
+        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
+    }
 
 
 def _curves(curve: str, told: list[dict[str, Any]], title: str, scale: dict[str, Any]) -> dict[str, Any]:

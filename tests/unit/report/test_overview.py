@@ -140,6 +140,16 @@ def test_equal_values_at_both_ends_of_a_range_are_no_reason_to_extend_it(tmp_pat
     assert not any("try " in step for step in summary.next_steps)
 
 
+def test_a_key_that_the_best_trials_do_not_all_have_is_in_no_advice(tmp_path):
+    trials = [{"lr": 1}, *({"lr": 1, "momentum": value} for value in (0.7, 0.8, 0.9))]
+    config = write_results(
+        tmp_path, {**GRID, "grid": {}, "trials": trials}, [finished(v) for v in (1.0, 3.0, 2.0, 1.0)]
+    )
+    (summary,) = summarize_studies(config, tmp_path)
+    assert list(summary.more) == ["equal to it: momentum = 0.9"]
+    assert not any("momentum" in step for step in summary.next_steps)
+
+
 @pytest.mark.parametrize(("count", "is_close"), [(4, False), (60, True)])
 def test_the_end_of_what_was_drawn_is_not_the_end_of_the_range(tmp_path, count, is_close):
     sweep = {**GRID, "grid": {}, "sample": {"count": count, "values": {"lr": {"low": 0, "high": 1}}}}

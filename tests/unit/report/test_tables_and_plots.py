@@ -821,6 +821,7 @@ def test_the_page_shows_the_waste_of_the_table(tmp_path):
     _, trials, _, strategies = swept(tmp_path, runs, **changes)
     folder = tmp_path / "sweeps/s"
     write_table(trials, folder / "trials.csv")
+    write_table(pd.DataFrame(columns=["trial", "epoch"]), folder / "epochs.csv")
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}}}})
     page = write_tables(config, "sweeps", "s", tmp_path)
     written = pd.read_csv(folder / "strategies.csv")
