@@ -500,7 +500,7 @@ def test_a_search_with_objectives_or_constraints_continues_as_it_began(method, o
 @pytest.mark.parametrize("method", DRAWING_NEAR)
 def test_a_search_with_several_objectives_draws_near_all_of_their_front(method):
     """Everything with b = 0 is on the front. Of random draws, a quarter has b below 0.25."""
-    count = 14 if method == "gp" else 100
+    count = 14 if method == "gp" else 60
     late = [each.trial.values for each in searched(method, trade_off, count)][count // 2 :]
     assert sum(each["b"] < 0.25 for each in late) > len(late) / 2
     assert min(each["a"] for each in late) < 0.35
@@ -511,7 +511,7 @@ def test_a_search_with_several_objectives_draws_near_all_of_their_front(method):
 @pytest.mark.parametrize("objectives", [{"x": "min", "y": "max"}, {}])
 def test_a_search_draws_within_the_constraints(method, objectives):
     """The best y has a = 1, but above a = 0.5 trials do not fit: the search learns it, as it does where trials end."""
-    count, limits = 14 if method == "gp" else 100, {"constraints": {"mib": {"max": 50}}}
+    count, limits = 14 if method == "gp" else 60, {"constraints": {"mib": {"max": 50}}}
     options = {"objectives": objectives} if objectives else BY_ONE
     late = [each.trial.values for each in searched(method, trade_off, count, **limits, **options)][count // 2 :]
     free = [each.trial.values for each in searched(method, trade_off, count, **options)][count // 2 :]
