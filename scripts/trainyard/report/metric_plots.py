@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from trainyard.config.sweep import is_seed
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_metric, readable_name
@@ -41,8 +42,8 @@ def facet_grid(count: int) -> tuple[int, int]:
 def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> None:
     """The metric against each varied key: a point per finished trial, a hollow one if it was stopped early.
 
-    The best trial has a ring. Where several trials share each value of a key, dashes are their medians. With `joined`,
-    a line joins the trials in the order of the key.
+    The best trial has a ring. Where several trials share each value of a key, dashes are their medians; with several
+    seeds, each configuration has an interval instead. With `joined`, a line joins the trials in the order of the key.
     """
     keys = facet_keys(ranked)
     for axes in panels[len(keys) :]:
@@ -53,7 +54,10 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
     names = style.short_names(ranked.keys)
     for place, (axes, key) in enumerate(zip(panels, keys, strict=False)):
         _plot_points(axes, ranked, key)
-        _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
+        if ranked.ranking.has_seeds and not is_seed(key):
+            _plot_spread(axes, ranked, key)
+        else:
+            _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
         if joined:
             _join_points(axes, ranked, key)
         _set_key_axis(axes, ranked.table[key], log=ranked.log.get(key))
@@ -95,6 +99,20 @@ def _plot_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
         best = [ranked.best.name]
         axes.plot(x[finished.index], y[finished.index], label="finished", alpha=alpha, color=COLORS[0], **shape)
         axes.plot(x[best], y[best], "o", markersize=10, fillstyle="none", color="black", label="best")
+
+
+def _plot_spread(axes: Axes, ranked: PlottedTrials, key: str) -> None:
+    """Draw the mean of each configuration, plus and minus the standard deviation over its seeds."""
+    (low, high), ranking = ranked.limits, ranked.ranking
+    x = style.to_numbers(ranked.table[key]).set_axis(ranked.table["trial"])
+    rows = [
+        (x[best.trial], each.mean, each.deviation or 0.0)
+        for each in ranking.counting
+        if (best := each.best_trial(ranking.mode)) and each.mean is not None and low <= each.mean <= high
+    ]
+    places, means, deviations = np.array(rows, dtype=float).reshape(-1, 3).T
+    shape: dict[str, Any] = {"linestyle": "none", "marker": "_", "markersize": 10, "color": "#333333"}
+    axes.errorbar(places, means, deviations, label="mean ± standard deviation over seeds", elinewidth=1, **shape)
 
 
 def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", limits: tuple[float, float]) -> None:

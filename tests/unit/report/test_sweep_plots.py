@@ -188,6 +188,22 @@ def test_a_title_names_all_varied_keys_or_none():
     assert "labels" not in gantt, "four keys do not fit into a bar"
 
 
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_configurations_with_several_seeds_have_an_interval(status):
+    rows = sweep(4, lr=[1, 1, 2, 2], seed=[1, 2, 1, 2], accuracy=[0.1, 0.9, 0.7, 0.8], status=status)
+    of_lr, of_seed = Figure().subplots(1, 2)
+    metric_plots.plot_metric(of_lr, of_seed, ranked=rows)
+    drawn = [each for axes in (of_lr, of_seed) for each in axes.containers]
+    if status == "stopped":
+        assert all(not len(each.lines[2][0].get_segments()) for each in drawn), "no mean counts"
+        return
+    (interval,) = drawn
+    deviations = [0.8 / 2**0.5, 0.1 / 2**0.5]
+    ends = [segment[:, 1].tolist() for segment in interval.lines[2][0].get_segments()]
+    expected = [[mean - each, mean + each] for mean, each in zip([0.75, 0.5], deviations[::-1], strict=True)]
+    assert ends == [pytest.approx(each) for each in expected]
+
+
 def test_the_best_trial_is_that_of_the_answer_also_with_seeds():
     """The best single trial may be a lucky one of a configuration whose mean is worse."""
     rows = sweep(4, lr=[1, 1, 2, 2], seed=[1, 2, 1, 2], accuracy=[0.1, 0.9, 0.7, 0.8])
