@@ -739,14 +739,14 @@ class Budget(Section):
         return min(hours, math.inf if self.until is None else datetime.fromisoformat(self.until).timestamp())
 
 
-class Limits(Section):
+class MetricLimits(Section):
     """The values that a metric may have."""
 
     min: float | None = Field(None, description="Least value.", exclude_if=_is_empty)
     max: float | None = Field(None, description="Largest value.", exclude_if=_is_empty)
 
     @model_validator(mode="after")
-    def _check_limits(self) -> "Limits":
+    def _check_limits(self) -> "MetricLimits":
         if self.min is None and self.max is None:
             raise PydanticCustomError("limits", "has no limit: give min or max")
         if self.min is not None and self.max is not None and self.max < self.min:
@@ -809,7 +809,7 @@ class Sweep(Section):
         "`metric`, by which `stop` compares trials.",
         exclude_if=_is_empty,
     )
-    constraints: dict[str, Limits] = Field(
+    constraints: dict[str, MetricLimits] = Field(
         {},
         description="Limits of metrics, as in `{peak_mib: {max: 40000}}`. A configuration beyond them is never the "
         "best. `tpe`, `gp`, `nsgaii` and `nsgaiii` search within them.",

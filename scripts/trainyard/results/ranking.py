@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainyard.config.metric_names import DURATION, Mode, guess_mode
-from trainyard.config.sweep import Limits, is_seed
+from trainyard.config.sweep import MetricLimits, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
@@ -87,7 +87,7 @@ class Ranking:
     candidates: tuple[str, ...] = ()  # reported metrics, if the config names none of them: then none ranks trials
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
     objectives: Mapping[str, Mode] = field(default_factory=dict)
-    constraints: Mapping[str, Limits] = field(default_factory=dict)
+    constraints: Mapping[str, MetricLimits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.infeasible = [each for each in self.configurations if each.n and not self._meets_constraints(each)]

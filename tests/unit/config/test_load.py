@@ -394,7 +394,7 @@ MISTAKES = [
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "(?P<a>{number}))"}}, "parenthesis at position 15"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
-    ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' is not valid; a metrics file"),
+    ("sweeps.own", {"command": "./x", "metrics": {"file": "m.tsv"}}, "'m.tsv' is not valid; a metrics file"),
     (
         "sweeps.own",
         {"command": "./x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "/tmp/m.csv"}},

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
 from trainyard.config.load import check_config
-from trainyard.config.sweep import Limits
+from trainyard.config.sweep import MetricLimits
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
@@ -361,7 +361,7 @@ def front_of(points, objectives, **options):
 def test_a_front_has_a_point_per_configuration_and_a_border_that_all_others_are_behind():
     points = [(1, 9), (2, 9), (3, 4), (4, 5), (6, 1), (9, 1), (0, 0)]
     rows = [{"loss": float(loss), "fps": float(-fps), "mib": float(not loss)} for loss, fps in points]
-    limits = {"constraints": {"mib": Limits(max=0.5)}}
+    limits = {"constraints": {"mib": MetricLimits(max=0.5)}}
     ranking = front_of(rows, {"loss": "min", "fps": "max"}, **limits)
     figure = Figure()
     metric_plots.plot_front(axes := figure.subplots(), ranking=ranking)
