@@ -155,5 +155,9 @@ def test_a_table_of_the_report_sorts_and_filters(report):
     for first in ("4", "12"):
         table.locator("th", has_text="model_args.blocks").first.click()
         expect(cells.first).to_have_text(first)
+    table.locator("#charts canvas").wait_for()
+    with report.expect_download() as saved:
+        table.get_by_role("button", name="CSV").first.click()
+    assert len(pd.read_csv(saved.value.path())) == 6
     table.get_by_role("searchbox").first.fill("12345nothing")
     expect(table.locator("#table-1 tbody tr")).to_have_text(["No matching records found"])

@@ -30,7 +30,6 @@ PLOT_LABELS: Final = {
     },
     "trees": {"scores": "scores", "importance": "importance of the features"},
 }
-_MOST_LABELS: Final = 20
 _MIN_TRIALS: Final = 20
 _MIN_PER_KEY: Final = 5  # trials per varied key
 
@@ -58,7 +57,7 @@ def ordered_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
     Snakemake's report sorts labels and categories, and a space comes before letters.
     """
-    return {key: " " * (_MOST_LABELS - place) + label for place, (key, label) in enumerate(labels.items())}
+    return {key: " " * (len(labels) - place) + label for place, (key, label) in enumerate(labels.items())}
 
 
 def trials_for_importance(keys: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import pandas as pd
 
 from trainyard.config.sweep import is_seed
+from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
 from trainyard.report.metric_plots import facet_keys
 from trainyard.report.plotted_trials import PlottedTrials
@@ -91,7 +92,10 @@ def _points(encoding: dict[str, Any]) -> dict[str, Any]:
         "mark": {"type": "point", "filled": True, "clip": True, "strokeWidth": 2},
         "encoding": encoding
         | {
-            "color": {"condition": {"test": "datum.status === 'stopped'", "value": STOPPED}, "value": COLORS[0]},
+            "color": {
+                "condition": {"test": f"datum.status === '{TrialStatus.STOPPED}'", "value": STOPPED},
+                "value": COLORS[0],
+            },
             "stroke": {"condition": best | {"value": {"expr": "ink"}}, "value": None},
             "opacity": {"condition": {"param": "brush", "value": 0.8}, "value": 0.12},
             "size": {"condition": [marked | {"value": 200}, best | {"value": 120}], "value": 40},

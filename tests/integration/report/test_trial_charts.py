@@ -86,6 +86,22 @@ def test_a_selection_filters_the_table_and_what_its_button_saves(browser, writte
         assert saved["net.lr"].tolist() == [0.1]
 
 
+def test_a_trial_without_a_key_is_in_no_selection_of_its_values(browser, tmp_path):
+    trials = [{"lr": 1, "momentum": -1}, {"lr": 2, "momentum": 1}, {"lr": 3}]
+    path, trials = write_page_of(
+        tmp_path, {**SWEEP, "grid": {}, "trials": trials}, [finished(3.0), finished(3.0), finished(3.0)]
+    )
+    with opened(browser, path, width=WIDTHS[0]) as page:
+        wait_for_charts(page)
+        (_, (x, y), *_), (_, (other, _), *_) = (page.evaluate(PLACES, trials["trial"][number]) for number in (0, 1))
+        page.mouse.move(x - 9, y - 20)
+        page.mouse.down()
+        page.mouse.move(other + 9, y + 20, steps=5)
+        page.mouse.up()
+        expect(page.locator("#table-2 tbody tr")).to_have_count(2)
+        assert shown_trials(page) == set(trials["trial"][:2])
+
+
 def test_a_page_of_many_trials_stays_small_and_says_what_it_leaves_out(browser, tmp_path):
     sweep = SWEEP | {
         "grid": {"lr": {"start": 1, "stop": 100, "step": 1}, "width": {"start": 1, "stop": 100, "step": 1}}
