@@ -108,7 +108,7 @@ class _TimedOrder(SharedOrder):
 
     measured = Measured()
 
-    def claim(self, trials: Any, *, seconds: float | None = None) -> bool:
+    def claim(self, trials: Any, *, seconds: float = 0.0) -> bool:
         began = time.perf_counter()
         try:
             return super().claim(trials, seconds=seconds)

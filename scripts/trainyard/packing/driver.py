@@ -308,10 +308,8 @@ def _run_trials(
     names = [name for name in names if order.may_run(name)]
     expected, least, most = plan.forecast.seconds, plan.forecast.min_seconds, plan.forecast.max_seconds
     tasks = [
-        plan.state.task(
-            name, expected_seconds=expected.get(name), min_seconds=least.get(name), max_seconds=most.get(name)
-        )
-        for name in names
+        replace(task, expected_seconds=expected.get(name), min_seconds=least.get(name), max_seconds=most.get(name))
+        for name, task in zip(names, map(plan.state.task, names), strict=True)
     ]
     sweep = plan.state.sweep
     retention = Retention(sweep, order.state_now) if isinstance(sweep, ProgramSweep) and sweep.keep != "all" else None

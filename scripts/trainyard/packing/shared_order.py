@@ -190,7 +190,7 @@ class SharedOrder:
             size = min(size, int(slots * BATCH_SECONDS / seconds) if seconds else slots)
         return max(1, size)
 
-    def claim(self, trials: Sequence[str], *, seconds: float | None = None) -> bool:
+    def claim(self, trials: Sequence[str], *, seconds: float = 0.0) -> bool:
         """Claim the first of the trials and those of the others that are open; False if the first one is not any more.
 
         With a budget, also if the first one, which is predicted to take so many `seconds` at most, does not fit it.
@@ -202,16 +202,14 @@ class SharedOrder:
             self.refresh()
             gone = self._taken | self.cancelled
             free = [trial for trial in trials if trial not in gone and self._is_open(trial)]
-            if self.is_held or not free or free[0] != trials[0] or (seconds or 0.0) > self.seconds_in_budget():
+            if self.is_held or not free or free[0] != trials[0] or seconds > self.seconds_in_budget():
                 return False
-            if self._fold.claims.append(self._session, take=free, until=self._reserved_until(seconds)):
+            if self._fold.claims.append(self._session, take=free, seconds=seconds):
                 for trial in free:
                     self._opened.pop(trial, None)
                 return True
 
-    def draw(
-        self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float | None = None
-    ) -> str | None:
+    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float = 0.0) -> str | None:
         """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any.
 
         `seconds` as in `claim`.
@@ -221,11 +219,11 @@ class SharedOrder:
         """
         while True:
             self.refresh()
-            if self.is_held or (seconds or 0.0) > self.seconds_in_budget():
+            if self.is_held or seconds > self.seconds_in_budget():
                 return None
             draws, trial = choose()
-            take, until = [trial] if trial else [], self._reserved_until(seconds) if trial else None
-            if not draws or self._fold.claims.append(self._session, take=take, draws=draws, until=until):
+            take = [trial] if trial else []
+            if not draws or self._fold.claims.append(self._session, take=take, draws=draws, seconds=seconds):
                 self._extend()
                 return trial
 
@@ -255,10 +253,6 @@ class SharedOrder:
             if entry.session in ends:
                 ends[entry.session] = max(ends[entry.session], entry.until or 0.0)
         return Spending(budget, self._fold.sessions, self._state.sweep.slots, ends)
-
-    def _reserved_until(self, seconds: float | None) -> float | None:
-        has_limit = self._state.sweep.budget and seconds
-        return round(time.time() + (seconds or 0.0), 4) if has_limit else None
 
     def note_budget_reached(self) -> None:
         """Record that no trial that is left fits the budget."""

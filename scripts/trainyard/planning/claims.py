@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import secrets
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -151,15 +152,18 @@ class ClaimLog:
         draws: Sequence[Suggested] = (),
         fences: Mapping[str, Fence] | None = None,
         request: UserRequest | None = None,
-        until: float | None = None,
+        seconds: float = 0.0,
     ) -> bool:
         """Append an entry, and read it; returns False if another session has written the next one.
+
+        `seconds`: until its trial is predicted to have ended, of a sweep with a budget; 0 if that is unknown.
 
         Raises:
             StorageError: it cannot be written.
         """
-        number, token = len(self.entries) + 1, secrets.token_hex(8)
-        entry = Entry(number, session, token, tuple(take), tuple(draws), dict(fences or {}), request, until)
+        number, token, taken = len(self.entries) + 1, secrets.token_hex(8), tuple(take)
+        until = round(time.time() + seconds, 4) if taken and seconds else None
+        entry = Entry(number, session, token, taken, tuple(draws), dict(fences or {}), request, until)
         path, draft = self._path(entry.number), self._folder / f".{entry.token}.tmp"
         with storage_errors(path):
             try:

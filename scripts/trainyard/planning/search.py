@@ -239,9 +239,7 @@ class Order(Protocol):
     def may_run(self, trial: str) -> bool:
         """Whether this job may run an unfinished trial."""
 
-    def draw(
-        self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float | None = None
-    ) -> str | None:
+    def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float = 0.0) -> str | None:
         """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any."""
 
     def task(self, trial: str) -> Task:

@@ -111,20 +111,23 @@ class TrialSpace:
 
     @cached_property
     def selection(self) -> str:
-        """Identifies what the best are selected from, and how many."""
+        """Identifies what the best are selected from, and how many, and ends with the number of repeats."""
         sweep = self.sweep
         among: list[Any] = list(expand(sweep).by_name(self.dataset_digest))
         among += [self.search_key, sweep.draw_count] if sweep.search else []
-        return digest_of([among, sweep.repeats, sweep.repeat_best, sweep.target, *self._judged_by], length=10)
+        best = digest_of([among, sweep.repeat_best, sweep.target, *self._judged_by], length=10)
+        return f"{best} x{sweep.repeats}"
 
     @property
     def unchosen(self) -> int:
-        """Further seeds of the best configurations that are not drawn yet, at most: fewer may have a result."""
+        """Further seeds of the best configurations that are not drawn yet, if those with fewer repeats are the same."""
         sweep = self.sweep
         if not sweep.repeat_best or self.selection in self._chosen:
             return 0
-        count = sweep.draw_count + len(expand(sweep).trials)
-        return min(sweep.repeat_best, count) * (sweep.repeats - 1)
+        count, best = sweep.draw_count + len(expand(sweep).trials), self.selection.partition(" x")[0]
+        known = (int(repeats) for of, _, repeats in (each.partition(" x") for each in self._chosen) if of == best)
+        before = max((repeats for repeats in known if repeats < sweep.repeats), default=1)
+        return min(sweep.repeat_best, count) * (sweep.repeats - before)
 
     @property
     def _compared_by(self) -> dict[str, Any]:
@@ -414,28 +417,11 @@ class SweepState:
         """Unfinished trials whose last attempt failed."""
         return sum(map(self.has_failed, self.unfinished))
 
-    def task(
-        self,
-        name: str,
-        *,
-        expected_seconds: float | None = None,
-        min_seconds: float | None = None,
-        max_seconds: float | None = None,
-    ) -> Task:
-        """A pending trial as a task of the queue."""
-        trial = self.trials[name]
-        return Task(
-            name,
-            trial.spec,
-            trial.values,
-            self.sweep.retrain,
-            tuple(self.attempts_at(name)),
-            expected_seconds=expected_seconds,
-            min_seconds=min_seconds,
-            max_seconds=max_seconds,
-            has_failed=self.has_failed(name),
-            takeover=self.takeovers.get(name),
-        )
+    def task(self, name: str) -> Task:
+        """A pending trial as a task of the queue, without predictions."""
+        trial, earlier = self.trials[name], tuple(self.attempts_at(name))
+        failed, takeover = self.has_failed(name), self.takeovers.get(name)
+        return Task(name, trial.spec, trial.values, self.sweep.retrain, earlier, has_failed=failed, takeover=takeover)
 
     def seconds_of(self, attempt: Attempt) -> float | None:
         """Duration of an attempt and of the parts of earlier ones that it continued."""

@@ -35,6 +35,10 @@ def test_a_config_needs_the_seeds_that_were_drawn_for_it_and_no_others():
     more = sweep(repeats=3, repeat_best=2)
     assert needed(more, drawn) == ([], 4), "another selection"
     assert needed(more, drawn + draws(more, 0.2) + draws(more, 0.3)) == ([1, 1, 2, 2], 0)
+    again = sweep(repeats=5, repeat_best=1)
+    assert needed(again, drawn) == ([], 2), "of each of the same best, two have run"
+    assert needed(again, drawn + draws(again, 0.3, repeats=(1, 2, 3, 4))) == ([1, 2, 3, 4], 0), "unless they changed"
+    assert needed(sweep(repeats=2, repeat_best=1), draws(again, 0.2)) == ([], 1)
     added = sweep(repeats=3, repeat_best=1, grid={"lr": [0.1, 0.2, 0.3, 0.4]})
     assert needed(added, drawn) == ([], 2), "from more configurations"
 
