@@ -117,7 +117,7 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
         if origin := describe_origin(session):
             lines.append(f"It ran with {origin}")
         if session and session.config:
-            lines.append(f"Its config: {state.folder.parents[1]}/configs/{session.config}.json")
+            lines.append(f"The config of its job: {state.folder.parents[1]}/configs/{session.config}.json")
         lines += filter(None, [describe_mismatch(state)])
         best_first = sorted(ranking.counting[0].trials, key=lambda each: each != best)
         ran = [each.trial for each in best_first if each.trial not in state.space.optional or state.result(each.trial)]

@@ -60,4 +60,4 @@ def test_best_yaml_says_what_its_best_trial_ran_with(tmp_path):
     (session,) = state.sessions_of_results().values()
     assert describe_origin(session) == ran_with
     text = write_best(config, state, rank_sweep(state)).read_text()
-    assert f"\n# It ran with {ran_with}\n# Its config: {tmp_path}/configs/0123abcd.json\n" in text
+    assert f"\n# It ran with {ran_with}\n# The config of its job: {tmp_path}/configs/0123abcd.json\n" in text
