@@ -95,7 +95,7 @@ def _trial(
     kind = _STATES.get(ranked.status, TrialState.FAIL) if shown else TrialState.WAITING
     known: dict[str, Any] = {**(end.metrics if end else {}), **ranked.judged}
     known |= {} if ranking.candidates else {ranking.metric: ranked.score}
-    numbers = {name: each for name, each in known.items() if isinstance(each, (int, float)) and math.isfinite(each)}
+    numbers = {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
     values = [numbers[goal] for goal in goals] if end and numbers.keys() >= set(goals) else None
     if kind == TrialState.COMPLETE and not values:
         kind = TrialState.FAIL

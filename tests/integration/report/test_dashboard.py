@@ -70,7 +70,7 @@ STARTED = ("started", {})
 def test_trials_have_the_states_values_and_curves_of_the_journal(tmp_path):
     journal = Journal(tmp_path, stop={"method": "asha"})
     rule = journal.config.sweeps["mine"].stop_rule
-    journal.record(0, STARTED, *epochs(0.5, 0.25), finished(0.25, accuracy=0.9, note="fast"))
+    journal.record(0, STARTED, *epochs(0.5, 0.25), finished(0.25, accuracy=0.9))
     journal.record(1, STARTED, *epochs(0.75), ("stopped", {"metrics": {"loss": 0.75}, "seconds": 1.0, "rule": rule}))
     journal.record(2, STARTED, *epochs(0.5))
     study = journal.study()
