@@ -75,8 +75,9 @@ def wait_for_tables(page: Page | Frame) -> None:
     page.wait_for_function("""document.querySelectorAll('table[id^="table-"]:not(.dataTable)').length == 0""")
 
 
-# Texts whose contrast with what is behind them is below 4.5, as the WCAG demands it for normal text.
-PALE_TEXTS = """() => {
+# Texts of a page, or of a part of it, whose contrast with what is behind them is below 4.5: what the WCAG demands for
+# normal text.
+PALE_TEXTS = """(part) => {
     const parse = (color) => { const found = color.match(/[\\d.]+/g).map(Number); return [...found, 1].slice(0, 4); };
     const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
     const light = (color) => color.slice(0, 3).map((each) => each / 255).map(
@@ -89,7 +90,7 @@ PALE_TEXTS = """() => {
         const [low, high] = [light(behind(each)), light(parse(getComputedStyle(each).color))].sort((a, b) => a - b);
         return (high + 0.05) / (low + 0.05);
     };
-    return [...document.querySelectorAll("body *:not(script, style)")].filter(
+    return [...(part ?? document.body).querySelectorAll("*:not(script, style)")].filter(
         (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
     ).filter(
         (each) => each.checkVisibility() && !each.closest(".disabled") && contrast(each) < 4.5

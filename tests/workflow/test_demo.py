@@ -93,9 +93,9 @@ def test_the_report_answers_on_its_first_page(report):
     pictures = overview.locator("img").all()
     assert [is_drawn(picture) for picture in pictures] == [True] * 4, "the metric of each sweep, each speedup"
     first = overview.locator("section").first.inner_text()
-    order = [first.index(text) for text in ("best val_accuracy", "runner-up", "Cost: ", "What to do next", "wasted")]
+    order = [first.index(text) for text in ("best val_accuracy", "Cost: ", "What to do next", "wasted")]
     assert order == sorted(order)
-    if (graph := report.locator("#rulegraph")).count():
+    if (graph := report.locator("#app #rulegraph")).count():
         assert graph.bounding_box()["y"] > report.viewport_size["height"], "the drawing of the rules is not seen first"
     box = overview.bounding_box()
     assert box["x"] >= 0
@@ -106,7 +106,7 @@ def test_the_report_answers_on_its_first_page(report):
 def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
     show_first_page(report)
     menu = report.locator("nav.h-screen")
-    names = menu.get_by_role("list").inner_text().split("RESULTS")[1].split("\n")
+    names = menu.locator("ul").inner_text().split("RESULTS")[1].split("\n")
     assert [name.strip() for name in names if name.strip()] == [
         "Overview", "Sweeps", "Scaling", "Tree models", "Data"]  # fmt: skip
     menu.get_by_text("Sweeps", exact=True).click()
@@ -121,9 +121,7 @@ def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
 def test_the_first_page_of_the_report_is_legible_in_both_themes(done, browser, theme):
     with opened(browser, done.folder / "report.html", width=WIDTHS[0], theme=theme) as page:
         expect(page.locator(".trainyard")).to_be_visible()
-        pale = page.evaluate(PALE_TEXTS)
-        shown = page.locator(".grow").inner_text()
-        assert [text for text in pale if text in shown] == []
+        assert page.locator(".prose:has(.trainyard)").evaluate(PALE_TEXTS) == []
 
 
 @pytest.mark.slow
@@ -150,7 +148,7 @@ def test_a_table_of_the_report_sorts_and_filters(report):
     report.locator("nav.h-screen").get_by_text("depth", exact=True).click()
     report.locator("nav tr", has_text="trials: charts and table").locator("a").first.click()
     table = report.frame_locator("iframe")
-    cells = table.locator("#table-1 tbody td:nth-child(2)")
+    cells = table.locator("#table-2 tbody td:nth-child(2)")
     expect(cells).to_have_count(6)
     for first in ("4", "12"):
         table.locator("th", has_text="model_args.blocks").first.click()
@@ -160,4 +158,4 @@ def test_a_table_of_the_report_sorts_and_filters(report):
         table.get_by_role("button", name="CSV").first.click()
     assert len(pd.read_csv(saved.value.path())) == 6
     table.get_by_role("searchbox").first.fill("12345nothing")
-    expect(table.locator("#table-1 tbody tr")).to_have_text(["No matching records found"])
+    expect(table.locator("#table-2 tbody tr")).to_have_text(["No matching records found"])

@@ -10,7 +10,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
 from trainyard.report.metric_plots import facet_keys
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.style import COLORS, STOPPED, is_numeric, readable_metric
+from trainyard.report.style import STOPPED, is_numeric, readable_metric
 
 SIZE: Final = {"width": 250, "height": 200}  # pixels
 MAX_CURVES: Final = 200  # of the best trials: with more, none can be told from the others
@@ -23,7 +23,7 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
     """A specification in Vega-Lite; {} if no trial has a value of the metric. Trials are expected best first.
 
     In the charts of keys, dragging selects the trials of an area (parameter `brush`), and hovering marks one (`hover`).
-    Parameter `ink` is the color of texts.
+    Parameter `ink` is the color of texts, `tone` that of trials.
     """
     if ranked.values.isna().all():
         return {}
@@ -94,7 +94,7 @@ def _points(encoding: dict[str, Any]) -> dict[str, Any]:
         | {
             "color": {
                 "condition": {"test": f"datum.status === '{TrialStatus.STOPPED}'", "value": STOPPED},
-                "value": COLORS[0],
+                "value": {"expr": "tone"},
             },
             "stroke": {"condition": best | {"value": {"expr": "ink"}}, "value": None},
             "opacity": {"condition": {"param": "brush", "value": 0.8}, "value": 0.12},
@@ -131,7 +131,7 @@ def _curves(curve: str, told: list[dict[str, Any]], title: str, scale: dict[str,
             "x": {"field": "epoch", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
             "y": {"field": "value", "type": "quantitative", "title": readable_metric(curve), "scale": scale},
             "detail": {"field": "trial", "type": "nominal"},
-            "color": {"condition": marked | {"value": {"expr": "ink"}}, "value": COLORS[0]},
+            "color": {"condition": marked | {"value": {"expr": "ink"}}, "value": {"expr": "tone"}},
             "strokeWidth": {"condition": marked | {"value": 3}, "value": 1.2},
             "opacity": {"condition": [marked | {"value": 1}, {"param": "brush", "value": 0.6}], "value": 0.06},
             "tooltip": told,
