@@ -21,7 +21,8 @@ def done(tmp_path_factory) -> Project:
     folder.mkdir()
     for name in ("workflow", "scripts", "profiles", "envs"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Snakefile", clone)
+    for name in ("Snakefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone)
     project = Project(folder, clone)
     generator = np.random.default_rng(0)
     frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
