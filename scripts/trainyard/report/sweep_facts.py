@@ -191,10 +191,12 @@ def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
         values, found = tried[key].dropna(), [each.values[key] for each in ranking.leaders]
-        if None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:  # lists cannot be counted
-            continue
+        if not found or None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:
+            continue  # lists cannot be counted
         drawn = _range_of(state.sweep, key)
         low, high = (drawn.low, drawn.high) if drawn else (values.min(), values.max())
+        if not all(low <= value <= high for value in found):  # it is not drawn, but of `grid` or `trials`
+            continue
         scale = math.log if drawn and drawn.log else float
         near = NEAR * (scale(high) - scale(low)) if drawn else 0.0  # a draw hardly ever is an end itself
         for end, word, further in ((low, "smallest", "smaller"), (high, "largest", "larger")):

@@ -232,7 +232,7 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
                "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
-    return pd.DataFrame(rows).astype({"place": "Int64"})
+    return pd.DataFrame(rows, columns=None if rows else ["place"]).astype({"place": "Int64"})
 
 
 def counted_unit(unit: Unit, timeline: pd.DataFrame) -> str:

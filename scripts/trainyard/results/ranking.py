@@ -171,10 +171,12 @@ def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:
     if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == DURATION or ranking.objectives:
         return ""
     which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
-    results, count = [state.result(trial.trial) for each in chosen for trial in each.trials], MORE_SEEDS * len(chosen)
-    seconds = [spent for each in results if each and (spent := state.seconds_of(each))]
+    found, count = [state.result(trial.trial) for each in chosen for trial in each.trials], MORE_SEEDS * len(chosen)
+    results = [each for each in found if each]
+    seconds = [spent for each in results if (spent := state.seconds_of(each))]
     minutes = count * statistics.mean(seconds or [0.0]) * state.max_slots.units_per_trial / 60
-    trials = f"{count} trials" + f", {minutes:.2g} {sweep.slots.unit}-minutes" * bool(seconds)
+    on_cpus = sweep.slots.has_gpus and all(each.location.device == "cpu" for each in results)
+    trials = f"{count} trials" + f", {minutes:.2g} {'slot' if on_cpus else sweep.slots.unit}-minutes" * bool(seconds)
     has_own = any(map(is_seed, sweep.varied_keys)) and sweep.repeats == 1
     can_repeat = sweep.repeats_of_all == 1 and sweep.seed_key and isinstance(sweep.first_seed, int) and not has_own
     options = f" (`repeats: {sweep.repeats + MORE_SEEDS}` and `repeat_best: {len(chosen)}`)" if can_repeat else ""

@@ -29,8 +29,11 @@ def absent_config(path: Path) -> str:
 
 
 def shell_folder() -> Path:
-    """The folder of the shell that started this run. Snakemake may have left it (`--directory`)."""
-    return Path(os.environ.get("PWD", Path.cwd()))
+    """The folder of the shell that started this run. Snakemake may have left it (`--directory`).
+
+    PWD may also be from another machine, or removed since.
+    """
+    return path if (path := Path(os.environ.get("PWD", ""))).is_dir() else Path.cwd()
 
 
 def as_typed(path: Path) -> str:

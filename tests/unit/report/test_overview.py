@@ -128,7 +128,7 @@ def test_a_best_value_within_its_range_asks_for_more_seeds_only(tmp_path):
     assert summary.more[0].endswith("; with one run each, chance may have decided")
     assert summary.next_steps == [
         "To decide between the first 4: run 3 new seeds of each, the same for all, which is 12 trials, "
-        "1.9 GPU-minutes.",
+        "1.9 slot-minutes.",
         f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how.",
     ]
 
@@ -160,6 +160,30 @@ def test_the_end_of_what_was_drawn_is_not_the_end_of_the_range(tmp_path, count, 
     (summary,) = summarize_studies(config, tmp_path / "b")
     line = f"The best lr, {max(values):g}, is close to 1, the largest of its range: try larger ones."
     assert [step for step in summary.next_steps if "try " in step] == [line] * is_close
+
+
+def test_a_best_value_outside_the_range_of_a_search_is_at_no_end_of_it(tmp_path):
+    search = {"values": {"wd": {"low": 1e-4, "high": 0.1, "log": True}}, "trials": 3}
+    sweep = {**GRID, "grid": {"wd": [0.0, 0.01, 0.1]}, "search": search}
+    config = write_results(tmp_path, sweep, [finished(value) for value in (1.0, 2.0, 3.0)])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert "wd = 0" in summary.answer
+    assert not any("try " in step for step in summary.next_steps)
+
+
+def test_if_all_configurations_are_incomplete_none_is_at_an_end_of_the_range(tmp_path):
+    sweep = {**GRID, "grid": {"lr": [1, 2, 3], "seed": [0, 1]}}
+    (summary,) = summarize_studies(write_results(tmp_path, sweep, [finished(1.0), DIVERGED] * 3), tmp_path)
+    assert "lr = 1" in summary.answer
+    assert not any("try " in step for step in summary.next_steps)
+
+
+def test_a_search_without_any_trial_yet_has_a_page(tmp_path):
+    search = {"values": {"lr": {"low": 0, "high": 1}}, "trials": 3}
+    config = write_results(tmp_path, {**GRID, "grid": {}, "search": search}, [])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts == {"ran": "nothing yet"}
+    assert read_table(tmp_path / "sweeps/s/ranking.csv").empty
 
 
 def test_values_that_are_no_numbers_have_no_range(tmp_path):
