@@ -4,6 +4,7 @@ Every row is computed from the sweep's journal.
 """
 
 import logging
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -43,11 +44,11 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     `energy_kwh`, if GPUs have counted it, is that of all attempts. A diverged trial has no metrics, so that no
     comparison includes it. A metric with the same name as another column is in the column `reported_<name>`. With
     objectives, `is_on_pareto_front` says whether the trial's configuration is on it; with constraints, `is_feasible`,
-    whether it meets them.
+    whether the trial's own values meet them, if it has reported all of them.
     """
     keys, ranking = varied_keys(list(state.trials.values())), rank_sweep(state)
     front = {trial.trial for each in ranking.front for trial in each.trials}
-    infeasible = {trial.trial for each in ranking.infeasible for trial in each.trials}
+    judged = {trial.trial: trial.judged for each in ranking.configurations for trial in each.trials}
     results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     if isinstance(state.sweep, TrainSweep):
@@ -67,7 +68,9 @@ def trials_table(state: SweepState) -> pd.DataFrame:
         row |= {"energy_kwh": sum(spent) if spent else None} if has_energy else {}
         row |= _metric_columns(values, {*RESERVED, *keys, *(["energy_kwh"] if has_energy else [])})
         row |= {"is_on_pareto_front": name in front} if ranking.objectives else {}
-        row |= {"is_feasible": name not in infeasible if result else None} if ranking.constraints else {}
+        if ranking.constraints:
+            is_known = name in judged and not any(math.isnan(judged[name][each]) for each in ranking.constraints)
+            row["is_feasible"] = ranking.meets_constraints(judged[name]) if is_known else None
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -53,7 +53,7 @@ def is_concluded(state: SweepState, trial: str) -> bool:
 def _best_trials(state: SweepState, count: int) -> frozenset[str]:
     """The trials that `best N` keeps; all of them if no metric ranks them."""
     ranking = rank_sweep(state)
-    if ranking.candidates or ranking.metric == DURATION:
+    if ranking.candidates or DURATION == ranking.metric != state.sweep.metric:  # nothing better was reported
         return frozenset(state.trials)
     names = ([trial.trial for trial in each.trials] for each in ranking.configurations)
     counting = {trial.trial for each in ranking.counting for trial in each.trials}

@@ -134,6 +134,14 @@ def test_what_is_beyond_the_constraints_does_not_win(tmp_path, limits, best):
     assert widths(ranking.configurations)[-beyond:] == widths(ranking.infeasible)
 
 
+def test_a_trial_is_feasible_by_its_own_values(tmp_path):
+    """Also if no comparison includes it: it was stopped, or its metric is no number."""
+    ends = [(STOPPED, {"accuracy": 0.1, "peak_mib": 60000.0}), {"accuracy": None, "peak_mib": 60000.0}]
+    ends += [(STOPPED, {"accuracy": 0.1, "peak_mib": 10000.0}), {"accuracy": 0.5}]
+    state = swept(tmp_path, *ends, metric="accuracy", constraints=LIMITS, stop={"method": "asha"})
+    assert trials_table(state)["is_feasible"].tolist() == [False, False, True, None]
+
+
 def test_if_nothing_meets_the_constraints_nothing_wins(tmp_path):
     state = swept(tmp_path, {"accuracy": 0.9, "peak_mib": 60000.0}, metric="accuracy", constraints=LIMITS)
     ranking = rank_sweep(state)

@@ -76,6 +76,12 @@ def test_the_best_configurations_or_the_metrics_alone_are_kept(tmp_path, keep, e
     }
 
 
+@pytest.mark.parametrize("by", [{"metric": "seconds"}, {"objectives": {"seconds": "min", "loss": "min"}}])
+def test_the_fastest_are_the_best_if_the_config_says_so(tmp_path, by):
+    state = swept(tmp_path, 1.0, 1.0, 2.0, 2.0, stop=None, **({"metric": None} | by))
+    assert len(reduced_folders(state, "best 1")) == 2
+
+
 def test_trials_that_may_go_on_and_configurations_that_are_not_complete_are_whole(tmp_path):
     ends = [3.0, (STOPPED, 5.0), (TrialStatus.INTERRUPTED, 0.0), (FAILED, 0.0), 0.5]
     state = swept(tmp_path, *ends)  # the last configuration has a seed left
