@@ -42,9 +42,11 @@ _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
     **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
 }
 _ASSIGNS: Final = re.compile(
-    r"(?:^|[;\s(])(?:[A-Za-z_]\w*(?:\[[^]]*\])?\+?=|(?:read|mapfile|readarray|let|declare)\b|\(\()", re.M
+    r"(?:^|[;\s(])(?:[A-Za-z_]\w*(?:\[[^]]*\])?\+?=|(?:read|mapfile|readarray|let|declare|printf\s+-v)\b|\(\()", re.M
 )
-_PRINTS: Final = re.compile(r"\s*(?:#.*|(?:echo|printf|date|hostname|nvidia-smi)\b[^>|;&]*)?")
+# Lines that only print are left out; but what they substitute, as `$(python x.py)`, may do more.
+_SHOWS: Final = r"(?:echo|printf(?!\s+-v)|date|hostname|nvidia-smi|pwd|whoami)(?=[\s)]|$)"
+_PRINTS: Final = re.compile(rf"\s*(?:#.*|{_SHOWS}(?:[^>|;&$`]|\$\({_SHOWS}[^()>|;&$`]*\)|\$(?!\((?!\()))*)?")
 # An element of an array, or a line of a file, within a command; before it, the option or variable that gets it.
 _INLINE: Final = re.compile(
     r"(?:--?([A-Za-z][\w-]*)[= ]\s*)?\"?"
@@ -60,7 +62,9 @@ _PARSER: Final = argparse.ArgumentParser(
 )
 for _flags in (("-a", "--array"), ("-J", "--job-name"), ("-D", "--chdir"), ("--signal",), ("--gpus-per-task",)):
     _PARSER.add_argument(*_flags)
-_OF_SITE: Final = ("account", "partition", "qos", "constraint", "mem", "mem_per_cpu", "gres")
+_OF_SITE: Final = ("account", "partition", "qos", "constraint", "mem", "mem_per_cpu", "nodes",
+                   "gres", "gpus", "gpus_per_node", "gpus_per_task")  # fmt: skip
+_IN_SLOTS: Final = re.compile(r"--nodes=1|--gpus[a-z-]*=\d+|--gres=gpu(:\d+)?")  # not the type of the GPUs
 
 
 def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
@@ -83,7 +87,8 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     command, keys = script.command()
     found.sweep |= {"command": command, "workdir": "keep", **_trials(keys)}  # all tasks of an array run in one folder
     _set_resources(options, array, found)
-    others += [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
+    given = [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
+    others += [each for each in given if not _IN_SLOTS.fullmatch(each)]
     if others:
         rest = " ".join(others)
         found.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")
@@ -354,7 +359,7 @@ def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep
     given = options.gpus_per_node or options.gpus or options.gpus_per_task
     requested = f"gpu:{given}" if given else options.gres or ""
     gpus = next((count for _, count in parse_gpus(requested)), int("gpu" in requested))
-    cpus, limit = options.cpus_per_task or 1, array.partition("%")[2]
+    cpus, limit = options.cpus_per_task or gpus * (options.cpus_per_gpu or 0) or 1, array.partition("%")[2]
     slots: dict[str, Any] = {"gpus_per_node": gpus} if gpus else {"gpus_per_node": 0, "slots_per_node": 1}
     slots |= ({"gpus_per_trial": gpus} if gpus > 1 else {}) | ({"cpus_per_trial": cpus} if cpus > 1 else {})
     found.sweep["slots"] = {"jobs": min(int(limit), 100) if limit else "auto", **slots}

@@ -99,6 +99,14 @@ OPTIONS=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" params.txt)
 echo "lr: $lr" > cfg.txt
 python train.py $(cat cfg.txt) $OPTIONS
 """
+VARIABLES = """
+LRS=(1 2)
+date=$(date +2026)
+printf -v tag 'lr_%s' ${LRS[$SLURM_ARRAY_TASK_ID]}
+echo "task $SLURM_ARRAY_TASK_ID on $(hostname) at $(date +%T)"
+echo $(python note.py)
+python train.py --out $date-$tag
+"""
 BY_TASK = "X=$(python choose.py)\npython train.py $SLURM_ARRAY_TASK_ID\n"
 BRACES = "LRS=(1 2)\nLR=${LRS[$SLURM_ARRAY_TASK_ID]}\nawk '{print}' table.csv | python train.py --lr $LR\n"
 SCRIPTS = {
@@ -111,6 +119,7 @@ SCRIPTS = {
     "inline": ("0-2", INLINE, {"files", "lr", "batch_size"}),
     "here-document": ("0-2", HERE_DOCUMENT, {"seeds"}),
     "file": ("0-1", FILE, {"lr", "lr_", "batch_size"}),
+    "variables": ("0-1", VARIABLES, {"tag"}),
     "by-task": ("2-8:3", BY_TASK, {"task"}),
     "braces": ("0-1", BRACES, {"task"}),
 }
@@ -223,6 +232,22 @@ def test_what_the_job_requested_becomes_slots_limits_and_notes(work):
         assert expected in notes
     assert found.text(Path("job.sbatch")).startswith("# Imported from job.sbatch.\n# What to look at")
     assert "\n  deep-net:\n" in found.text(Path("job.sbatch"))
+
+
+@pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        (["--nodes=2", "--gres=gpu:2,shard:1"], ["--nodes=2 --gres=gpu:2,shard:1"]),
+        (["--nodes=1", "--gres=gpu:2"], []),
+        (["--gpus=a100:2"], ["--gpus=a100:2"]),
+    ],
+)
+def test_what_became_no_slots_is_named(work, options, rest):
+    body = "python train.py $SLURM_ARRAY_TASK_ID\n"
+    found = import_array_script(write(body, "-a 0-1", "--cpus-per-gpu=4", *options))
+    assert re.findall(r"not carried over: (.*);", "\n".join(found.notes)) == rest
+    assert found.sweep["slots"]["gpus_per_node"] == 2
+    assert found.sweep["slots"]["cpus_per_trial"] == 8
 
 
 def test_a_script_whose_parameters_cannot_be_found_runs_as_it_is(work):
