@@ -7,7 +7,6 @@ itself. The user's values of the variables that these change are therefore recor
 import contextlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -132,7 +131,7 @@ def _find_python(study: Sweep | Scaling) -> Path | None:
 
 
 def find_versions(sweep: Sweep) -> dict[str, str]:
-    """The versions of Trainyard, and of Python and torch for the trials, as far as files tell.
+    """The versions of Trainyard, and of Python (without its last part) and torch for the trials, as far as files tell.
 
     Python is not started: that takes a second where its files lie on a shared file system.
     """
@@ -140,10 +139,10 @@ def find_versions(sweep: Sweep) -> dict[str, str]:
     python = _find_python(sweep) if isinstance(sweep, CommandSweep) else Path(sys.executable)
     if python is None:
         return versions
-    prefix, number = python.parent.parent, python.resolve().name.removeprefix("python")
+    prefix = python.parent.parent
     is_own = prefix == Path(sys.prefix)
-    if is_own or number:
-        versions["python"] = platform.python_version() if is_own else number
+    if number := re.match(r"python(\d+\.\d+)", python.resolve().name):
+        versions["python"] = number[1]
     folders = sys.path if is_own else list(map(str, prefix.glob("lib/python3*/site-packages")))
     found = next(iter(metadata.distributions(name="torch", path=folders)), None)
     return versions | ({"torch": found.version} if found else {})

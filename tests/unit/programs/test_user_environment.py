@@ -157,11 +157,11 @@ def test_the_environment_is_not_part_of_a_trials_identity(venv):
     assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest
 
 
-def test_versions_are_those_of_the_environment_of_the_trials(venv, shell):
-    own = find_versions(TrainSweep.model_validate({"dataset": "d", "trials": [{}]}))
-    assert own == {"trainyard": VERSION, "python": platform.python_version(), "torch": metadata.version("torch")}
-    command = CommandSweep.model_validate({"command": "x", "python": str(venv)})
+def test_versions_are_those_of_the_environment_of_the_trials(venv, shell, tmp_path):
+    found = find_versions(TrainSweep.model_validate({"dataset": "d", "trials": [{}]}))
     minor = ".".join(platform.python_version_tuple()[:2])
+    assert found == {"trainyard": VERSION, "python": minor, "torch": metadata.version("torch")}
+    command = CommandSweep.model_validate({"command": "x", "python": str(venv)})
     assert find_versions(command) == {"trainyard": VERSION, "python": minor}
     packages = next(venv.glob("lib/python3*/site-packages"))
     (packages / "torch-2.1.0.dist-info").mkdir()
@@ -174,6 +174,8 @@ def test_versions_are_those_of_the_environment_of_the_trials(venv, shell):
     assert find_versions(CommandSweep.model_validate({"command": "x"})) == given
     shell.setenv("PATH", "/nowhere")
     assert find_versions(CommandSweep.model_validate({"command": "x"})) == {"trainyard": VERSION}
+    wrapper = str(executable(tmp_path / "bin/run-in-container.sh"))
+    assert find_versions(own(python=wrapper)) == {"trainyard": VERSION}
 
 
 def test_the_version_of_the_code_is_its_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):
