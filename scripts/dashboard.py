@@ -1,7 +1,6 @@
 """Show the trials of all sweeps in optuna-dashboard, also while they run; or write them as studies of Optuna."""
 
 import argparse
-import getpass
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from trainyard.cli import command_line
+from trainyard.cluster import host
 from trainyard.planning.added_trials import read_current_config
 from trainyard.utils.errors import UserError
 
@@ -50,11 +50,12 @@ def main(arguments: argparse.Namespace) -> None:
     try:
         dashboard = Dashboard(config, arguments.results)
         server = make_server(LOOPBACK, arguments.port, dashboard, server_class=Server, handler_class=QuietHandler)
-    except OSError as error:
-        raise UserError(f"port {arguments.port}: {error.strerror}; --port gives another one") from None
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not from 0 to 65535"
+        raise UserError(f"port {arguments.port}: {reason}; --port gives another one") from None
     port, node = server.server_port, os.uname().nodename
     log.info("http://%s:%d/ shows the sweeps until you press Ctrl-C", LOOPBACK, port)
-    log.info("from another machine, first: ssh -N -L %d:%s:%d %s@%s", port, LOOPBACK, port, getpass.getuser(), node)
+    log.info("from another machine, first: ssh -N -L %d:%s:%d %s@%s", port, LOOPBACK, port, host.user_name(), node)
     log.info("whoever is logged in to %s can open it, too: it has no password, and nothing can be changed in it", node)
     with server, suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -1,6 +1,7 @@
 """The trials of sweeps as studies of Optuna, and optuna-dashboard on them. Nothing is written back to the journal."""
 
 import math
+import re
 import tempfile
 import time
 import warnings
@@ -75,7 +76,7 @@ def _params(state: SweepState, name: str, keys: Iterable[str]) -> dict[str, Any]
 def _space(values: Sequence[Any], *, log: bool | None) -> BaseDistribution:
     """The distribution of these values of a key: a range of numbers, or else categories."""
     column = pd.Series(values)
-    if not is_numeric(column):
+    if None in values or not is_numeric(column):
         return CategoricalDistribution(list(dict.fromkeys(values)))
     kind = IntDistribution if pd.api.types.is_integer_dtype(column) else FloatDistribution
     return kind(min(values), max(values), log=is_log_scale(column, log))
@@ -138,7 +139,10 @@ class Dashboard:
         self._lock, self._next = Lock(), 0.0
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request."""
+        """Answer a request to this host by its own names; a foreign page can have its name resolved to 127.0.0.1."""
+        if not re.fullmatch(r"(localhost|127\.0\.0\.1)(:\d+)?", environ.get("HTTP_HOST", "")):
+            start_response("403 Forbidden", [("Content-Type", "application/json")])
+            return [b'{"reason": "open it as localhost or 127.0.0.1"}']
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", "application/json")])
             return [b'{"reason": "the journals of the sweeps say what is shown: it cannot be changed here"}']

@@ -138,6 +138,12 @@ def test_without_a_metric_all_that_trials_report_are_objectives(tmp_path):
     assert [each.name for each in study.directions] == ["MINIMIZE", "MAXIMIZE"]
 
 
+def test_a_key_that_is_null_in_a_trial_has_categories(tmp_path):
+    assert Journal(tmp_path, trials=[], grid={"wd": [None, 0.2]}).study().trials[1].distributions == {
+        "wd": CategoricalDistribution([None, 0.2])
+    }
+
+
 def test_optuna_loads_the_studies_from_a_file(tmp_path):
     journal = Journal(tmp_path)
     for trial, loss in enumerate([0.5, 0.25, 0.75]):
@@ -191,10 +197,16 @@ def test_the_dashboard_follows_the_journal(tmp_path):
         for method, url in [("DELETE", study), ("POST", f"{address}/api/trials/2/tell"), ("PUT", f"{study}/note")]:
             with pytest.raises(HTTPError, match="405"):
                 urllib.request.urlopen(urllib.request.Request(url, b"{}", method=method), timeout=60)
-        taken = subprocess.run(
-            [sys.executable, ROOT / "scripts/dashboard.py", "--config", "my.yaml", "--port", str(port)],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        assert taken.returncode == 1
-        assert f"port {port}" in taken.stdout
-        assert "--port" in taken.stdout
+        for host, code in [("localhost:9999", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]:
+            request = urllib.request.Request(f"{address}/api/studies", headers={"Host": host})
+            try:
+                found = urllib.request.urlopen(request, timeout=60).status
+            except HTTPError as error:
+                found = error.code
+            assert found == code, host
+        for refused, reason in [(port, "in use"), (99999, "not from 0 to 65535")]:
+            call = [sys.executable, ROOT / "scripts/dashboard.py", "--config", "my.yaml", "--port", str(refused)]
+            done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 1
+            assert re.search(rf"port {refused}: .*{reason}; --port", done.stdout)
+            assert "Traceback" not in done.stdout + done.stderr
