@@ -439,9 +439,6 @@ class Stop(Section):
             raise PydanticCustomError("stop", "{method} has no {name}; it has {known}", content)
         if self.method in _PRUNERS:
             _check_options(self, self._pruner_class, self.pruner)
-        if self.method == "hyperband" and self.grace_period > (self.epochs or 0):
-            message = "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
-            raise PydanticCustomError("stop", message)
         return self
 
     @property
@@ -917,6 +914,14 @@ class Sweep(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_stop(self) -> "Sweep":
+        trained = self.train.epochs if isinstance(self, TrainSweep) and "epochs" not in self._keys_of_parts else 0
+        if self.stop and self.stop.method == "hyperband" and self.stop.grace_period > (self.stop.epochs or trained):
+            message = "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
+            raise PydanticCustomError("stop", message)
+        return self
+
+    @model_validator(mode="after")
     def _check_evidence(self) -> "Sweep":
         """Check that each file of the search's evidence has a column for each metric and for each key always drawn."""
         always = [key for key, choice in self.search.values.items() if not condition_of(choice)] if self.search else []
@@ -1050,11 +1055,6 @@ class Sweep(Section):
         """The metric and mode that rank trials; None for each that the config does not determine."""
         is_known = isinstance(self, TrainSweep) or self.search or self.stop
         return self.compared_by if is_known else (self.metric, self.mode)
-
-    @property
-    def stop_rule(self) -> dict[str, Any] | None:
-        """What decides whether a trial is stopped early, as the journal records it."""
-        return self.stop.rule(*self.compared_by) if self.stop else None
 
     @staticmethod
     def ranking_candidates(reported: Iterable[str]) -> list[str]:

@@ -303,7 +303,7 @@ def _describe_again(state: SweepState) -> Iterator[str]:
     if not (stopped := state.stopped_before):
         return
     by = "by a rule that is no longer in the config"
-    if (now := state.sweep.stop_rule) and (then := stopped[0].rule):
+    if (now := state.stop_rule) and (then := stopped[0].rule):
         changed = [f"{name}: {value}" for name, value in then.items() if value != now.get(name, value)]
         by = f"by another rule, with {', '.join(changed)}"
     yield f"{len(stopped)} stopped early {by}"

@@ -87,7 +87,7 @@ class TrialSpace:
         There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
-        self.__dict__.pop("selection", None)
+        self.__dict__.pop("_selections", None)
         found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=before.draw_count)
         added = {name: trial for name, trial in found.items() if name not in self.trials}
         self.trials |= added
@@ -109,25 +109,29 @@ class TrialSpace:
         sweep = self.sweep
         return digest_of(["seeds", sweep.spec_content, self.dataset_digest, RESULT_VERSION, sweep.retrain], length=10)
 
-    @cached_property
+    @property
     def selection(self) -> str:
-        """Identifies what the best are selected from, and how many, and ends with the number of repeats."""
+        """Identifies what the best are selected from, how many, and the number of repeats."""
+        return self._selections[-1]
+
+    @cached_property
+    def _selections(self) -> list[str]:
+        """The `selection` of each number of repeats, up to that of the config."""
         sweep = self.sweep
         among: list[Any] = list(expand(sweep).by_name(self.dataset_digest))
         among += [self.search_key, sweep.draw_count] if sweep.search else []
-        best = digest_of([among, sweep.repeat_best, sweep.target, *self._judged_by], length=10)
-        return f"{best} x{sweep.repeats}"
+        options = [sweep.repeat_best, sweep.target, *self._judged_by]
+        return [digest_of([among, repeats, *options], length=10) for repeats in range(1, sweep.repeats + 1)]
 
     @property
     def unchosen(self) -> int:
         """Further seeds of the best configurations that are not drawn yet, if those with fewer repeats are the same."""
         sweep = self.sweep
-        if not sweep.repeat_best or self.selection in self._chosen:
+        if not sweep.repeat_best:
             return 0
-        count, best = sweep.draw_count + len(expand(sweep).trials), self.selection.partition(" x")[0]
-        known = (int(repeats) for of, _, repeats in (each.partition(" x") for each in self._chosen) if of == best)
-        before = max((repeats for repeats in known if repeats < sweep.repeats), default=1)
-        return min(sweep.repeat_best, count) * (sweep.repeats - before)
+        count = sweep.draw_count + len(expand(sweep).trials)
+        chosen = [repeats for repeats, each in enumerate(self._selections, 1) if each in self._chosen]
+        return min(sweep.repeat_best, count) * (sweep.repeats - max(chosen, default=1))
 
     @property
     def _compared_by(self) -> dict[str, Any]:
@@ -346,11 +350,12 @@ class SweepState:
         has_diverged = attempt.outcome == TrialStatus.DIVERGED and not self._is_unmonitored(attempt)
         if has_diverged or not (attempt.early or attempt.outcome == TrialStatus.STOPPED):
             return False
-        return self._rule is None or attempt.rule not in (None, self._rule)
+        return self.stop_rule is None or attempt.rule not in (None, self.stop_rule)
 
     @cached_property
-    def _rule(self) -> dict[str, Any] | None:
-        return self.sweep.stop_rule
+    def stop_rule(self) -> dict[str, Any] | None:
+        """What decides whether a trial is stopped early, as the journal records it."""
+        return self.stop.rule(*self.sweep.compared_by) if self.stop else None
 
     @cached_property
     def _metrics_digest(self) -> str:

@@ -69,7 +69,8 @@ STARTED = ("started", {})
 
 def test_trials_have_the_states_values_and_curves_of_the_journal(tmp_path):
     journal = Journal(tmp_path, stop={"method": "asha"})
-    rule = journal.config.sweeps["mine"].stop_rule
+    sweep = journal.config.sweeps["mine"]
+    rule = sweep.stop.rule(*sweep.compared_by)
     journal.record(0, STARTED, *epochs(0.5, 0.25), finished(0.25, accuracy=0.9))
     journal.record(1, STARTED, *epochs(0.75), ("stopped", {"metrics": {"loss": 0.75}, "seconds": 1.0, "rule": rule}))
     journal.record(2, STARTED, *epochs(0.5))

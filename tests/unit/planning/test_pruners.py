@@ -8,11 +8,12 @@ import warnings
 
 import optuna
 import pytest
-from trainyard.config.sweep import Stop
+from trainyard.config.sweep import CommandSweep, Stop, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Ended, Epoch
+from trainyard.planning.plan import read_state
 from trainyard.utils.import_path import SCRIPTS
 
 EPOCHS = 20
@@ -221,14 +222,27 @@ for method in ("asha", "median", "hyperband", "wilcoxon"):
             {"method": "asha", "options": {"min_resource": 1}},
             "asha has no options; it has grace_period, reduction_factor",
         ),
-        ({"method": "hyperband"}, "hyperband needs the `epochs` of a complete trial"),
-        ({"method": "hyperband", "epochs": 5, "grace_period": 6}, "which are not fewer than grace_period"),
     ],
 )
 def test_bad_options_are_named(stop, message):
     with pytest.raises(ValueError, match="1 validation error") as error:
         Stop.model_validate(stop)
     assert message in str(error.value)
+
+
+def test_hyperband_knows_the_epochs_of_a_training(tmp_path):
+    sweep = {"dataset": "d", "train": {"epochs": 9}, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "hyperband"}}
+    state = read_state(TrainSweep.model_validate(sweep), "s", tmp_path)
+    assert state.early_stopping_rule().content == state.stop_rule
+    assert state.stop_rule["epochs"] == 9
+    command = {"command": "true {x}", "metrics": {"file": "m.json"}, "grid": {"x": [1]}, "stop": sweep["stop"]}
+    for kind, wrong in [
+        (TrainSweep, sweep | {"grid": {"epochs": [3, 9]}}),
+        (TrainSweep, sweep | {"stop": {"method": "hyperband", "grace_period": 10}}),
+        (CommandSweep, command),
+    ]:
+        with pytest.raises(ValueError, match="hyperband needs the `epochs` of a complete trial"):
+            kind.model_validate(wrong)
 
 
 def test_the_journal_has_the_rule_with_its_options():

@@ -1,5 +1,6 @@
 """The further seeds of a sweep: those that its config needs, and those that count once they have run."""
 
+import pytest
 from trainyard.config.sweep import TrainSweep
 from trainyard.config.trials import with_seed
 from trainyard.planning.journal import Suggested
@@ -41,6 +42,17 @@ def test_a_config_needs_the_seeds_that_were_drawn_for_it_and_no_others():
     assert needed(sweep(repeats=2, repeat_best=1), draws(again, 0.2)) == ([], 1)
     added = sweep(repeats=3, repeat_best=1, grid={"lr": [0.1, 0.2, 0.3, 0.4]})
     assert needed(added, drawn) == ([], 2), "from more configurations"
+
+
+@pytest.mark.parametrize(
+    ("made", "known"),
+    [
+        (sweep(repeats=3, repeat_best=1), "4f7cec3394"),
+        (sweep(repeats=3, repeat_best=1, grid={}, search={"trials": 4, "values": {"lr": [0.1]}}), "d00de45246"),
+    ],
+)
+def test_journals_of_the_first_version_have_the_seeds_that_a_config_needs(made, known):
+    assert TrialSpace(made, "digest").selection == known
 
 
 def test_to_draw_further_seeds_changes_the_digest_of_the_results_that_a_sweep_must_have_once():

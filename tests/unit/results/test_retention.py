@@ -31,7 +31,7 @@ def swept(results, *ends, **options):
             journal.record(Started(**of_attempt))
             digest = metrics_digest(state.sweep.program_metrics)
             fields = {"metrics": {"loss": loss}, "seconds": 1.0, "metrics_digest": digest}
-            rule = state.sweep.stop_rule if status is STOPPED else None
+            rule = state.stop_rule if status is STOPPED else None
             error = "loss became NaN or infinite" if status is TrialStatus.DIVERGED else None
             journal.record(Ended(**of_attempt, status=status, rule=rule, error=error, **fields))
             for file in FILES:
