@@ -33,7 +33,7 @@ def shell_folder() -> Path:
 
     PWD may also be from another machine, or removed since.
     """
-    return path if (path := Path(os.environ.get("PWD", ""))).is_dir() else Path.cwd()
+    return path if (path := Path(os.environ.get("PWD") or Path.cwd())).is_dir() else Path.cwd()
 
 
 def as_typed(path: Path) -> str:

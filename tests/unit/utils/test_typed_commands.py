@@ -26,8 +26,9 @@ def test_a_command_of_snakemake_has_the_folder_that_it_runs_in_if_the_shell_is_e
     (tmp_path / "link").symlink_to("work")
     monkeypatch.setenv("PWD", str(tmp_path / "link"))
     assert "--directory" not in snakemake_call(Path("best.yaml"), "--", "sweeps")
-    monkeypatch.setenv("PWD", "/gone/away")  # of another machine, or removed since
-    assert snakemake_call(Path("best.yaml"), "--", "sweeps").endswith("--configfile best.yaml -- sweeps")
+    for gone in ("/gone/away", ""):  # of another machine, or removed since; or it is not set
+        monkeypatch.setenv("PWD", gone)
+        assert snakemake_call(Path("best.yaml"), "--", "sweeps").endswith("--configfile best.yaml -- sweeps")
 
 
 def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(tmp_path, monkeypatch):
