@@ -101,7 +101,7 @@ class TrialSpace:
         search = self.sweep.search.model_dump(mode="json", exclude={"trials"}) | self._compared_by
         content = [search, self.sweep.spec_content, self.dataset_digest, RESULT_VERSION, self.sweep.retrain]
         content += [self.sweep.repeats_of_all] if self.sweep.repeats_of_all > 1 else []
-        return digest_of([*content, *self._judged_by], length=10)
+        return digest_of(content, length=10)
 
     @cached_property
     def seeds_key(self) -> str:

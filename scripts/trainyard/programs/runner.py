@@ -97,7 +97,8 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
                 break
             for row in metrics.new_rows():
                 stops = yield EpochReported(row, warning=metrics.take_warning())
-                if stops and is_running and status is TrialStatus.RUNNING:
+                has_ended = not is_running or process.ended_at is not None  # a verdict can take a while
+                if stops and not has_ended and status is TrialStatus.RUNNING:
                     status = TrialStatus.STOPPED
                     break
     finally:

@@ -239,7 +239,7 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
         style.write_in_center(panels[0], "no trial has finished with all objectives and within the constraints")
         return
     others = [each for each in ranking.best(None) if each not in front]
-    groups = {"beyond the constraints": ranking.infeasible, "worse": others, "Pareto front": ranking.front}
+    groups = {"not within the constraints": ranking.infeasible, "worse": others, "Pareto front": ranking.front}
     rows = [(label, each.means) for label, found in groups.items() for each in found]
     table = pd.DataFrame([means for _, means in rows], index=[label for label, _ in rows]).apply(style.within_axes)
     marks = [{"color": STOPPED, "fillstyle": "none"}, {"color": STOPPED}, {"color": COLORS[0]}]

@@ -243,7 +243,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         return [f"no configuration meets {constraints}"]
     if not ranking.counting:
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION)]
-    beyond = [f"{count_of(count, 'configuration')} beyond {constraints}"] * bool(count)
+    beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]
 
 

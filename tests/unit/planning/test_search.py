@@ -116,8 +116,11 @@ def test_a_search_of_which_all_has_diverged_goes_on():
     assert OptunaStudy(made).draw(first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
 
 
-def test_another_search_begins_where_something_changes_but_not_with_more_trials():
-    assert TrialSpace(sweep(), "digest").search_key == TrialSpace(sweep(trials=50), "digest").search_key
+def test_another_search_begins_where_something_changes_but_not_with_more_trials_or_other_constraints():
+    limits = {"constraints": {"val_loss": {"max": 1}}}
+    limited = TrainSweep.model_validate(sweep().model_dump(exclude_unset=True) | limits)
+    same = sweep(), sweep(trials=50), limited
+    assert len({TrialSpace(each, "digest").search_key for each in same}) == 1
     others = [sweep(seed=4), sweep(method="random"), sweep(metric="val_loss")]
     spaces = [TrialSpace(sweep(), "other"), *(TrialSpace(each, "digest") for each in [sweep(), *others])]
     assert len({space.search_key for space in spaces}) == 5

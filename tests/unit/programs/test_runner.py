@@ -340,6 +340,16 @@ def test_a_stopped_or_interrupted_command_has_a_grace_period(tmp_path, guard):
     assert end.error == "ended before the end of the walltime"
 
 
+def test_a_verdict_that_comes_after_the_command_has_ended_does_not_count(tmp_path, guard):
+    running = call(tmp_path, "echo 'epoch 1: acc 0.1'; echo 'epoch 2: acc 0.2'", metrics=PATTERN).run(guard)
+    assert next(running).row["epoch"] == 1
+    wait_until(lambda: not any("_follow" in thread.name for thread in threading.enumerate()), what="its end")
+    assert running.send(True).row["epoch"] == 2
+    with pytest.raises(StopIteration) as ended:
+        next(running)
+    assert (ended.value.value.status, ended.value.value.metrics) == (TrialStatus.FINISHED, {"val_accuracy": 0.2})
+
+
 def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupted(tmp_path, guard):
     line = "trap 'exit 0' TERM; echo $PPID $$ > pids; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; "
     line += "while true; do sleep 0.05; done"

@@ -368,7 +368,7 @@ def test_a_front_has_a_point_per_configuration_and_a_border_that_all_others_are_
     drawn = {line.get_label(): sorted(map(tuple, line.get_xydata())) for line in axes.lines}
     assert drawn["Pareto front"] == [(-9, 1), (-4, 3), (-1, 6)]
     assert drawn["worse"] == [(-9, 2), (-5, 4), (-1, 9)]
-    assert drawn["beyond the constraints"] == [(0, 0)]
+    assert drawn["not within the constraints"] == [(0, 0)]
     border = axes.lines[-1]
     assert border.get_drawstyle() == "steps-pre", "to the left of a point, the same loss can be had"
     assert list(border.get_xdata()) == [-9, -4, -1]

@@ -129,7 +129,7 @@ def test_what_is_beyond_the_constraints_does_not_win(tmp_path, limits, best):
     ranking = rank_sweep(state)
     assert ranking.best_trial.values["width"] == best
     beyond = len(ranking.infeasible)
-    assert describe_ranking(ranking)[-1].startswith(f"{beyond} configurations beyond the constraints: peak_mib at ")
+    assert describe_ranking(ranking)[-1].startswith(f"{beyond} configurations not within the constraints: peak_mib at ")
     assert trials_table(state)["is_feasible"].sum() == 4 - beyond
     assert widths(ranking.configurations)[-beyond:] == widths(ranking.infeasible)
 
