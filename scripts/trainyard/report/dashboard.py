@@ -101,6 +101,7 @@ def _trial(
     if kind == TrialState.COMPLETE and not values:
         kind = TrialState.FAIL
     metric, rows = next(iter(goals)), state.epochs_of(shown) if shown and len(goals) == 1 else []
+    excesses = [of.excess(numbers[key]) for key, of in ranking.constraints.items() if key in numbers]
     trial = optuna.trial.create_trial(
         state=kind,
         values=None if kind == TrialState.FAIL else values,
@@ -109,7 +110,7 @@ def _trial(
         user_attrs={"trial": ranked.trial, "status": ranked.status}
         | {name: value for name, value in numbers.items() if name not in goals},
         intermediate_values={row["epoch"]: row[metric] for row in rows if row.get(metric) is not None},
-        constraints={key: of.excess(numbers[key]) for key, of in ranking.constraints.items() if key in numbers},
+        system_attrs={"constraints": excesses},  # the form that optuna-dashboard reads
     )
     if shown:
         trial.datetime_start = datetime.fromtimestamp(shown.start)

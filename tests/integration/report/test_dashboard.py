@@ -129,6 +129,7 @@ def test_several_objectives_have_a_pareto_front(tmp_path):
     study = journal.study()
     assert [each.number for each in study.best_trials] == [0, 1]
     assert study.metric_names == ["loss", "accuracy"]
+    assert study.trials[3].system_attrs["constraints"] == [100], "as optuna-dashboard reads them"
 
 
 def test_without_a_metric_all_that_trials_report_are_objectives(tmp_path):
