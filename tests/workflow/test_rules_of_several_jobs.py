@@ -49,6 +49,14 @@ def messages(output):
     return re.findall(r"^Job \d+: (.*)$", output, re.MULTILINE)
 
 
+def test_a_sweep_whose_results_another_search_learns_from_runs_first(project):
+    search = {"trials": 2, "values": {"x": [1, 2]}, "evidence": ["results/sweeps/first/trials.csv"]}
+    own = {key: value for key, value in OWN.items() if key != "grid"}
+    project.write({"sweeps": {"first": OWN, "second": {**own, "search": search}}})
+    output = project.snakemake("-np", "--", "sweeps")
+    assert "Input files updated by another job: results/sweeps/first/trials.csv" in output
+
+
 def test_the_dry_run_shows_how_many_jobs_of_what_size_are_requested(project):
     output = project.snakemake(*ON_SLURM, "--", "sweeps")
     counts = dict(re.findall(r"^(\w+) +(\d+)$", output.split("Job stats:")[1], re.MULTILINE))

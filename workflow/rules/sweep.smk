@@ -15,6 +15,7 @@ rule sweep:
     input:
         project.dataset_of("sweeps"),
         project.weights_of("sweeps"),
+        ancient(project.evidence),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",
@@ -48,6 +49,7 @@ rule sweep_job:
     input:
         project.dataset_of("sweeps"),
         project.weights_of("sweeps"),
+        ancient(project.evidence),
     output:
         temp(touch("results/sweeps/{name}/jobs/{job}.done")),
     log:

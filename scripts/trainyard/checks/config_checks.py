@@ -24,7 +24,10 @@ from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
 from trainyard.config.trials import expand, trainings
 from trainyard.data.known_images import KnownImages, known_images
+from trainyard.planning.plan import read_state
+from trainyard.planning.search import read_evidence
 from trainyard.programs.metrics import PatternParser, numeric_row
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of, suggest
 
 
@@ -57,7 +60,21 @@ def check_use(
         checked = CheckedStudy(place, study, images, has_scheduler, dry_run, may_be_elsewhere)
         for check in STUDY_CHECKS:
             yield from check(checked)
+    yield from _check_evidence(config, results)
     yield from check_code(config, results, anew=anew, other_environment=other_environment)
+
+
+def _check_evidence(config: Config, results: Path) -> Iterator[Finding]:
+    """The files from which searches learn that lack something; a sweep of the config writes its own one before."""
+    for name, sweep in config.sweeps.items():
+        tables = {results / "sweeps" / other / "trials.csv" for other in config.sweeps if other != name}
+        given = sweep.search.evidence if sweep.search else []
+        paths = [path for path in given if Path(path) not in tables or Path(path).exists()]
+        for path in paths if paths and read_state(sweep, name, results).space.undrawn_count else ():
+            try:
+                read_evidence(sweep, path)
+            except UserError as error:
+                yield Finding(f"sweeps.{name}.search", "warns" if Path(path) in tables else "fails", str(error))
 
 
 def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:

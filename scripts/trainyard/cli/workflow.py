@@ -293,6 +293,12 @@ class Workflow:
 
         return receipts
 
+    def evidence(self, wildcards: Wildcards) -> list[str]:
+        """The tables of other sweeps of the config from which the search of a sweep learns."""
+        search, others = self.config.sweeps[wildcards.name].search, self.config.sweeps.keys() - {wildcards.name}
+        tables = {self._results / (table := f"sweeps/{name}/trials.csv"): self._declared / table for name in others}
+        return [str(tables[path]) for path in map(Path, search.evidence if search else ()) if path in tables]
+
     def job_marks(self, wildcards: Wildcards) -> list[str]:
         """The marks of the jobs of a sweep with several that have ended."""
         folder = self._declared / "sweeps" / wildcards.name / JOBS

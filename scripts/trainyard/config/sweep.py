@@ -1,6 +1,5 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
-import csv
 import math
 import operator
 import re
@@ -919,22 +918,6 @@ class Sweep(Section):
         if self.stop and self.stop.method == "hyperband" and self.stop.grace_period > (self.stop.epochs or trained):
             message = "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
             raise PydanticCustomError("stop", message)
-        return self
-
-    @model_validator(mode="after")
-    def _check_evidence(self) -> "Sweep":
-        """Check that each file of the search's evidence has a column for each metric and for each key always drawn."""
-        always = [key for key, choice in self.search.values.items() if not condition_of(choice)] if self.search else []
-        for path in self.search.evidence if self.search else ():
-            try:
-                with open(path, newline="") as file:
-                    columns = next(csv.reader(file), [])
-            except (OSError, ValueError) as error:
-                content = {"path": path, "reason": getattr(error, "strerror", None) or "it is no CSV"}
-                raise PydanticCustomError("search", "evidence: {path} cannot be read ({reason})", content) from None
-            if missing := [name for name in (*self.goals, *self.constraints, *always) if name not in columns]:
-                content = {"path": path, "name": missing[0], "known": ", ".join(columns)}
-                raise PydanticCustomError("search", "evidence: {path} has no column {name}; it has {known}", content)
         return self
 
     @model_validator(mode="after")

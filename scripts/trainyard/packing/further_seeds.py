@@ -43,7 +43,7 @@ class FurtherSeeds:
         if not leaders:
             raise FinalError(f"repeat_best has no configuration to repeat: {describe_ranking(ranking)[0]}")
         repeats = range(1, space.sweep.repeats)
-        return [_draw_of(state, each, repeat, space.selection) for repeat in repeats for each in leaders]
+        return [_draw_of(state, each, repeat, space.selections[-1]) for repeat in repeats for each in leaders]
 
     def fill(self, seconds: float) -> Task | None:
         """A further seed of one of the best, claimed, that ends within so many seconds; None if there is none."""

@@ -246,6 +246,26 @@ class Order(Protocol):
         """A trial as a task."""
 
 
+def read_evidence(sweep: Sweep, path: str) -> list[dict[str, Any]]:
+    """The rows of a CSV file from which a search learns.
+
+    Raises:
+        UserError: it cannot be read, or has no column for a metric or for a key that is always drawn.
+    """
+    from trainyard.utils.csv_files import read_table  # pandas takes a second to import
+
+    assert sweep.search is not None
+    try:
+        table = read_table(Path(path))
+    except (OSError, ValueError) as error:  # also those of pandas
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"evidence: {path} cannot be read: {reason}") from error
+    always = [key for key, choice in sweep.search.values.items() if not condition_of(choice)]
+    if missing := [name for name in (*sweep.goals, *sweep.constraints, *always) if name not in table]:
+        raise UserError(f"evidence: {path} has no column {missing[0]}; it has {', '.join(table)}")
+    return list(table.to_dict("records"))
+
+
 class SuggestionSource:
     """A source of tasks that a search draws. Call `update` with every event of a trial, in any job."""
 
@@ -311,19 +331,9 @@ class SuggestionSource:
         return None
 
     def _read_evidence(self, path: str) -> Iterator[Suggestion | None]:
-        """The rows of a CSV file as if the search had drawn them; None for each that it could not, or without result.
-
-        Raises:
-            UserError: it cannot be read.
-        """
-        from trainyard.utils.csv_files import read_table  # pandas takes a second to import
-
+        """The rows of a CSV file as if the search had drawn them; None for each other one, or without result."""
         sweep = self._state.sweep
-        try:
-            rows = read_table(Path(path)).to_dict("records")
-        except ValueError as error:  # also those of pandas
-            raise UserError(f"search: evidence: {path} cannot be read: {error}") from error
-        for number, row in enumerate(rows):
+        for number, row in enumerate(read_evidence(sweep, path)):
             name, status = f"{path}:{number}", row.get("status", TrialStatus.FINISHED)
             found = {metric: row[metric] for metric in (*sweep.goals, *sweep.constraints)}
             metrics = {

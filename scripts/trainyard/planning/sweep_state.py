@@ -70,7 +70,7 @@ class TrialSpace:
         self.suggestions: list[Suggestion] = []  # of the search
         self.further = set[str]()  # trials with further seeds of the best configurations
         self.optional = set[str]()  # those of them that count if they have a result, but need not run
-        self._chosen = list[str]()  # of each of their draws, `selection`; "" if it filled an idle slot
+        self._chosen = list[str]()  # of each of their draws, one of `selections`; "" if it filled an idle slot
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
         self.trials |= self._placeholders(after=len(self.suggestions))
@@ -87,7 +87,7 @@ class TrialSpace:
         There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
-        self.__dict__.pop("_selections", None)
+        self.__dict__.pop("selections", None)
         found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=before.draw_count)
         added = {name: trial for name, trial in found.items() if name not in self.trials}
         self.trials |= added
@@ -109,14 +109,9 @@ class TrialSpace:
         sweep = self.sweep
         return digest_of(["seeds", sweep.spec_content, self.dataset_digest, RESULT_VERSION, sweep.retrain], length=10)
 
-    @property
-    def selection(self) -> str:
-        """Identifies what the best are selected from, how many, and the number of repeats."""
-        return self._selections[-1]
-
     @cached_property
-    def _selections(self) -> list[str]:
-        """The `selection` of each number of repeats, up to that of the config."""
+    def selections(self) -> list[str]:
+        """Identify what the best are selected from, and how many, for 1, 2, ... repeats, up to those of the config."""
         sweep = self.sweep
         among: list[Any] = list(expand(sweep).by_name(self.dataset_digest))
         among += [self.search_key, sweep.draw_count] if sweep.search else []
@@ -130,7 +125,7 @@ class TrialSpace:
         if not sweep.repeat_best:
             return 0
         count = sweep.draw_count + len(expand(sweep).trials)
-        chosen = [repeats for repeats, each in enumerate(self._selections, 1) if each in self._chosen]
+        chosen = [repeats for repeats, each in enumerate(self.selections, 1) if each in self._chosen]
         return min(sweep.repeat_best, count) * (sweep.repeats - max(chosen, default=1))
 
     @property
@@ -168,7 +163,7 @@ class TrialSpace:
             if found.name not in self.trials or found.name in self.optional:
                 self.trials[found.name] = found.trial
                 self.further.add(found.name)
-                (new if selection == self.selection else self.optional).add(found.name)
+                (new if selection == self.selections[-1] else self.optional).add(found.name)
         self.optional -= new
         return new
 

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from sweep_journals import order_beside, session_of
+from trainyard.checks.config_checks import check_use
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.sweep import CommandSweep, TrainSweep
@@ -14,7 +15,7 @@ from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.requests import UserRequest
-from trainyard.planning.search import OptunaStudy, SuggestionSource
+from trainyard.planning.search import OptunaStudy, SuggestionSource, read_evidence
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
 from trainyard.utils.errors import UserError
 
@@ -617,21 +618,37 @@ def test_a_row_of_a_table_counts_with_all_that_a_search_is_judged_by(tmp_path):
     assert (first.values, list(first.constraints.values()), drawn.state.name) == ([1.0, 60.0], [2.0], "RUNNING")
 
 
-def test_a_file_of_evidence_without_what_a_search_needs_is_an_error(tmp_path):
+def test_a_file_of_evidence_without_what_a_search_needs_is_an_error_while_it_draws(tmp_path):
     table, values = tmp_path / "old.csv", {"x": [1, 2], "y": {"choices": [1], "when": {"x": 1}}}
     table.write_text("trial,x,loss\n")
 
     def wrong(**search):
-        own = {"command": "./run {args}", "metrics": {"file": "m.json"}, "metric": search.pop("metric", "loss")}
+        own = {"command": "true {args}", "metrics": {"file": "m.json"}, "metric": search.pop("metric", "loss")}
         own["constraints"] = search.pop("constraints", {})
         search = {"trials": 2, "values": values, "evidence": [str(table)], **search}
-        with pytest.raises(ConfigError) as caught:
-            check_config({"sweeps": {"s": {**own, "search": search}}})
-        assert len(str(caught.value).splitlines()) == 2
-        return str(caught.value)
+        config = check_config({"sweeps": {"s": {**own, "search": search}}})
+        (found,) = [str(each) for each in check_use(config, tmp_path) if each.verdict == "fails"]
+        sweep = config.sweeps["s"]
+        with pytest.raises(UserError) as caught:
+            read_evidence(sweep, sweep.search.evidence[0])
+        assert found == f"sweeps.s.search: {caught.value}"
+        return found
 
     assert "old.csv has no column z; it has trial, x, loss" in wrong(values={"x": [1], "z": [1]})
     assert "old.csv has no column error; it has trial, x, loss" in wrong(metric="error")
     assert "old.csv has no column mib; it has trial, x, loss" in wrong(constraints={"mib": {"max": 5}})
-    assert "new.csv cannot be read (No such file or directory)" in wrong(evidence=[str(tmp_path / "new.csv")])
-    assert "cmaes does not learn from evidence: use tpe or gp" in wrong(method="cmaes")
+    assert "new.csv cannot be read: no such file" in wrong(evidence=[str(tmp_path / "new.csv")])
+    with pytest.raises(ConfigError, match="cmaes does not learn from evidence: use tpe or gp"):
+        check_config({"sweeps": {"s": {"command": "./run {x}", "metrics": {"file": "m.json"}, "metric": "loss",
+                                       "search": {"method": "cmaes", "trials": 1, "values": {"x": [1]},
+                                                  "evidence": ["old.csv"]}}}})  # fmt: skip
+
+
+def test_files_of_evidence_are_not_needed_once_a_search_has_drawn_all(tmp_path):
+    (tmp_path / "old.csv").write_text("x,loss\n0.5,1\n")
+    search = {"trials": 1, "evidence": [str(tmp_path / "old.csv")]}
+    with searching(tmp_path, search=search) as (source, state, _):
+        source.next_task()
+    (tmp_path / "old.csv").unlink()
+    own = state.sweep.model_dump(exclude_unset=True)
+    assert not [each for each in check_use(check_config({"sweeps": {"s": own}}), tmp_path) if "old.csv" in str(each)]

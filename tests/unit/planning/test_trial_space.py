@@ -15,7 +15,7 @@ def draws(made, lr, *, repeats=(1, 2)):
     space = TrialSpace(made, "digest")
     return [
         Suggested(search=space.seeds_key, values=with_seed(made, {"lr": lr}, repeat), params={},
-                  attrs={"selection": space.selection})
+                  attrs={"selection": space.selections[-1]})
         for repeat in repeats
     ]  # fmt: skip
 
@@ -52,7 +52,7 @@ def test_a_config_needs_the_seeds_that_were_drawn_for_it_and_no_others():
     ],
 )
 def test_journals_of_the_first_version_have_the_seeds_that_a_config_needs(made, known):
-    assert TrialSpace(made, "digest").selection == known
+    assert TrialSpace(made, "digest").selections[-1] == known
 
 
 def test_to_draw_further_seeds_changes_the_digest_of_the_results_that_a_sweep_must_have_once():
