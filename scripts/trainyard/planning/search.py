@@ -252,7 +252,9 @@ def read_evidence(sweep: Sweep, path: str) -> list[dict[str, Any]]:
     Raises:
         UserError: it cannot be read, or has no column for a metric or for a key that is always drawn.
     """
-    from trainyard.utils.csv_files import read_table  # pandas takes a second to import
+    import pandas as pd  # takes a second
+
+    from trainyard.utils.csv_files import read_table
 
     assert sweep.search is not None
     try:
@@ -261,8 +263,10 @@ def read_evidence(sweep: Sweep, path: str) -> list[dict[str, Any]]:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error
         raise UserError(f"evidence: {path} cannot be read: {reason}") from error
     always = [key for key, choice in sweep.search.values.items() if not condition_of(choice)]
-    if missing := [name for name in (*sweep.goals, *sweep.constraints, *always) if name not in table]:
+    judged = [*sweep.goals, *sweep.constraints]
+    if missing := [name for name in (*judged, *always) if name not in table]:
         raise UserError(f"evidence: {path} has no column {missing[0]}; it has {', '.join(table)}")
+    table[judged] = table[judged].apply(pd.to_numeric, errors="coerce")  # a `nan` makes a column one of texts
     return list(table.to_dict("records"))
 
 

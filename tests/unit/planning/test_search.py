@@ -587,7 +587,7 @@ def test_a_search_learns_from_the_tables_of_other_sweeps(tmp_path):
     table = tmp_path / "old.csv"
     rows = ["trial,x,kind,status,loss", "1,0.5,a,finished,3", "2,7,a,finished,1", "3,0.25,,finished,1",
             "4,0.5,b,stopped,1", "5,0.75,b,diverged,", "6,0.125,b,failed,", "7,0.5,a,finished,5",
-            "8,0.375,c,finished,1", "9,0.125,a,finished,"]  # fmt: skip
+            "8,0.375,c,finished,1", "9,0.125,a,finished,nan"]  # fmt: skip
     table.write_text("\n".join(rows))
     search = {"values": {"x": {"low": 0, "high": 1}, "kind": ["a", "b"]}, "evidence": [str(table)]}
     with searching(tmp_path, search=search) as (source, _, end):
