@@ -18,12 +18,12 @@ from trainyard.packing.worker_gpu import GpuUse, trials_that_fit
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.journal import GpuFraction
-from trainyard.planning.sweep_state import SweepState, Task
+from trainyard.planning.sweep_state import SweepState, Task, TaskSource
 
 MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide
 MIN_GAIN: Final = 1.1  # in trials per hour, for which more of them share a GPU
 NOT_MEASURED: Final = "NVML did not report their memory use"
-RunTrials = Callable[[Slots, "MeasuredTasks"], Sequence[GpuUse]]  # returns what trials used of their GPUs
+RunTrials = Callable[[Slots, TaskSource], Sequence[GpuUse]]  # returns what trials used of their GPUs
 CLOCK_SECONDS: Final = 0.5  # by which the seconds of a worker may exceed those between two events of the driver
 
 
@@ -46,13 +46,16 @@ class MeasuredTasks:
             return False
         return time.monotonic() - self._began >= MEASURED_SECONDS
 
-    def next_task(self) -> Task | None:
+    def next_task(self, seconds: float) -> Task | None:
         """The next waiting task; None if none is left."""
         if not self.remaining:
             return None
         self._began = self._began or time.monotonic()
         self._taken += 1
         return self._waiting.popleft()
+
+    def draw_ahead(self, seconds: float) -> None:
+        """Do nothing: its tasks are drawn."""
 
 
 class GpuFractionMeasurement:
