@@ -120,7 +120,7 @@ def test_leaders_without_a_result_are_an_error_that_says_so(swept):
 
 def test_early_stopping_leaves_them_alone(swept):
     """Each report of a larger seed is worse than any before, at which the rule would stop a trial."""
-    rows = "for e in 1 2 3; do echo epoch=$e loss=$(( {n} + 100 * {seed} )); done"
+    rows = "for e in 1 2 3; do echo epoch=$e loss=$(( {n} + 100 * {seed} )); sleep 0.5; done"
     metrics = {"pattern": r"epoch=(?P<epoch>\d+) loss=(?P<loss>\S+)"}
     stop = {"method": "asha", "grace_period": 1, "reduction_factor": 2}
     swept.write(**SWEEP | {"command": f"{rows}; echo {{n}} {{seed}} >> ran.txt", "metrics": metrics, "stop": stop})

@@ -106,7 +106,7 @@ def test_the_plan_says_how_many_trials_fit_and_requests_no_longer_walltime(tmp_p
             journal.append("finished", trial=name, attempt=1, seconds=600.0, metrics={})
     found = plan(tmp_path, budget={"gpu_hours": 1})
     assert found.request.trials_in_budget == 4, "two rounds of 10 minutes in half an hour, and the start-up"
-    assert found.request.walltime_minutes == 29
+    assert found.request.walltime_minutes in (29, 30), "half an hour, without what the journal says was spent"
     assert found.request.requested_hours <= 1
     assert "; budget: 1 of 1 GPU-hours left: about 4 of these trials fit" in summarize_plan(found)
     assert plan(tmp_path).request.walltime_minutes > 40
