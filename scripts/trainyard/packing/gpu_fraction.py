@@ -46,7 +46,7 @@ class MeasuredTasks:
             return False
         return time.monotonic() - self._began >= MEASURED_SECONDS
 
-    def next_task(self, seconds: float) -> Task | None:
+    def next_task(self, seconds: float = 0.0) -> Task | None:
         """The next waiting task; None if none is left."""
         if not self.remaining:
             return None
