@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
-    write_sweep_tables(plan.state, plan.state.folder)
+    write_sweep_tables(plan.state, ranking, plan.state.folder)
     if isinstance(sweep := plan.state.sweep, ProgramSweep):
         for folders in reduced_folders(plan.state, sweep.keep).values():
             reduce_folders(folders)

@@ -9,6 +9,7 @@ from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import write_table
 
 FAILED = ("failed", {"error": "RuntimeError: <b>bad</b>", "log": "results/sweeps/s/logs/x.txt"})
@@ -36,7 +37,8 @@ def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2)
         lines.append({"event": event, "time": now + 10.0, "seconds": 9.5, **fields, **about})
     if ends:
         write_session(folder, lines)
-    write_sweep_tables(read_state(config.sweeps["s"], "s", results), folder)
+    state = read_state(config.sweeps["s"], "s", results)
+    write_sweep_tables(state, rank_sweep(state), folder)
     write_tables(config, "sweeps", "s", results)
     return config
 

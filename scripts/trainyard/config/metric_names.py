@@ -14,6 +14,7 @@ TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best
 DEFAULT_METRIC: Final = "val_accuracy"
 DURATION: Final = "seconds"  # of a whole trial, which every trial has
+DIRECTIONS: Final[dict[Mode, Literal["minimize", "maximize"]]] = {"min": "minimize", "max": "maximize"}  # of Optuna
 
 # By its name, a metric is to be minimized if one of its words (`val_error_rate` has three) is one of these, or
 # has one of the endings (`valloss`). The words after `per` name a unit, as in `images_per_second`.

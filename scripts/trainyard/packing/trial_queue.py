@@ -129,7 +129,7 @@ class TrialQueue:
     def lacks_draw(self, busy: int) -> bool:
         """Whether the search should draw ahead, beside as many busy slots. With one slot, it awaits each result."""
         is_alone = busy < 2 and not self._order.is_shared
-        can_draw = self._remaining > 0 and self._order.space.undrawn_count > 0
+        can_draw = self._source is not None and self._order.space.undrawn_count > 0
         return not self._tasks and can_draw and not is_alone and self._may_suggest()
 
     def draw_ahead(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from trainyard.config.metric_names import Mode
+from trainyard.config.metric_names import DIRECTIONS, Mode
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
@@ -249,7 +249,7 @@ class _Pruner:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._stop, self._pruner = stop, stop.pruner()
-        self._study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
+        self._study = optuna.create_study(direction=DIRECTIONS[mode])
         # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
         self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
         self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others

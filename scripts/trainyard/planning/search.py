@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trainyard.config.metric_names import DURATION
+from trainyard.config.metric_names import DIRECTIONS, DURATION
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
@@ -47,8 +47,7 @@ class OptunaStudy:
         import optuna
 
         self._storage = optuna.storages.InMemoryStorage()
-        up, down = optuna.study.StudyDirection.MAXIMIZE, optuna.study.StudyDirection.MINIMIZE
-        directions = [up if mode == "max" else down for mode in self._sweep.goals.values()]
+        directions = [DIRECTIONS[mode] for mode in self._sweep.goals.values()]
         self._study = optuna.create_study(storage=self._storage, directions=directions)
         self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
 
@@ -339,11 +338,9 @@ class SuggestionSource:
         sweep = self._state.sweep
         for number, row in enumerate(read_evidence(sweep, path)):
             name, status = f"{path}:{number}", row.get("status", TrialStatus.FINISHED)
-            found = {metric: row[metric] for metric in (*sweep.goals, *sweep.constraints)}
-            metrics = {
-                key: each for key, each in found.items() if isinstance(each, (int, float)) and math.isfinite(each)
-            }
-            has_result = status == TrialStatus.FINISHED and metrics == found
+            judged = dict.fromkeys((*sweep.goals, *sweep.constraints))
+            metrics = {metric: row[metric] for metric in judged if math.isfinite(row[metric])}
+            has_result = status == TrialStatus.FINISHED and len(metrics) == len(judged)
             if (has_result or status == TrialStatus.DIVERGED) and (params := params_of(self._search, row)):
                 self._ends[name] = Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus(status), metrics=metrics)
                 yield Suggestion(make_trial(sweep, {key: row[key] for key in params}), name, params, {})

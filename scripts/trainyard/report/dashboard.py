@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from trainyard.config.config import Config
-from trainyard.config.metric_names import guess_mode
+from trainyard.config.metric_names import DIRECTIONS, guess_mode
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Fold
@@ -51,7 +51,7 @@ def add_study(state: SweepState, storage: BaseStorage) -> None:
     study = optuna.create_study(
         storage=storage,
         study_name=state.name,
-        directions=["maximize" if mode == "max" else "minimize" for mode in goals.values()],
+        directions=[DIRECTIONS[mode] for mode in goals.values()],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

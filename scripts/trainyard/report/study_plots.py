@@ -29,7 +29,7 @@ from trainyard.report import (
 from trainyard.report.plot_list import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import counted_unit, curve_column
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.ranking import Ranking, rank_sweep
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.text import count_of, format_precise_duration
 
@@ -65,7 +65,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (read_table(source / f"{table}.csv") for table in tables)
     state = read_state(config.sweeps[name], name, source.parents[1])
-    ranked, unit = rank_trials(state, trials), state.sweep.slots.unit
+    ranked, unit = rank_trials(state, trials, rank_sweep(state)), state.sweep.slots.unit
     if unit == "CPU":
         timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
         strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
@@ -98,12 +98,12 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     style.save(losses, target / "loss", size=(WIDTH, 4))
 
 
-def rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
+def rank_trials(state: SweepState, trials: pd.DataFrame, ranking: Ranking) -> PlottedTrials:
     """The trials of a sweep as its plots show them, ranked, by the keys that differ."""
     keys = [key for key in varied_keys(list(state.trials.values())) if key not in state.constant_keys]
     names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
     shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})
-    return PlottedTrials(shown, keys, rank_sweep(state), {key: state.sweep.is_log(key) for key in keys})
+    return PlottedTrials(shown, keys, ranking, {key: state.sweep.is_log(key) for key in keys})
 
 
 def _cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:

@@ -79,7 +79,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
         strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
     arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
     curve = curve_column(epochs, ["val_loss", ranking.metric], varied_keys(list(state.trials.values())))
-    charted = rank_trials(state, arranged.frame.head(MAX_ROWS))
+    charted = rank_trials(state, arranged.frame.head(MAX_ROWS), ranking)
     spec = trial_charts(charted, epochs, curve)
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")

@@ -18,7 +18,7 @@ from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import SweepState
-from trainyard.results.ranking import Ranking, rank_sweep
+from trainyard.results.ranking import Ranking
 from trainyard.utils.csv_files import write_table
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val
 RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are not metrics
 
 
-def write_sweep_tables(state: SweepState, folder: Path) -> None:
+def write_sweep_tables(state: SweepState, ranking: Ranking, folder: Path) -> None:
     """Write timeline.csv, epochs.csv, with early stopping stopping.csv, and last the rule's output, trials.csv."""
     write_table(timeline_table(state), folder / "timeline.csv")
     write_table(epochs_table(state), folder / "epochs.csv")
@@ -35,10 +35,10 @@ def write_sweep_tables(state: SweepState, folder: Path) -> None:
         stopped = stopping_table(state)
         write_table(stopped, folder / "stopping.csv")
         log.info("%s", summarize_savings(state, stopped))
-    write_table(trials_table(state), folder / "trials.csv")
+    write_table(trials_table(state, ranking), folder / "trials.csv")
 
 
-def trials_table(state: SweepState) -> pd.DataFrame:
+def trials_table(state: SweepState, ranking: Ranking) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
     `energy_kwh`, if GPUs have counted it, is that of all attempts. A diverged trial has no metrics, so that no
@@ -46,7 +46,7 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     objectives, `is_on_pareto_front` says whether the trial's configuration is on it; with constraints, `is_feasible`,
     whether the trial's own values meet them, if it has reported all of them.
     """
-    keys, ranking = varied_keys(list(state.trials.values())), rank_sweep(state)
+    keys = varied_keys(list(state.trials.values()))
     front = {trial.trial for each in ranking.front for trial in each.trials}
     judged = {trial.trial: trial.judged for each in ranking.configurations for trial in each.trials}
     results = {name: state.result(name) for name in state.trials}

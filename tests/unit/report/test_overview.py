@@ -60,7 +60,8 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
     lines = [{"event": event, "time": float(time), "trial": name, **fields} for event, time, fields in events]
     write_session(folder, lines[:3])
     write_session(folder, lines[3:], number=1)
-    write_sweep_tables(read_state(config.sweeps["s"], "s", tmp_path), folder)
+    state = read_state(config.sweeps["s"], "s", tmp_path)
+    write_sweep_tables(state, rank_sweep(state), folder)
     write_tables(config, "sweeps", "s", tmp_path)
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.facts["predicted"] == "1 trial took within 0% of the predicted time"
@@ -254,7 +255,7 @@ def test_trials_of_different_versions_of_the_code_are_reported(tmp_path):
                       for event, fields in (("started", {"slot": 0}), ("finished", end))]  # fmt: skip
         write_session(folder, lines, number=number)
         state = read_state(config.sweeps["s"], "s", tmp_path)
-        write_sweep_tables(state, folder)
+        write_sweep_tables(state, rank_sweep(state), folder)
         write_tables(config, "sweeps", "s", tmp_path)
         (summary,) = summarize_studies(config, tmp_path)
         facts.append(summary.facts["code"])

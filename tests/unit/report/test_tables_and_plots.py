@@ -72,7 +72,11 @@ def test_the_columns_of_all_tables_are_described(tmp_path):
     state = plan_sweep(config, "s", tmp_path).state
     tables = [timeline_table(state), stopping_table(state), jobs_table(state, [], {}), ranking_table(rank_sweep(state)),
               strategies_table(compare_strategies(state, [], {}))]  # fmt: skip
-    columns = {*trials_table(state).columns[2:5], *SCALING_COLUMNS, *(name for table in tables for name in table)}
+    columns = {
+        *trials_table(state, rank_sweep(state)).columns[2:5],
+        *SCALING_COLUMNS,
+        *(name for table in tables for name in table),
+    }
     words = set(re.findall(r"`([\w<>]+)`", (ROOT / "docs/results.md").read_text()))
     known = words | {name.replace("<metric>", "seconds") for name in words}
     assert columns <= known
@@ -465,7 +469,7 @@ def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     name = next(iter(state.trials))
     row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0, "reported_seconds": 5.0}
     assert epochs_table(state).to_dict("records")[0] == {**row, "epoch": 1}, "the same names in both tables"
-    trial = trials_table(state).to_dict("records")[0]
+    trial = trials_table(state, rank_sweep(state)).to_dict("records")[0]
     assert {key: trial[key] for key in row} == row
     assert trial["seconds"] == 2.0
 
@@ -477,9 +481,11 @@ def test_the_energy_of_a_trial_is_that_of_all_its_attempts(tmp_path):
         (0, 2, 3.0, "started", {}),
         (0, 2, 4.0, "finished", {"seconds": 2.0, "metrics": {"rmse": 2.0}, "energy_kwh": 0.25}),
     ]
-    assert trials_table(plan_of(tmp_path / "counted", OWN, events))["energy_kwh"].tolist()[0] == 0.75
+    counted = plan_of(tmp_path / "counted", OWN, events)
+    assert trials_table(counted, rank_sweep(counted))["energy_kwh"].tolist()[0] == 0.75
     unknown = [(*each[:4], {k: v for k, v in each[4].items() if k != "energy_kwh"}) for each in events]
-    assert "energy_kwh" not in trials_table(plan_of(tmp_path / "unknown", OWN, unknown))
+    state = plan_of(tmp_path / "unknown", OWN, unknown)
+    assert "energy_kwh" not in trials_table(state, rank_sweep(state))
 
 
 @pytest.mark.parametrize(
@@ -506,7 +512,7 @@ def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
         ],
     )
     axes = Figure().add_subplot()
-    rows = PlottedTrials(trials_table(state), ["lr"], rank_sweep(state))
+    rows = PlottedTrials(trials_table(state, rank_sweep(state)), ["lr"], rank_sweep(state))
     metric_plots.plot_epochs(axes, epochs := epochs_table(state), rows, metric_column(epochs, "seconds"))
     assert axes.collections, "lines, not only a text"
 
@@ -533,10 +539,10 @@ def test_words_and_plots_leave_out_a_key_with_the_same_value_in_all_trials_and_t
     sweep = {"function": "os:getcwd", "trials": [{"width": 8, "lr": 0.1}, {"width": 8, "lr": 0.2}]}
     ends = [("started", {}), ("finished", {"seconds": 1.0, "metrics": {"rmse": 3.0}})]
     state = plan_of(tmp_path, sweep, [(0, 1, float(time), event, fields) for time, (event, fields) in enumerate(ends)])
-    trials, ranking = trials_table(state), rank_sweep(state)
+    trials, ranking = trials_table(state, rank_sweep(state)), rank_sweep(state)
     assert describe_ranking(ranking)[0].endswith(" with lr = 0.1")
     assert describe_ranking(ranking)[0].count("=") == 1
-    assert rank_trials(state, trials).keys == ["lr"]
+    assert rank_trials(state, trials, ranking).keys == ["lr"]
     running = [Attempt(next(iter(state.trials)), 1, 0, 1, location=Location(slot=0, node="n1", gpu="0"))]
     assert "lr=0.1" in slot_table(running, state).rows[0]
     for table in (trials, epochs_table(state), ranking_table(ranking)):
@@ -616,7 +622,11 @@ def test_the_seconds_of_a_stopped_trial_are_those_of_all_it_continued(tmp_path):
             *events_of(0, 2, [(3, 13.0)], stopped={"seconds": 13.0, "why": "asha"}),
         ],
     )
-    assert stopping_table(state)["seconds"].tolist() == trials_table(state)["seconds"].tolist() == [33.0]
+    assert (
+        stopping_table(state)["seconds"].tolist()
+        == trials_table(state, rank_sweep(state))["seconds"].tolist()
+        == [33.0]
+    )
 
 
 def test_unknown_saved_seconds_are_not_reported(tmp_path):
@@ -680,7 +690,12 @@ def swept(results, runs, *, share=1, resumes="", **changes):
         write_session(results / "sweeps/s", lines, number=run, order_job=[*order_job, 0][0])
     state = plan_sweep(config, "s", results).state
     strategies = strategies_table(compare_strategies(state, state.sessions, {}))
-    return timeline_table(state), trials_table(state), jobs_table(state, state.sessions, {}), strategies
+    return (
+        timeline_table(state),
+        trials_table(state, rank_sweep(state)),
+        jobs_table(state, state.sessions, {}),
+        strategies,
+    )
 
 
 FIRST = [(0, 0, 1, 103.0, 10.0, "finished", 0), (1, 1, 1, 103.0, 4.0, "failed", 0),
@@ -878,7 +893,7 @@ def test_a_seed_is_a_name_and_no_quantity(tmp_path):
     ends = [(number, 1, 1.0, "finished", {"seconds": 1.0, "metrics": {"rmse": 3.0 + number}}) for number in range(6)]
     starts = [(number, 1, 0.0, "started", {}) for number in range(6)]
     state = plan_of(tmp_path, {**OWN, "grid": {"lr": [1, 2], "seed": [0, 1, 40]}}, starts + ends)
-    rows = rank_trials(state, trials_table(state))
+    rows = rank_trials(state, trials_table(state, rank_sweep(state)), rank_sweep(state))
     lr, seed = axes = Figure().subplots(1, 2)
     metric_plots.plot_metric(*axes, ranked=rows)
     assert [label.get_text() for label in seed.get_xticklabels()] == ["0", "1", "40"]

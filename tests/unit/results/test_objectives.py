@@ -83,7 +83,7 @@ def test_the_answer_is_the_front_and_not_one_winner(tmp_path):
         f"2. accuracy = 0.7, latency_ms = 3: trial {names[0]} with width = 1",
     ]
     assert describe_deciding_trials(state, ranking) == ""
-    assert trials_table(state)["is_on_pareto_front"].tolist() == [True, False, False, True]
+    assert trials_table(state, rank_sweep(state))["is_on_pareto_front"].tolist() == [True, False, False, True]
     table = ranking_table(ranking)
     assert table["may_be_best"].tolist() == [True, True, False, False]
     assert table["latency_ms_mean"].tolist() == [7.5, 3, 8, 9]
@@ -105,7 +105,7 @@ def test_with_repeats_the_front_is_that_of_the_means(tmp_path):
     assert widths(ranking.front) == [1]
     assert describe_ranking(ranking)[0].startswith("Pareto front of mean accuracy (highest) and latency_ms (lowest): 1")
     assert "accuracy = 0.85, latency_ms = 5: trial" in describe_ranking(ranking)[1]
-    assert trials_table(state)["is_on_pareto_front"].tolist() == [True, True, False, False]
+    assert trials_table(state, rank_sweep(state))["is_on_pareto_front"].tolist() == [True, True, False, False]
 
 
 def test_a_stopped_trial_and_one_without_an_objective_are_not_on_the_front(tmp_path):
@@ -130,7 +130,7 @@ def test_what_is_beyond_the_constraints_does_not_win(tmp_path, limits, best):
     assert ranking.best_trial.values["width"] == best
     beyond = len(ranking.infeasible)
     assert describe_ranking(ranking)[-1].startswith(f"{beyond} configurations not within the constraints: peak_mib at ")
-    assert trials_table(state)["is_feasible"].sum() == 4 - beyond
+    assert trials_table(state, rank_sweep(state))["is_feasible"].sum() == 4 - beyond
     assert widths(ranking.configurations)[-beyond:] == widths(ranking.infeasible)
 
 
@@ -139,7 +139,7 @@ def test_a_trial_is_feasible_by_its_own_values(tmp_path):
     ends = [(STOPPED, {"accuracy": 0.1, "peak_mib": 60000.0}), {"accuracy": None, "peak_mib": 60000.0}]
     ends += [(STOPPED, {"accuracy": 0.1, "peak_mib": 10000.0}), {"accuracy": 0.5}]
     state = swept(tmp_path, *ends, metric="accuracy", constraints=LIMITS, stop={"method": "asha"})
-    assert trials_table(state)["is_feasible"].tolist() == [False, False, True, None]
+    assert trials_table(state, rank_sweep(state))["is_feasible"].tolist() == [False, False, True, None]
 
 
 def test_if_nothing_meets_the_constraints_nothing_wins(tmp_path):
@@ -147,7 +147,9 @@ def test_if_nothing_meets_the_constraints_nothing_wins(tmp_path):
     ranking = rank_sweep(state)
     assert ranking.best_trial is None
     assert describe_ranking(ranking) == ["no configuration meets the constraints: peak_mib at most 40000"]
-    assert trials_table(state)["is_feasible"].tolist() == [False, None, None, None], "the others have not run"
+    assert trials_table(state, rank_sweep(state))["is_feasible"].tolist() == [False, None, None, None], (
+        "the others have not run"
+    )
 
 
 def test_a_front_is_within_the_constraints(tmp_path):

@@ -19,6 +19,7 @@ from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
 from trainyard.results import load_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import read_table, write_table
 
 NUMBERS = st.from_regex(r"[ ]?[+-]?[0-9]{1,6}(\.[0-9]{0,4})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
@@ -69,13 +70,13 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
                 journal.record(Started(trial=name, attempt=1))
                 journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, metrics={"score": number}))
         state = read_state(config.sweeps["s"], "s", results)
-        write_sweep_tables(state, results / "sweeps/s")
+        write_sweep_tables(state, rank_sweep(state), results / "sweeps/s")
         page = write_tables(config, "sweeps", "s", results).read_text()
         assert all(rf"\"{text}\"" in page for text in texts if text.isalnum() and text.isascii())
         tables = load_sweep(results / "sweeps/s")
         assert tables.trials["x"].tolist() == texts
         assert tables.ranking["x"].tolist() == texts[::-1]
-        assert rank_trials(state, tables.trials).table["x"].tolist() == texts
+        assert rank_trials(state, tables.trials, rank_sweep(state)).table["x"].tolist() == texts
         best = read_config(results / "sweeps/s/best.yaml")
         assert [trial.values for trial in expand(best.sweeps["s-best"]).trials] == [{"x": texts[-1]}]
 
