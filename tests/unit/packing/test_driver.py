@@ -94,7 +94,7 @@ def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_en
         path.write_text("epoch 1 loss 0.5\nepoch 2 loss 0.4\n")
         journal.record(Ended(**first, status=TrialStatus.FAILED, error="the worker's process ended"))
         journal.record(Started(**second))
-        kept = CheckpointFile("c.pt", int(started.time * 1e9), 1)
+        kept = CheckpointFile("c.pt", int(started.time * 1e9) + 1000, 1)  # not before it by rounding
         journal.record(Resumed(**second, checkpoint=kept._asdict()))
         journal.record(Epoch(**second, metrics={"epoch": 2, "loss": 0.3}))
         read = {"metrics": {"loss": 0.3}, "metrics_digest": metrics_digest(plan.state.sweep.program_metrics)}

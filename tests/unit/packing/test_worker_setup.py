@@ -42,6 +42,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetName=lambda handle: f"H200 number {handle}",
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 0,  # asked if this test is the first to import telemetry
         NVMLError=RuntimeError,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
