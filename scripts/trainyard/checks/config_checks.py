@@ -4,6 +4,8 @@ What the config alone decides is checked when it is read (`config/load.py`). Her
 data and on a user's code. The state of a cluster is checked by `make doctor`.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -61,6 +63,7 @@ def check_use(
         for check in STUDY_CHECKS:
             yield from check(checked)
     yield from _check_evidence(config, results)
+    yield from _check_budgets(config, results)
     yield from check_code(config, results, anew=anew, other_environment=other_environment)
 
 
@@ -75,6 +78,16 @@ def _check_evidence(config: Config, results: Path) -> Iterator[Finding]:
                 read_evidence(sweep, path)
             except UserError as error:
                 yield Finding(f"sweeps.{name}.search", "warns" if Path(path) in tables else "fails", str(error))
+
+
+def _check_budgets(config: Config, results: Path) -> Iterator[Finding]:
+    """The times that have passed before any trial of their sweep has started; later ones end the sweep as it is."""
+    for name, sweep in config.sweeps.items():
+        if sweep.budget and sweep.budget.end_time(math.inf) <= time.time():
+            state = read_state(sweep, name, results)
+            if not any(map(state.attempts_at, state.trials)):
+                message = f"{sweep.budget.until} has passed, and no trial has run"
+                yield Finding(f"sweeps.{name}.budget.until", "fails", message, "give a later time, or remove it")
 
 
 def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:

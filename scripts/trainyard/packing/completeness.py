@@ -96,11 +96,9 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
         UserError: there is no result, or too many trials failed.
     """
     total, limit = len(state.trials), state.sweep.max_failed_fraction
-    if result_count and len(failed) <= limit * total:
+    if (result_count and len(failed) <= limit * total) or state.describe_budget():
         return
     if not failed:
-        if text := state.describe_budget():
-            raise FinalError(f"sweep {state.name}: no trial has a result; {text}")
         if not (ran := total - len(state.cancelled)):
             raise FinalError(f"sweep {state.name}: all {total} trials are cancelled, so there is no result")
         raise FinalError(

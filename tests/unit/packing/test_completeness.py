@@ -92,6 +92,16 @@ def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tm
         check_sweep(plan_sweep(config, "s", tmp_path).state)
 
 
+def test_a_sweep_whose_budget_was_reached_before_any_result_is_complete(tmp_path):
+    config = check_config({"sweeps": {"s": SWEEP | {"budget": {"hours": 0.001}}}})
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.append("session", time=1.0, slots=1, gpus=1)
+        journal.append("started", trial=next(iter(plan_sweep(config, "s", tmp_path).state.trials)), attempt=1, time=1.0)
+    state = plan_sweep(config, "s", tmp_path).state
+    check_sweep(state)
+    assert "0 trials finished, 0 failed; budget reached: 0 of 3 trials ran; raise `budget`" in summarize_sweep(state)
+
+
 def test_cancelled_trials_are_not_missing_unless_there_is_no_other(tmp_path):
     config = check_config({"sweeps": {"s": SWEEP}})
     first, *others = plan_sweep(config, "s", tmp_path).state.trials

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from sweep_journals import session_of
+from trainyard.checks.config_checks import check_use
 from trainyard.config.load import ConfigError, check_config
 from trainyard.config.sweep import Budget, Slots
 from trainyard.planning.attempts import Session
@@ -115,6 +116,19 @@ def test_the_plan_says_how_many_trials_fit_and_requests_no_longer_walltime(tmp_p
     assert "budget reached: 2 of 10 trials ran; raise `budget` to go on" in summarize_plan(reached)
     assert reached.state.space.digest != found.state.space.digest
     assert list(found.state.trials) == list(without.state.trials), "no trial is another one"
+
+
+def test_a_time_that_has_passed_is_an_error_until_a_trial_has_run(tmp_path):
+    budget = {"gpu_hours": 1, "until": "2026-01-31 08:00"}
+    config = check_config({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "budget": budget}}})
+
+    def found():
+        return [(each.name, each.message) for each in check_use(config, tmp_path) if each.verdict == "fails"]
+
+    assert found() == [("sweeps.s.budget.until", "2026-01-31 08:00 has passed, and no trial has run")]
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.append("started", trial=next(iter(plan_sweep(config, "s", tmp_path).state.trials)), attempt=1)
+    assert found() == [], "the same command writes the tables"
 
 
 def test_a_budget_must_have_a_time():
