@@ -10,9 +10,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from trainyard.config.train import FunctionPath, Section, hint
+from trainyard.config.train import FunctionPath, Section, hint, invalid
 
 Url = Annotated[
     str,
@@ -97,11 +96,11 @@ class ImageFolder(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> "ImageFolder":
         if (self.root is None) == (self.url is None):
-            raise PydanticCustomError("place", "give either root or url")
+            raise invalid("give either root or url")
         if self.url and not self.checksum:
-            raise PydanticCustomError("place", "url needs a checksum, as in md5:90528d7ca1a48142e341f4ef8d21d0de")
+            raise invalid("url needs a checksum, as in md5:90528d7ca1a48142e341f4ef8d21d0de")
         if (self.height is None) != (self.width is None):
-            raise PydanticCustomError("size", "give both height and width, or neither")
+            raise invalid("give both height and width, or neither")
         return self
 
 
@@ -154,7 +153,7 @@ class Python(Section):
     @model_validator(mode="after")
     def _check_targets(self) -> "Python":
         if self.targets is not None and (self.classes is not None or not self.on_the_fly):
-            raise PydanticCustomError("targets", "targets need `on_the_fly: true`, and take the place of classes")
+            raise invalid("targets need `on_the_fly: true`, and take the place of classes")
         return self
 
     @model_serializer(mode="wrap")

@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import Annotated, Any, Final
 
 from pydantic import Field
-from pydantic_core import PydanticCustomError
 
+from trainyard.config.train import invalid
 from trainyard.utils import shell_syntax
 
 Command = str | Annotated[list[str], Field(min_length=1)]
@@ -36,12 +36,12 @@ def check_all_arguments(command: Command, args: Collection[str]) -> None:
     """Raise a PydanticCustomError if a placeholder for all arguments has an unknown style or is only part of a word."""
     for part in [command] if isinstance(command, str) else command:
         for found in PLACEHOLDER.finditer(part) if "{args" in part else ():
-            content = {"name": found[0], "styles": ", ".join(f"{{{style}}}" for style in STYLES)}
             if found[1].startswith("args:") and found[1] not in STYLES:
-                raise PydanticCustomError("args", "there is no {name}; known: {styles}", content)
+                styles = ", ".join(f"{{{style}}}" for style in STYLES)
+                raise invalid(f"there is no {found[0]}; known: {styles}")
             beside = part[: found.start()][-1:] + part[found.end() :][:1]
             if takes_all(found[1], args) and beside.strip(_SEPARATORS if isinstance(command, str) else ""):
-                raise PydanticCustomError("args", "{name} is several words: write no other text beside it", content)
+                raise invalid(f"{found[0]} is several words: write no other text beside it")
 
 
 _SEPARATORS: Final = " \t\n;|&()<>"
@@ -67,17 +67,15 @@ def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
         try:
             shlex.split(command)
         except ValueError as error:
-            raise PydanticCustomError("quoting", "{error}", {"error": str(error).lower()}) from None
+            raise invalid(str(error).lower()) from None
         words = shlex.split(command, posix=False)  # with their quotes
         if operator := next(filter(_OPERATOR.fullmatch, words), None):
-            message = "{operator} would be an argument of the script, which runs without a shell: remove it"
-            raise PydanticCustomError("quoting", message, {"operator": operator})
+            raise invalid(f"{operator} would be an argument of the script, which runs without a shell: remove it")
     if in_shell and isinstance(command, str) and (options := _parse(command).options):
-        raise PydanticCustomError("quoting", "{message}", {"message": _OPTION_LINE.format(option=options[0])})
+        raise invalid(_OPTION_LINE.format(option=options[0]))
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where in _REMEDIES and (in_shell or where in _IN_WORDS):
-            message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
-            raise PydanticCustomError("quoting", "{message}", {"message": message})
+            raise invalid(f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}")
     return command
 
 
@@ -162,22 +160,19 @@ _UNSAFE: Final = {
 def check_resume_option(command: Command, option: str | None, args: Collection[str], *, in_shell: bool) -> None:
     """Raise a PydanticCustomError if the option to resume cannot be added to the command."""
     if "resume" in find_placeholders(option or ""):
-        raise PydanticCustomError("resume", "`resume` cannot contain {name}", {"name": "{resume}"})
+        raise invalid("`resume` cannot contain {resume}")
     try:
         words_of_option = shlex.split(option or "")
     except ValueError as error:
-        raise PydanticCustomError("resume", "`resume`: {error}", {"error": str(error).lower()}) from None
+        raise invalid(f"`resume`: {str(error).lower()}") from None
     if _has_place(command, args):
         words = command if isinstance(command, list) else []
         if any("resume" in find_placeholders(word) and word != "{resume}" for word in words):
-            message = "in a list, {name} must be a word of its own"
-            raise PydanticCustomError("resume", message, {"name": "{resume}"})
+            raise invalid("in a list, {resume} must be a word of its own")
     elif option is not None and in_shell and isinstance(command, str) and (operators := _parse(command).operators):
-        message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} in the command"
-        raise PydanticCustomError("resume", "{message}", {"message": message})
+        raise invalid(f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} in the command")
     elif words_of_option and in_shell and _ends_in_script(command):
-        message = "`resume` cannot be added after the script of a shell's -c: write the script itself as `command`"
-        raise PydanticCustomError("resume", "{message}", {"message": message})
+        raise invalid("`resume` cannot be added after the script of a shell's -c: write the script itself as `command`")
 
 
 def _ends_in_script(command: Command) -> bool:

@@ -16,10 +16,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
-from trainyard.config.train import PROFILE, Name, ProfiledSteps, Section, Train, hint
+from trainyard.config.train import PROFILE, Name, ProfiledSteps, Section, Train, hint, invalid
 from trainyard.config.user_programs import CommandOptions, Metrics
 from trainyard.utils.errors import UserError
 
@@ -61,7 +60,7 @@ class Scaling(Section):
     @model_validator(mode="after")
     def _check_scales(self) -> "Scaling":
         if len(set(self.scales)) < len(self.scales):
-            raise PydanticCustomError("scales", "a scale is listed twice")
+            raise invalid("a scale is listed twice")
         return self
 
     def describe_step(self, run: str) -> str:
@@ -126,14 +125,13 @@ class TrainScaling(Scaling):
     @model_validator(mode="after")
     def _check_batch(self) -> "TrainScaling":
         if self.mode == "strong" and self.lr_scaling != "none":
-            raise PydanticCustomError("lr", "lr_scaling is for weak scaling: strong scaling fixes the global batch")
+            raise invalid("lr_scaling is for weak scaling: strong scaling fixes the global batch")
         sizes = [nodes * gpus * self.train.accumulation for nodes, gpus in map(split_scale, self.scales)]
         batch = self.train.batch_size
         wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if batch % size]
         if self.mode == "strong" and wrong:
             times = f" in {self.train.accumulation} parts" if self.train.accumulation > 1 else ""
-            message = "the global batch of {batch} cannot be split evenly{times} at {scales}"
-            raise PydanticCustomError("batch", message, {"batch": batch, "times": times, "scales": ", ".join(wrong)})
+            raise invalid(f"the global batch of {batch} cannot be split evenly{times} at {', '.join(wrong)}")
         return self
 
 
@@ -163,8 +161,7 @@ class ScriptScaling(CommandOptions, Scaling):
         if isinstance(launcher, str):
             check_quoting(launcher, in_shell=False)
         if (name := split_launcher(launcher)[0]) not in LAUNCHERS:
-            message = "{name} is not a launcher; known: {known}"
-            raise PydanticCustomError("launcher", message, {"name": repr(name), "known": ", ".join(LAUNCHERS)})
+            raise invalid(f"{name!r} is not a launcher; known: {', '.join(LAUNCHERS)}")
         return launcher
 
     @property

@@ -27,7 +27,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from trainyard.config.metric_names import (
     DEFAULT_METRIC,
@@ -51,7 +50,7 @@ from trainyard.config.placeholders import (
     insert_resume_option,
     make_values,
 )
-from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint
+from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint, invalid
 from trainyard.config.user_programs import (
     CommandOptions,
     Metrics,
@@ -102,7 +101,7 @@ class Range(Section):
     @model_validator(mode="after")
     def _check_order(self) -> "Range":
         if self.stop < self.start:
-            raise PydanticCustomError("range", "stop ({stop}) is below start ({start})", self.model_dump())
+            raise invalid(f"stop ({self.stop}) is below start ({self.start})")
         return self
 
     @property
@@ -140,26 +139,25 @@ class Uniform(Section):
     @model_validator(mode="after")
     def _check_step(self) -> "Uniform":
         if self.step and self.log:
-            raise PydanticCustomError("range", "with log there is no step: give one of the two")
+            raise invalid("with log there is no step: give one of the two")
         if self.step and self.integer and (self.step % 1 or self.low % 1):
-            raise PydanticCustomError("range", "with integer, low and step must be integers")
+            raise invalid("with integer, low and step must be integers")
         return self
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "Uniform":
         if self.guess is not None and not self.low <= self.guess <= self.high:
-            raise PydanticCustomError("range", "guess ({guess}) is not from {low} to {high}", self.model_dump())
+            raise invalid(f"guess ({self.guess}) is not from {self.low} to {self.high}")
         if self.high < self.low:
-            raise PydanticCustomError("range", "high ({high}) is below low ({low})", self.model_dump())
+            raise invalid(f"high ({self.high}) is below low ({self.low})")
         if self.log and self.low <= 0:
-            raise PydanticCustomError("range", "with log, low must be above 0, not {low}", {"low": self.low})
+            raise invalid(f"with log, low must be above 0, not {self.low}")
         if self.integer and math.floor(self.high) < math.ceil(self.low):
-            raise PydanticCustomError("range", "there is no integer from {low} to {high}", self.model_dump())
+            raise invalid(f"there is no integer from {self.low} to {self.high}")
         if self.step and self.guess is not None:
             steps = (self.guess - self.low) / self.step
             if abs(steps - round(steps)) > 0.001:
-                message = "guess ({guess}) is not a step of {step} from {low}"
-                raise PydanticCustomError("range", message, self.model_dump())
+                raise invalid(f"guess ({self.guess}) is not a step of {self.step} from {self.low}")
         return self
 
     @property
@@ -193,8 +191,7 @@ def _check_numbers(values: list[Any]) -> list[Any]:
     if any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         for text in values:
             if isinstance(text, str) and _MISTYPED.fullmatch(text):
-                message = "{text} is among numbers, but is text: correct it, or write all of them in quotes"
-                raise PydanticCustomError("number", message, {"text": repr(text)})
+                raise invalid(f"{text!r} is among numbers, but is text: correct it, or write all of them in quotes")
     return values
 
 
@@ -220,7 +217,7 @@ class Choice(Section):
     @model_validator(mode="after")
     def _check_guess(self) -> "Choice":
         if self.guess is not None and self.guess not in self.choices:
-            raise PydanticCustomError("choice", "guess ({guess}) is not among the choices", {"guess": self.guess})
+            raise invalid(f"guess ({self.guess}) is not among the choices")
         return self
 
 
@@ -257,20 +254,18 @@ def _order_by_conditions(varied: dict[str, Any]) -> dict[str, Any]:
     for key, condition in conditions.items():
         for other, allowed in condition.items():
             if other not in varied:
-                message = "{key} depends on {other}, which is not one of the keys here: {known}"
                 known = ", ".join(each for each in varied if each != key)
-                raise PydanticCustomError("when", message, {"key": key, "other": other, "known": known})
+                raise invalid(f"{key} depends on {other}, which is not one of the keys here: {known}")
             of_other = varied[other]
             options = [] if isinstance(of_other, Uniform) else options_of(of_other)
             wrong = [value for value in allowed if value not in options]
             if wrong:
-                message = "{key} depends on {other}: {value}, but {other} is never {value}"
-                raise PydanticCustomError("when", message, {"key": key, "other": other, "value": wrong[0]})
+                raise invalid(f"{key} depends on {other}: {wrong[0]}, but {other} is never {wrong[0]}")
     while len(ordered) < len(varied):
         ready = [key for key in varied if key not in ordered and conditions[key].keys() <= ordered.keys()]
         if not ready:
             key = next(key for key in varied if key not in ordered)
-            raise PydanticCustomError("when", "{key} depends on itself", {"key": key})
+            raise invalid(f"{key} depends on itself")
         ordered |= {key: varied[key] for key in ready}
     return ordered
 
@@ -324,11 +319,9 @@ class Search(Section):
     def _check_method(self) -> "Search":
         for key, values in self.values.items():
             if self.method == "brute_force" and isinstance(values, Uniform) and not (values.step or values.integer):
-                message = "brute_force cannot run every value of {key}: give a list, step or integer"
-                raise PydanticCustomError("search", message, {"key": key})
+                raise invalid(f"brute_force cannot run every value of {key}: give a list, step or integer")
         if self.evidence and not self.learns:
-            message = "{method} does not learn from evidence: use tpe or gp"
-            raise PydanticCustomError("search", message, {"method": self.method})
+            raise invalid(f"{self.method} does not learn from evidence: use tpe or gp")
         if self.options:
             _check_options(self, self._sampler_class, lambda: self.sampler(0))
         return self
@@ -379,23 +372,20 @@ _SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of w
 def _check_options(section: "Search | Stop", of: type[object], make: Callable[[], object]) -> None:
     """Raise an error unless its options are arguments of a class of Optuna, which `make` then makes."""
     parameters = signature(of).parameters.values()
-    content: dict[str, Any] = {"method": section.method}
     known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"}
     for name in section.options.keys() - known.keys():
-        content |= {"name": name, "hint": suggest(name, known)}
-        raise PydanticCustomError("options", "{method} has no option {name}; {hint}", content)
+        raise invalid(f"{section.method} has no option {name}; {suggest(name, known)}")
     for name, value in section.options.items():
         kind = known[name].annotation
         if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
-            content |= {"name": name, "value": repr(value), "kind": str(kind)}
-            raise PydanticCustomError("options", "{name}: {value} is of another type: give {kind}", content)
+            raise invalid(f"{name}: {value!r} is of another type: give {kind}")
     for name in known.keys() - section.options.keys():
         if known[name].default is Parameter.empty:
-            raise PydanticCustomError("options", "{method} needs the option {name}", content | {"name": name})
+            raise invalid(f"{section.method} needs the option {name}")
     try:
         make()
     except (TypeError, ValueError) as error:
-        raise PydanticCustomError("options", "{error}", {"error": str(error)}) from None
+        raise invalid(str(error)) from None
 
 
 class Stop(Section):
@@ -434,8 +424,7 @@ class Stop(Section):
         if self.method in ("asha", "median"):
             others &= {"options"}  # one may have what the other needs
         for name in others:
-            content = {"method": self.method, "name": name, "known": ", ".join(own)}
-            raise PydanticCustomError("stop", "{method} has no {name}; it has {known}", content)
+            raise invalid(f"{self.method} has no {name}; it has {', '.join(own)}")
         if self.method in _PRUNERS:
             _check_options(self, self._pruner_class, self.pruner)
         return self
@@ -535,10 +524,9 @@ class Slots(Section):
     @classmethod
     def _check_gpus_per_trial(cls, value: Any) -> Any:
         if value == 0:
-            message = "must be above 0: for trials without GPUs, give gpus_per_node: 0 and slots_per_node instead"
-            raise PydanticCustomError("slots", message)
+            raise invalid("must be above 0: for trials without GPUs, give gpus_per_node: 0 and slots_per_node instead")
         if isinstance(value, float) and value > 1 and value % 1:
-            raise PydanticCustomError("slots", "above one GPU, gpus_per_trial must be a whole number of GPUs")
+            raise invalid("above one GPU, gpus_per_trial must be a whole number of GPUs")
         return value
 
     @model_validator(mode="before")
@@ -561,32 +549,27 @@ class Slots(Section):
         given = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
         of_gpus = [key for key in ("gpus_per_trial", "mps") if key in given]
         if not self.has_gpus and of_gpus:
-            message = "{key} is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node"
-            raise PydanticCustomError("slots", message, {"key": of_gpus[0]})
+            raise invalid(f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node")
         if self.has_gpus and "slots_per_node" in self.model_fields_set:
-            message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
-            raise PydanticCustomError("slots", message)
+            raise invalid("slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial")
         if self.nodes and self.nodes % self.nodes_per_trial:
-            message = "{nodes} nodes cannot be shared evenly by trials of {nodes_per_trial}"
-            raise PydanticCustomError("slots", message, self.model_dump())
+            raise invalid(f"{self.nodes} nodes cannot be shared evenly by trials of {self.nodes_per_trial}")
         if self.nodes not in (None, 1) and self.jobs != self.nodes // self.nodes_per_trial:
-            message = "each job has the nodes of one trial ({nodes_per_trial}): give `jobs` or `nodes`, not both"
-            raise PydanticCustomError("slots", message, self.model_dump())
+            message = f"each job has the nodes of one trial ({self.nodes_per_trial}): give `jobs` or `nodes`, not both"
+            raise invalid(message)
         if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in given):
-            message = "a trial takes all GPUs of its {nodes_per_trial} nodes: give gpus_per_node, not gpus_per_trial"
-            raise PydanticCustomError("slots", message, self.model_dump())
+            remedy = "give gpus_per_node, not gpus_per_trial"
+            raise invalid(f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}")
         if self.most_jobs > 1 and self.gpus_per_trial == "auto":
-            message = "gpus_per_trial: auto is measured in one job; with {key}: {jobs}, give a number, such as 0.5"
             key = "jobs" if self.nodes in (None, 1) else "nodes"
-            raise PydanticCustomError("slots", message, {"key": key, "jobs": self.jobs})
+            with_several = f"with {key}: {self.jobs}, give a number, such as 0.5"
+            raise invalid(f"gpus_per_trial: auto is measured in one job; {with_several}")
         if self.slots_per_node > MAX_SLOTS:
-            raise PydanticCustomError("slots", "a job has at most {slots} slots", {"slots": MAX_SLOTS})
+            raise invalid(f"a job has at most {MAX_SLOTS} slots")
         if self.has_gpus and (self.share < MIN_SHARE or self.gpus > MAX_SLOTS):
-            message = "a trial has at least {share} GPUs, and a job at most {gpus}"
-            raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_SLOTS})
+            raise invalid(f"a trial has at least {MIN_SHARE} GPUs, and a job at most {MAX_SLOTS}")
         if self.node_share > self.gpus_per_node:
-            message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
-            raise PydanticCustomError("slots", message, self.model_dump())
+            raise invalid(f"a trial of {self.gpus_per_trial} GPUs does not fit a node of {self.gpus_per_node}")
         return self
 
     @property
@@ -714,14 +697,13 @@ class Budget(Section):
             try:
                 datetime.fromisoformat(until)
             except ValueError:
-                message = "{until} is no date and time: write it as 2026-12-01 08:00"
-                raise PydanticCustomError("until", message, {"until": repr(until)}) from None
+                raise invalid(f"{until!r} is no date and time: write it as 2026-12-01 08:00") from None
         return until
 
     @model_validator(mode="after")
     def _check_limit(self) -> "Budget":
         if not (self.gpu_hours or self.hours or self.until):
-            raise PydanticCustomError("budget", "has no limit: give gpu_hours, hours or until")
+            raise invalid("has no limit: give gpu_hours, hours or until")
         return self
 
     @property
@@ -744,9 +726,9 @@ class MetricLimits(Section):
     @model_validator(mode="after")
     def _check_limits(self) -> "MetricLimits":
         if self.min is None and self.max is None:
-            raise PydanticCustomError("limits", "has no limit: give min or max")
+            raise invalid("has no limit: give min or max")
         if self.min is not None and self.max is not None and self.max < self.min:
-            raise PydanticCustomError("limits", "max ({max}) is below min ({min})", self.model_dump())
+            raise invalid(f"max ({self.max}) is below min ({self.min})")
         return self
 
     def excess(self, value: float) -> float:
@@ -862,15 +844,14 @@ class Sweep(Section):
     @classmethod
     def _check_metric_is_a_name(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            message = "names the metric that ranks trials; a mapping with pattern or file is `metrics`"
-            raise PydanticCustomError("metric", message)
+            raise invalid("names the metric that ranks trials; a mapping with pattern or file is `metrics`")
         return value
 
     @field_validator("retrain", mode="before")
     @classmethod
     def _check_retrain_is_a_number(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            raise PydanticCustomError("retrain", "is one number, for all trials of the sweep, not a mapping")
+            raise invalid("is one number, for all trials of the sweep, not a mapping")
         return value
 
     @model_validator(mode="before")
@@ -894,49 +875,42 @@ class Sweep(Section):
         if self.objectives:
             names = ", ".join(f"{name}: {mode}" for name, mode in self.objectives.items())
             if len(self.objectives) == 1:
-                raise PydanticCustomError("objectives", "{names} is only one: give metric and mode", {"names": names})
+                raise invalid(f"{names} is only one: give metric and mode")
             if (self.metric, self.mode) not in self.objectives.items():
-                message = "metric is {metric}, which is not among the objectives: {names}"
                 metric = f"{self.metric}: {self.mode}" if self.mode else self.metric
-                raise PydanticCustomError("objectives", message, {"metric": metric, "names": names})
+                raise invalid(f"metric is {metric}, which is not among the objectives: {names}")
         unable = "several objectives" if self.objectives else "constraints" if self.constraints else ""
         if self.search and self.search.method == "cmaes" and unable:
-            message = "cmaes cannot search with {what}; tpe, gp, nsgaii and nsgaiii can"
-            raise PydanticCustomError("search", message, {"what": unable})
+            raise invalid(f"cmaes cannot search with {unable}; tpe, gp, nsgaii and nsgaiii can")
         return self
 
     @model_validator(mode="after")
     def _check_goal(self) -> "Sweep":
         if self.goal and self.slots.jobs == "auto":
-            message = "both a goal and `jobs: auto` choose the number of jobs: give one of the two"
-            raise PydanticCustomError("slots", message)
+            raise invalid("both a goal and `jobs: auto` choose the number of jobs: give one of the two")
         return self
 
     @model_validator(mode="after")
     def _check_stop(self) -> "Sweep":
         trained = self.train.epochs if isinstance(self, TrainSweep) and "epochs" not in self._keys_of_parts else 0
         if self.stop and self.stop.method == "hyperband" and self.stop.grace_period > (self.stop.epochs or trained):
-            message = "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
-            raise PydanticCustomError("stop", message)
+            raise invalid("hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period")
         return self
 
     @model_validator(mode="after")
     def _check_repeats(self) -> "Sweep":
         if self.repeat_best and self.repeats == 1:
-            message = "repeat_best: {repeat_best} needs the number of seeds, such as repeats: 3"
-            raise PydanticCustomError("repeats", message, self.model_dump(include={"repeat_best"}))
+            raise invalid(f"repeat_best: {self.repeat_best} needs the number of seeds, such as repeats: 3")
         if self.repeats > 1 or self.fill:
             option = "repeats" if self.repeats > 1 else "fill"
             if varied := [key for key in self._keys_of_parts if is_seed(key)]:
-                message = "{option} varies the seed, as {key} does: give one of the two"
-                raise PydanticCustomError("repeats", message, {"option": option, "key": varied[0]})
+                raise invalid(f"{option} varies the seed, as {varied[0]} does: give one of the two")
             if self.seed_key is None:
-                message = "needs your program's seed: give args: {seed: 0}, and {seed} or {args} in a command"
-                raise PydanticCustomError("repeats", "{error}", {"error": f"{option} {message}"})
+                remedy = "give args: {seed: 0}, and {seed} or {args} in a command"
+                raise invalid(f"{option} needs your program's seed: {remedy}")
             if not isinstance(self.first_seed, int):
-                message = "{option} counts the seeds from {key}, which is {value}: give a whole number"
-                content = {"option": option, "key": self.seed_key, "value": repr(self.first_seed)}
-                raise PydanticCustomError("repeats", message, content)
+                counted = f"counts the seeds from {self.seed_key}, which is {self.first_seed!r}"
+                raise invalid(f"{option} {counted}: give a whole number")
         return self
 
     @property
@@ -967,9 +941,7 @@ class Sweep(Section):
         wanted += [(self.target[0], epoch, "epoch")] if self.stop else []
         for metric, known, what in wanted:
             if metric and metric not in known:
-                content = {"metric": metric, "what": what, "known": ", ".join(known)}
-                message = "metric is {metric}, which no {what} reports; known: {known}"
-                raise PydanticCustomError("metric", message, content)
+                raise invalid(f"metric is {metric}, which no {what} reports; known: {', '.join(known)}")
 
     @property
     @abstractmethod
@@ -1095,15 +1067,14 @@ class TrainSweep(Sweep):
     @model_validator(mode="after")
     def _check_training(self) -> "TrainSweep":
         if self.search and self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
+            raise invalid("gpus_per_trial: auto does not work with `search`")
         if self.search and self.slots.ranks > 1 and isinstance(self.search.values.get("batch_size"), Uniform):
-            message = "search draws batch_size from a range, and {gpus} GPUs cannot share each size evenly: give a list"
-            raise PydanticCustomError("batch_size", message, {"gpus": self.slots.ranks})
+            problem = f"{self.slots.ranks} GPUs cannot share each size evenly"
+            raise invalid(f"search draws batch_size from a range, and {problem}: give a list")
         train, own, metric = self.train, self.train.further_metrics, self.target[0]
         self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
         if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
-            message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"
-            raise PydanticCustomError("patience", message, {"metric": metric})
+            raise invalid(f"the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor")
         return self
 
     @property
@@ -1165,8 +1136,7 @@ class ProgramSweep(ProgramOptions, Sweep):
         try:
             code_digest(tuple(code or ()))
         except OSError as error:
-            content = {"path": str(error.filename), "reason": error.strerror}
-            raise PydanticCustomError("code", "{path} cannot be read ({reason})", content) from None
+            raise invalid(f"{error.filename} cannot be read ({error.strerror})") from None
         return code
 
     @property
@@ -1188,10 +1158,9 @@ class ProgramSweep(ProgramOptions, Sweep):
     @model_validator(mode="after")
     def _check_slots(self) -> "ProgramSweep":
         if self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
+            raise invalid("gpus_per_trial: auto is for `train`; set the number for your program")
         if self.slots.nodes_per_trial > 1:
-            message = "nodes_per_trial is for `train`; a trial with your own program has one node"
-            raise PydanticCustomError("slots", message)
+            raise invalid("nodes_per_trial is for `train`; a trial with your own program has one node")
         return self
 
     @property
@@ -1229,10 +1198,10 @@ class CommandSweep(CommandOptions, ProgramSweep):
     @model_validator(mode="after")
     def _check_command(self) -> "CommandSweep":
         if self.metrics is None and (self.search or self.stop):
-            raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
+            raise invalid("search and stop need the metrics of a command: give `metrics`")
         if self.metrics is None and self.keep.startswith("best "):
-            message = "{keep} needs the metrics of a command: give `metrics`, or `keep: metrics` for the output alone"
-            raise PydanticCustomError("metrics", message, {"keep": self.keep})
+            remedy = "give `metrics`, or `keep: metrics` for the output alone"
+            raise invalid(f"{self.keep} needs the metrics of a command: {remedy}")
         if groups := self.metrics.groups if self.metrics else []:
             self._check_metric(final=groups, epoch=groups)
         self.check_resume(self.command, self._argument_names)
@@ -1240,8 +1209,8 @@ class CommandSweep(CommandOptions, ProgramSweep):
         varied = [*self.grid.items(), *(item for part in draws for item in part.items())]
         conditional = {key.split(".")[0] for key, values in varied if condition_of(values)}
         if used := sorted(conditional & self.find_names(self.command)):
-            message = f"{used[0]} has no value where its `when` does not hold: write {{args}} instead of {{{used[0]}}}"
-            raise PydanticCustomError("command", "{error}", {"error": message})
+            remedy = f"write {{args}} instead of {{{used[0]}}}"
+            raise invalid(f"{used[0]} has no value where its `when` does not hold: {remedy}")
         return self
 
     @property

@@ -31,6 +31,11 @@ from trainyard.config.weights import is_published
 from trainyard.utils.text import is_number
 
 
+def invalid(message: str) -> PydanticCustomError:
+    """The error with which a validator rejects a value."""
+    return PydanticCustomError("invalid", "{message}", {"message": message})
+
+
 def hint(text: str) -> WrapValidator:
     """In an annotation, after a pattern: what is valid, for the error about a value that does not match it."""
 
@@ -103,8 +108,8 @@ def _value_types(annotation: Any) -> Iterator[Any]:
             yield member
 
 
-_TEXT: Final = PydanticCustomError("number", "text instead of a number: write it without quotes")
-_TRUE: Final = PydanticCustomError("number", "true instead of a number")
+_TEXT: Final = invalid("text instead of a number: write it without quotes")
+_TRUE: Final = invalid("true instead of a number")
 
 
 def _find_mistake(value: Any) -> PydanticCustomError | None:
@@ -135,13 +140,12 @@ Metrics = list[MetricPath] | dict[MetricName, MetricPath]
 def _by_name(given: Any) -> Any:
     """A list of metrics as a mapping; a path is named by its last part."""
     if isinstance(given, str):
-        raise PydanticCustomError("metrics", "write a list, [{given}], or a mapping of names", {"given": given})
+        raise invalid(f"write a list, [{given}], or a mapping of names")
     if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
         return given
     names = [re.split(r"[.:]", path)[-1] for path in given]
     if twice := [name for name in names if names.count(name) > 1]:
-        message = "two metrics are called {name}: give a mapping of names to paths"
-        raise PydanticCustomError("metrics", message, {"name": twice[0]})
+        raise invalid(f"two metrics are called {twice[0]}: give a mapping of names to paths")
     return dict(zip(names, given, strict=True))
 
 
@@ -196,7 +200,7 @@ class Augment(Section):
     @model_validator(mode="after")
     def _one_crop(self) -> "Augment":
         if self.crop_padding and self.resized_crop:
-            raise PydanticCustomError("crop", "give crop_padding or resized_crop, not both")
+            raise invalid("give crop_padding or resized_crop, not both")
         return self
 
 
@@ -211,7 +215,7 @@ class ProfiledSteps(Section):
     @model_validator(mode="after")
     def _check_order(self) -> "ProfiledSteps":
         if self.steps[0] > self.steps[1]:
-            raise PydanticCustomError("profile", "the first step is after the last one: write [first, last]")
+            raise invalid("the first step is after the last one: write [first, last]")
         return self
 
 
@@ -365,21 +369,17 @@ class Train(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> "Train":
         if taken := sorted({*EPOCH_METRICS} & {*self.further_metrics}):
-            raise PydanticCustomError("metrics", "{name} is a metric of its own: use another name", {"name": taken[0]})
+            raise invalid(f"{taken[0]} is a metric of its own: use another name")
         if self.monitor not in (known := [*MONITORED, *self.further_metrics]):
-            message = "monitor is {monitor}, which this training does not report; known: {known}"
-            raise PydanticCustomError("monitor", message, {"monitor": self.monitor, "known": ", ".join(known)})
+            raise invalid(f"monitor is {self.monitor}, which this training does not report; known: {', '.join(known)}")
         if self.has_user_loss and self.label_smoothing:
-            raise PydanticCustomError("loss", "label_smoothing is for the loss cross_entropy, not for your own")
+            raise invalid("label_smoothing is for the loss cross_entropy, not for your own")
         if unknown := sorted({*self.metric_args} - {*self.metrics}):
-            message = "metric_args: there is no metric {name}; known: {known}"
-            raise PydanticCustomError(
-                "metrics", message, {"name": unknown[0], "known": ", ".join(self.metrics) or "none"}
-            )
+            raise invalid(f"metric_args: there is no metric {unknown[0]}; known: {', '.join(self.metrics) or 'none'}")
         if self.loss_args and not self.has_user_loss:
-            raise PydanticCustomError("loss", "loss_args are for a loss of your own")
+            raise invalid("loss_args are for a loss of your own")
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise PydanticCustomError("nesterov", "nesterov needs optimizer sgd with momentum")
+            raise invalid("nesterov needs optimizer sgd with momentum")
         weights, problem = self.pretrained or "", ""
         if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
             problem = f"includes the name of the model: write {name[1]}"
@@ -390,6 +390,5 @@ class Train(Section):
         elif is_published(weights) and self.small_images:
             problem = "has a stem for large images: leave out small_images"
         if problem:
-            content = {"weights": weights, "problem": problem}
-            raise PydanticCustomError("pretrained", "pretrained: {weights} {problem}", content)
+            raise invalid(f"pretrained: {weights} {problem}")
         return self

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -19,7 +18,7 @@ from trainyard.config.placeholders import (
     find_placeholders,
     takes_all,
 )
-from trainyard.config.train import Section, hint
+from trainyard.config.train import Section, hint, invalid
 from trainyard.utils.files import digest_of, expand_path, file_digest
 from trainyard.utils.text import suggest
 
@@ -110,29 +109,24 @@ class Metrics(Section):
     @model_validator(mode="after")
     def _check_patterns(self) -> "Metrics":
         if sum(each is not None for each in (self.file, self.pattern, self.tensorboard)) != 1:
-            raise PydanticCustomError("metrics", "give one of file, pattern and tensorboard")
+            raise invalid("give one of file, pattern and tensorboard")
         if self.sample is not None and self.pattern is None:
-            raise PydanticCustomError("metrics", "sample is for pattern: files are read by their format")
+            raise invalid("sample is for pattern: files are read by their format")
         for pattern in self.patterns:
             try:
                 re.compile(pattern)  # as it was written, for the position in an error
                 groups = _compile(pattern).groupindex
             except re.error as error:
-                message = "{pattern} is not a regular expression: {error}"
-                raise PydanticCustomError("metrics", message, {"pattern": pattern, "error": str(error)}) from None
+                raise invalid(f"{pattern} is not a regular expression: {error}") from None
             if not groups:
-                message = "{pattern} names no metric: write a group as {group}"
-                group = "(?P<val_accuracy>{number})"
-                raise PydanticCustomError("metrics", message, {"pattern": pattern, "group": group})
+                raise invalid(f"{pattern} names no metric: write a group as (?P<val_accuracy>{{number}})")
             if typo := next((name for name in _BRACES.findall(pattern) if get_close_matches(name, ["number"])), None):
-                message = "{typo} would match only these very characters; did you mean {number}?"
-                raise PydanticCustomError("metrics", message, {"typo": f"{{{typo}}}", "number": "{number}"})
+                raise invalid(f"{{{typo}}} would match only these very characters; did you mean {{number}}?")
         lines = self.sample_lines
         for pattern in self.patterns if lines else ():
             if not any(_compile(pattern).search(line) for line in lines):
-                message = "{pattern} matches nothing in the sample, {lines}{place}"
-                content = {"pattern": pattern, "lines": "; ".join(lines), "place": find_mismatch(pattern, lines)}
-                raise PydanticCustomError("metrics", message, content)
+                message = f"{pattern} matches nothing in the sample, {'; '.join(lines)}{find_mismatch(pattern, lines)}"
+                raise invalid(message)
         return self
 
     @property
@@ -245,7 +239,7 @@ class CommandOptions(ProgramOptions):
     @model_validator(mode="after")
     def _check_environment(self) -> "CommandOptions":
         if self.python is not None and self.env is not None:
-            raise PydanticCustomError("environment", "give python or env, not both")
+            raise invalid("give python or env, not both")
         return self
 
     @property
@@ -277,12 +271,12 @@ class CommandOptions(ProgramOptions):
             placeholders = " ".join(f"{{{name}}}" for name in unused)
             error = f"{', '.join(unused)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"
         if error:
-            raise PydanticCustomError("args", "{error}", {"error": error})
+            raise invalid(error)
 
     def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
         """Raise a PydanticCustomError if the command cannot resume with these options."""
         if "resume_from" in self.find_names(command) and self.checkpoint is None:
-            raise PydanticCustomError("resume", "`resume_from` needs `checkpoint`, a pattern of files such as *.pt")
+            raise invalid("`resume_from` needs `checkpoint`, a pattern of files such as *.pt")
         check_resume_option(command, self.resume, args, in_shell=in_shell)
         if self.resume is not None and (isinstance(command, str) or not in_shell):
             check_quoting(self.resume, in_shell=in_shell)
