@@ -55,6 +55,9 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     # Records of each call, for a dashboard and for logs that nobody reads.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_event_stats": "0",
+    # The raylet connects to its own object store, whose thread may not listen yet: try each 10 ms, not each second.
+    "RAY_raylet_client_connect_timeout_milliseconds": "10",
+    "RAY_raylet_client_num_connect_attempts": "1000",  # for 10 s, as by default
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
