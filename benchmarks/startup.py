@@ -1,19 +1,28 @@
 """Seconds from the start of the sweep program to the first trial: of trainings, part by part to their first step.
 
 python benchmarks/startup.py [--repeats 5]
+
+Of commands also from the start of a Slurm job, on the four-host Slurm (as root).
 """
 
 import argparse
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
-from common import folder_with, print_table, run_program, sweep_config
+import yaml
+from common import ROOT, folder_with, print_table, run_program, sweep_config
 from trainyard.planning.journal import journal_files
 from trainyard.utils.event_log import read_events
+
+sys.path[:0] = [str(ROOT / "tools")]
+
+from slurm_cluster.cluster import Cluster  # noqa: E402
 
 # The same with an unchanged Ray: start it, then one actor per slot that imports torch.
 PLAIN_RAY = """
@@ -51,10 +60,12 @@ def main() -> None:
         "**start to a command's first trial**": seconds_to_a_command,
         "plain Ray to torch imported, no data, no step": partial(seconds_of, PLAIN_RAY),
     }
+    with Cluster() as cluster:
+        others["**start of a Slurm job to a command's first trial**"] = partial(seconds_in_a_job, cluster)
+        found = {name: statistics.median(measure() for _ in range(repeats)) for name, measure in others.items()}
     rows = [[part, f"{seconds:.2f}"] for part, seconds in zip(PARTS, medians, strict=True)]
     rows.append(["**start to first step**", f"**{total:.2f}**"])
-    for name, measure in others.items():
-        rows.append([name, f"{statistics.median(measure() for _ in range(repeats)):.2f}"])
+    rows += [[name, f"{seconds:.2f}"] for name, seconds in found.items()]
     print_table(["part", "seconds (median)"], rows)
 
 
@@ -79,8 +90,25 @@ def seconds_to_a_command() -> float:
     """Seconds until the first trial of a sweep of commands starts."""
     with folder_with({**sweep_config(2), "sweeps": {"s": COMMAND}}) as folder:
         started = run_program(folder, "sweep", "--sweep", "s")
-        events = read_events(*journal_files(folder / "results/sweeps/s"))
-    return next(float(event["time"]) for event in events if event["event"] == "started") - started
+        return first_trial(folder) - started
+
+
+def seconds_in_a_job(cluster: Cluster) -> float:
+    """The same from the start of a Slurm job of one slot, which creates its log file then."""
+    sweep = {**COMMAND, "slots": {"gpus_per_node": 1}}
+    command = [f"{ROOT}/.venv/bin/snakemake", "--snakefile", f"{ROOT}/Snakefile", "--profile", f"{ROOT}/profiles/slurm"]
+    with tempfile.TemporaryDirectory(dir=cluster.shared) as name:
+        (folder := Path(name)).joinpath("config.yaml").write_text(yaml.safe_dump({"sweeps": {"s": sweep}}))
+        cluster.run([*command, "--configfile", "config.yaml", "--", "sweeps"], cwd=folder)
+        (log,) = folder.glob("results/logs/slurm/**/*.log")
+        started = subprocess.run(["stat", "-c", "%.W", log], check=True, capture_output=True, text=True).stdout
+        return first_trial(folder) - float(started)
+
+
+def first_trial(folder: Path) -> float:
+    """The time of the start of the first trial in Unix seconds."""
+    events = (event for file in journal_files(folder / "results/sweeps/s") for event in read_events(file))
+    return min(float(event["time"]) for event in events if event["event"] == "started")
 
 
 def seconds_of(program: str) -> float:

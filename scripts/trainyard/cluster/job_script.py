@@ -12,6 +12,7 @@ This file runs first in each job, so it imports nothing of Trainyard.
 """
 
 import contextlib
+import gc
 import math
 import os
 import runpy
@@ -31,6 +32,8 @@ ENDED: Final = "@ended"  # in the command line: replaced by the name of the sock
 OUTPUTS: Final = (1, 2)  # descriptors of standard output and standard error
 SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
 SRUN_ENDED: Final = "terminating srun, which still runs although its tasks have exited: slurmstepd may have been killed"
+# Objects between two collections: what Snakemake imports stays, and to look through it again takes 0.1 s of CPU time.
+GARBAGE_THRESHOLD: Final = 100_000
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
 KEPT: Final = {
     "SLURM_CONF",
@@ -138,6 +141,7 @@ def _run_task(name: str, command: list[str]) -> int:
                 os.dup2(given, number)
                 os.close(given)
         sys.argv = command
+        gc.set_threshold(GARBAGE_THRESHOLD)
         if command[0].endswith(".py"):
             sys.path[0] = str(Path(command[0]).absolute().parent)
             runpy.run_path(command[0], run_name="__main__")
