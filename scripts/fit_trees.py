@@ -7,8 +7,10 @@ import pandas as pd
 from trainyard.cli import command_line
 from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_memory import record_memory
-from trainyard.config.load import read_config
+from trainyard.config.load import config_copy, read_config
 from trainyard.data.staged import Staged
+from trainyard.programs.user_environment import code_record
+from trainyard.results.provenance import describe_difference, sessions_of_models
 from trainyard.trees import boosting
 from trainyard.utils.csv_files import write_rows, write_table
 from trainyard.utils.locks import hold
@@ -25,12 +27,13 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
     threads = slurm_allocation.available_cpus()
+    session = code_record(study, config=config_copy(config, arguments.results).stem)
     lock = hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info)
     with lock, record_memory(folder, processes=1):
         rows = []
         for name in study.models:
             log.info("%s on %s", name, staged.meta)
-            row = boosting.fit(study, name, staged, folder / "models", threads=threads)
+            row = boosting.fit(study, name, staged, folder / "models", threads=threads, session=session)
             scores = f"{row['metric']} {row['train']:.4f} (train), {row['val']:.4f} (val)"
             rounds, on = count_of(row["rounds"], "round"), count_of(row["threads"], "thread")
             log.info("%s: %s; %s on %s, %.1f s", name, scores, rounds, on, row["seconds"])
@@ -38,6 +41,8 @@ def main(arguments: argparse.Namespace) -> None:
         shares = boosting.importances(folder / "models", study.models)
         write_table(pd.DataFrame(shares, columns=["model", "feature", "importance"]), folder / "importances.csv")
         write_rows(rows, folder / "trees.csv")
+    if mismatch := describe_difference("models were fitted", sessions_of_models(study, folder)):
+        log.info("%s", mismatch)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
-from trainyard.config.load import read_config
+from trainyard.config.load import config_copy, read_config
 from trainyard.config.scaling import ScriptScaling, split_scale
 from trainyard.scaling.launchers import launch
 from trainyard.scaling.user_script import UserScript
@@ -30,7 +30,8 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
         if isinstance(study := config.scaling[arguments.study], ScriptScaling):
-            return UserScript(study, arguments.scale, folder).run(arguments.results)
+            digest = config_copy(config, arguments.results).stem
+            return UserScript(study, arguments.scale, folder, config=digest).run(arguments.results)
         return launch(arguments.scale, _options(arguments))
 
 

@@ -54,6 +54,6 @@ def write_scaling_results(results, seconds, **columns):
         for number, each in enumerate(repeats, start=1):
             path = results / "scaling/wide" / scale / (f"repeat-{number}" if number > 1 else "") / "summary.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"train_seconds": each}))
+            path.write_text(json.dumps({"train_seconds": each, "sessions": [{"code": f"commit-{scale}"}]}))
             os.utime(path, (number > 1 and 1_800_000_000,) * 2)
     return check_config({"scaling": {"wide": study}})

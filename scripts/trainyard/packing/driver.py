@@ -56,9 +56,8 @@ from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
 from trainyard.programs.user_environment import (
     RECORD,
-    code_version,
+    code_record,
     find_interpreter,
-    find_versions,
     record_environment,
 )
 from trainyard.results.retention import Retention
@@ -267,10 +266,8 @@ def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
             job=slurm_allocation.job_id(),
             node=host.node_name(),
             process=os.getpid(),
-            code=code_version(),
             code_digest=sweep.code_digest or None,
-            versions=find_versions(sweep),
-            config=config_digest,
+            **code_record(sweep, config=config_digest),
             slots=slots.count,
             nodes=slots.nodes_per_trial,
             gpus=slots.gpus,

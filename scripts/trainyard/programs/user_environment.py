@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from trainyard.config.config import Trees
 from trainyard.config.placeholders import Command
 from trainyard.config.scaling import Scaling, ScriptScaling
 from trainyard.config.sweep import CommandSweep, Sweep
@@ -130,19 +131,26 @@ def _find_python(study: Sweep | Scaling) -> Path | None:
     return Path(found) if found else None
 
 
-def find_versions(sweep: Sweep) -> dict[str, str]:
-    """The versions of Trainyard, and of Python (without its last part) and torch for the trials, as far as files tell.
+def code_record(study: Sweep | Scaling | Trees, *, config: str | None) -> dict[str, Any]:
+    """With which code a job of a study runs; `config` is the digest of its config. The keys of `SessionStarted`."""
+    return {"code": code_version(), "versions": find_versions(study), "config": config}
 
-    Python is not started: that takes a second where its files lie on a shared file system.
+
+def find_versions(study: Sweep | Scaling | Trees) -> dict[str, str]:
+    """The versions of Trainyard, and of Python (without its last part) and torch for a study, as far as files tell.
+
+    Python is not started: that takes a second where its files lie on a shared file system. Trees do not use torch.
     """
     versions = {"trainyard": version()}
-    python = _find_python(sweep) if isinstance(sweep, CommandSweep) else Path(sys.executable)
+    python = _find_python(study) if isinstance(study, (CommandSweep, ScriptScaling)) else Path(sys.executable)
     if python is None:
         return versions
     prefix = python.parent.parent
     is_own = prefix == Path(sys.prefix)
     if number := re.match(r"python(\d+\.\d+)", python.resolve().name):
         versions["python"] = number[1]
+    if isinstance(study, Trees):
+        return versions
     folders = sys.path if is_own else list(map(str, prefix.glob("lib/python3*/site-packages")))
     found = next(iter(metadata.distributions(name="torch", path=folders)), None)
     return versions | ({"torch": found.version} if found else {})

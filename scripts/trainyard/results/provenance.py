@@ -1,17 +1,23 @@
-"""With which commit and versions the trials of a sweep ran, in words."""
+"""With which commit and versions the trials of a sweep, scales or tree models ran, in words."""
 
-from collections import Counter
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Final
 
+from trainyard.config.config import Trees
+from trainyard.config.scaling import Scaling
 from trainyard.planning.journal import SessionStarted
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of
 
-_COMPARED: Final = ("commit", "python", "torch", "trainyard")
+_COMPARED: Final = ("commit", "python", "torch", "xgboost", "lightgbm", "trainyard")
+Sessions = Mapping[str, Sequence[SessionStarted | None]]  # by the name of what ran in them
 
 
 def describe_origin(session: SessionStarted | None) -> str:
-    """The commit and the versions with which the trials of a session ran; "" if they are unknown."""
+    """The commit and the versions with which a session ran; "" if they are unknown."""
     found = _known(session)
     return ", ".join(found[each] for each in _COMPARED if each in found)
 
@@ -21,15 +27,49 @@ def describe_mismatch(state: SweepState) -> str:
 
     With the option `code`, the commit does not matter: all trials have the same files.
     """
-    found = list(map(_known, state.sessions_of_results().values()))
-    if any("commit" in each for each in found):
-        found = [{"commit": "an unknown commit"} | each for each in found]
+    sessions = {name: [session] for name, session in state.sessions_of_results().items()}
     compared = [each for each in _COMPARED if each != "commit" or not state.sweep.code_digest]
-    different = [key for key in compared if len({each[key] for each in found if key in each}) > 1]
-    names = (", ".join(each[key] for key in different if key in each) for each in found)
-    counts = Counter(name or "unknown versions" for name in names)
-    parts = (f"{name} ({count_of(count, 'trial')})" for name, count in counts.items())
-    return f"trials ran with different versions: {', '.join(parts)}" if different else ""
+    return describe_difference("trials ran", sessions, compared, lambda names: count_of(len(names), "trial"))
+
+
+def describe_difference(
+    what: str,
+    sessions: Sessions,
+    compared: Sequence[str] = _COMPARED,
+    members: Callable[[Sequence[str]], str] = ", ".join,
+) -> str:
+    """That sessions had different commits or versions, and which names had which; "" if none had."""
+    found = {name: list(map(_known, each)) for name, each in sessions.items() if each}
+    if any("commit" in each for each in chain(*found.values())):
+        found = {name: [{"commit": "an unknown commit"} | each for each in group] for name, group in found.items()}
+    every = list(chain(*found.values()))
+    different = [key for key in compared if len({each[key] for each in every if key in each}) > 1]
+    groups: dict[str, list[str]] = {}
+    for name, group in found.items():
+        texts = (", ".join(each[key] for key in different if key in each) for each in group)
+        groups.setdefault(" and ".join(dict.fromkeys(text or "unknown versions" for text in texts)), []).append(name)
+    parts = (f"{text} ({members(names)})" for text, names in groups.items())
+    return f"{what} with different versions: {', '.join(parts)}" if different else ""
+
+
+def sessions_of_scales(study: Scaling, scales: Iterable[str], folder: Path) -> Sessions:
+    """The sessions in which scales of the study in `folder` were trained, also those of their repeats, by scale."""
+    paths = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in scales}
+    return {scale: list(chain(*map(_read_sessions, each))) for scale, each in paths.items()}
+
+
+def sessions_of_models(study: Trees, folder: Path) -> Sessions:
+    """The sessions in which the models of the study in `folder` were fitted, by model."""
+    return {model: _read_sessions(folder / "models" / f"{model}.json") for model in study.models}
+
+
+def _read_sessions(path: Path) -> list[SessionStarted]:
+    """The sessions that a result names; those of earlier versions name none."""
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    entries = content.get("sessions") or [content.get("session") or {}]
+    return [SessionStarted(code=entry.get("code"), versions=entry.get("versions")) for entry in entries]
 
 
 def _known(session: SessionStarted | None) -> dict[str, str]:

@@ -7,7 +7,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,8 +47,8 @@ class Launches:
         return read_decoded(self._path, _checked)
 
     @contextmanager
-    def launch(self, *, resumes: bool) -> Iterator[None]:
-        """Record a launch, which continues or replaces the previous ones; `add` its rows within the block.
+    def launch(self, *, resumes: bool, **facts: Any) -> Iterator[None]:
+        """Record a launch with `facts`, which continues or replaces the previous ones; `add` its rows within the block.
 
         Raises:
             StorageError: the file cannot be written.
@@ -63,7 +63,7 @@ class Launches:
         with EventLog.repaired(self._path) as self._log:
             for checkpoint in failed:
                 self.add_failed(checkpoint)
-            self._append("launched")
+            self._append("launched", **facts)
             yield
 
     def add_failed(self, checkpoint: CheckpointFile) -> None:
@@ -82,6 +82,10 @@ class Launches:
         """The facts about the last launch, with the `time` of its end; None if it has not succeeded."""
         last = self._events[-1] if self._events else {"event": ""}
         return last if last["event"] == "ended" and self.output.exists() else None
+
+    def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Some facts about each launch; None where one has not recorded them."""
+        return [{name: event.get(name) for name in names} for event in self._events if event["event"] == "launched"]
 
     def add(self, row: Row) -> None:
         """Record a row; a full disk does not end the script."""

@@ -20,10 +20,12 @@ from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
 from trainyard.config.config import Config
+from trainyard.config.load import config_copy
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, TrainScaling, split_scale
 from trainyard.config.trials import training_spec
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
+from trainyard.programs.user_environment import code_record
 from trainyard.scaling import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
@@ -46,6 +48,7 @@ from trainyard.utils.typed_commands import installed_program
 # Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
 WARM_UP = "probe.json"  # the measurements of the warm-up
+SESSIONS = "sessions.json"  # where the training began in each session, and with which code
 STARTUP_MINUTES = 30  # until the first step, in which nodes wait for each other to copy data and to compile
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             downloads=config.data.downloads,
         )
         _log_start(trainer, store)
+        if group.is_main and not trainer.is_complete:
+            _record_session(trainer, store, code_record(study, config=config_copy(config, results).stem))
         with _telemetry(trainer, folder):
             try:
                 for row in train_epochs(trainer, study, store):
@@ -93,8 +98,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
         if group.is_main:
             measured = _read_note(store, WARM_UP)
             warmed_up = WarmUpResult(**measured) if measured else None
-            digest = store.folder.name
-            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=digest, steady=steady)
+            facts: dict[str, Any] = {"spec_digest": store.folder.name, "sessions": _read_note(store, SESSIONS)}
+            write_results(trainer, warmed_up, folder, scale=scale, steady=steady, **facts)
 
 
 @contextmanager
@@ -227,6 +232,13 @@ def _batch(study: TrainScaling, store: CheckpointStore, group: Group) -> BatchSi
 
 def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
     write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
+
+
+def _record_session(trainer: Trainer, store: CheckpointStore, session: dict[str, Any]) -> None:
+    """Add a session to those that have trained this far; a previous one that has got no further has trained nothing."""
+    begins = [len(trainer.history), trainer.state.progress.step]
+    before = [each for each in _read_note(store, SESSIONS) or [] if each["begins"] < begins]
+    write_json(store.folder / SESSIONS, [*before, {"begins": begins, **session}])
 
 
 def _read_note(store: CheckpointStore, name: str) -> Any:

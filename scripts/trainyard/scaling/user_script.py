@@ -25,7 +25,12 @@ from trainyard.planning.plan import dataset_digest
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, shift_epoch
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
-from trainyard.programs.user_environment import find_interpreter, resolve_program_paths, script_interpreter
+from trainyard.programs.user_environment import (
+    code_record,
+    find_interpreter,
+    resolve_program_paths,
+    script_interpreter,
+)
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import check_allocation, script_command
@@ -44,14 +49,16 @@ _COUNTERS: Final = {  # metrics that count what was trained
     "trained_steps": ("step", "steps", "global_step", "iteration"),
 }
 RUN_FIELDS: Final = ("device", "job", "node", "node_names", "gpu_model")
+SESSION_FIELDS: Final = ("code", "versions", "config")
 log = logging.getLogger(__name__)
 
 
 class UserScript:
     """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
-    def __init__(self, study: ScriptScaling, run: str, folder: Path) -> None:
-        self._study, self._run, self._folder = study, run, folder / run
+    def __init__(self, study: ScriptScaling, run: str, folder: Path, *, config: str | None = None) -> None:
+        """`config` is the digest of the config."""
+        self._study, self._run, self._folder, self._config = study, run, folder / run, config
         self._nodes, self._gpus = split_scale(run)
         # A changed script starts in a new folder.
         self._out = (self._folder / "out" / script_digest(study)).absolute()
@@ -83,6 +90,7 @@ class UserScript:
                 **_trained(rows, counts_epochs=counts_epochs),
                 "train_seconds": report.seconds,
                 **{name: end[name] for name in RUN_FIELDS},
+                "sessions": self._launches.facts(SESSION_FIELDS),
                 "spec_digest": result_digest(self._study, self._run, dataset_digest(results, self._study)),
             }
             self._write(rows, summary)
@@ -123,7 +131,7 @@ class UserScript:
             log.info("launching: %s", " ".join(line))
             numbers_rows = study.metrics is not None and study.metrics.numbers_rows
             before = epochs_before(launches.epochs(), kept) if kept and numbers_rows else 0
-            with launches.launch(resumes=kept is not None):
+            with launches.launch(resumes=kept is not None, **code_record(study, config=self._config)):
                 metrics = MetricsCollector(study.metrics, self._out, resumes=kept is not None, hold_first_row=False)
                 launches.add_kept(metrics.new_rows())
                 end = self._monitor(line, metrics, claim, Path(meeting), before=before)

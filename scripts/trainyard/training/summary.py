@@ -30,12 +30,12 @@ def write_results(
     folder: Path,
     *,
     scale: str,
-    spec_digest: str | None = None,
     steady: SteadySteps | None = None,
+    **facts: Any,
 ) -> None:
     """Write `history.csv` and `summary.json` of a complete training to `folder`.
 
-    `spec_digest` changes with everything that changes its result. `steady` are steps after it, whose times count then.
+    `steady` are steps after it, whose times count then. `facts` are further entries of the summary.
     """
     from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
@@ -45,7 +45,7 @@ def write_results(
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
     measured = _summary(trainer, probe, steady, scale) | telemetry_summary(folder / "telemetry", memory)
-    write_json(folder / "summary.json", measured | {"spec_digest": spec_digest})
+    write_json(folder / "summary.json", measured | facts)
     spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %s in %.1f s, %.1f s of it for checkpoints", count_of(len(rows), "epoch"), total, spent)

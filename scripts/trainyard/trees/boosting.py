@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,8 +110,18 @@ def fit_trial(config: Mapping[str, Any], context: Context) -> dict[str, float]:
     return {named.get(key, key): value for key, value in numbers.items()}
 
 
-def fit(study: Trees, name: TreeModel, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
+def fit(
+    study: Trees,
+    name: TreeModel,
+    staged: Staged,
+    folder: Path,
+    *,
+    threads: int,
+    session: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Fit one model and save it in its library's format, unless an identical fit exists.
+
+    The `session`, as of `code_record`, is kept beside it, with the version of the library.
 
     Returns:
         A row of `trees.csv`. `metric` names the metric of `train` and `val`: accuracy (a fraction) or RMSE.
@@ -136,7 +147,9 @@ def fit(study: Trees, name: TreeModel, staged: Staged, folder: Path, *, threads:
         settings[names["early_stopping_rounds"]] = study.early_stopping
     settings |= {names.get(key, key): value for key, value in study.given(name).items()}
     row, shares = _fit(study, name, settings, tabular(staged), folder)
-    write_json(receipt, {"identity": identity, "row": row, "importances": shares})
+    record = dict(session or {})
+    record["versions"] = record.get("versions", {}) | {name: import_module(name).__version__}
+    write_json(receipt, {"identity": identity, "row": row, "importances": shares, "session": record})
     return row
 
 

@@ -1,5 +1,6 @@
 """Tree models: real fits, saved in the formats of their libraries."""
 
+import json
 import logging
 import os
 import subprocess
@@ -13,6 +14,7 @@ from trainyard.config.config import Trees
 from trainyard.config.datasets import Digits, Table
 from trainyard.data.staging import stage
 from trainyard.programs.function import Context
+from trainyard.programs.user_environment import code_record
 from trainyard.trees import boosting
 from trainyard.utils import terminal
 from trainyard.utils.errors import UserError
@@ -58,7 +60,11 @@ def test_waiting_threads_leave_the_cpu_to_others():
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_images_are_classified(digits, tmp_path, name):
-    row = boosting.fit(STUDY, name, digits, tmp_path, threads=2)
+    session = code_record(STUDY, config="0123abcd")
+    row = boosting.fit(STUDY, name, digits, tmp_path, threads=2, session=session)
+    kept = json.loads((tmp_path / f"{name}.json").read_text())["session"]
+    assert (kept["code"], kept["config"]) == (session["code"], "0123abcd")
+    assert sorted(kept["versions"]) == sorted(["python", "trainyard", name])
     assert row["metric"] == "accuracy"
     assert 0.9 < row["val"] <= row["train"] <= 1
     assert row["threads"] == 2

@@ -16,6 +16,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
+from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import installed_program
 
@@ -71,6 +72,8 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
     scaling = pd.DataFrame({"device": ["cpu"], "scale": ["1x1"], "verdict": [""]})
     (tmp_path / "scaling/width").mkdir(parents=True)
     scaling.to_csv(tmp_path / "scaling/width/scaling.csv")
+    for scale in ("1x1", "1x2"):
+        write_json(tmp_path / "scaling/width" / scale / "summary.json", {"sessions": [{"code": f"commit-{scale}"}]})
     _, second, third = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
     lines = lines_of(tmp_path, [
         job("fit_trees", "t"), job("plot_sweeps", "own"), job("stage", "d"), job("sweep", "own"),
@@ -89,6 +92,7 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         f"              its config: {tmp_path}/sweeps/own/best.yaml",
         "            scaling width: There is no recommendation: measurements on CPUs do not show how this training "
         "scales on GPUs.",
+        "              scales ran with different versions: commit-1x1 (1x1), commit-1x2 (1x2)",
         f"  results   {tmp_path}: tables/, logs/",
         "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html "
         "--report-stylesheet workflow/report/report.css",

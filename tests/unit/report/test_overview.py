@@ -88,6 +88,7 @@ def test_a_study_that_is_extended_or_trained_again_has_a_page_of_what_is_known(t
     (summary,) = summarize_studies(config, tmp_path)
     assert [row[0] for row in summary.rows] == ["scale", "1x1"]
     assert summary.facts["ran"].startswith("1 scale, weak scaling, 9 s of training")
+    assert summary.facts["code"] == "commit-1x1"
     assert summary.facts["so far"] == "1 of 2 scales trained: 1x1"
     (tmp_path / "scaling/wide/1x1/summary.json").write_text(json.dumps({"spec_digest": "of another config"}))
     (summary,) = summarize_studies(config, tmp_path)

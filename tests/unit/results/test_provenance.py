@@ -1,12 +1,21 @@
-"""What trials ran with, and whether they differ in it."""
+"""What trials, scales and tree models ran with, and whether they differ in it."""
 
 import pytest
 from sweep_journals import write_session
+from trainyard.config.config import Trees
 from trainyard.config.load import check_config
+from trainyard.config.scaling import ScriptScaling
 from trainyard.planning.plan import read_state
 from trainyard.results.best_config import write_best
-from trainyard.results.provenance import describe_mismatch, describe_origin
+from trainyard.results.provenance import (
+    describe_difference,
+    describe_mismatch,
+    describe_origin,
+    sessions_of_models,
+    sessions_of_scales,
+)
 from trainyard.results.ranking import rank_sweep
+from trainyard.utils.files import write_json
 
 OLD, NEW = {"python": "3.12.3", "torch": "2.9.0", "trainyard": "0.1.0"}, {"python": "3.12.3", "torch": "2.10.0"}
 FIRST, SECOND = {"code": "1a", "versions": OLD}, {"code": "2b", "versions": NEW}
@@ -52,6 +61,42 @@ def test_trials_of_different_commits_and_versions_are_told_in_a_line(
     start = "trials ran with different versions: "
     counted = expected.replace("(1)", "(1 trial)").replace("(2)", "(2 trials)")
     assert describe_mismatch(state) == (start + counted if expected else "")
+
+
+@pytest.mark.parametrize(
+    ("summaries", "expected"),
+    [
+        ({"1x1": [FIRST], "1x1/repeat-2": [FIRST], "1x2": [FIRST]}, ""),
+        ({"1x1": None, "1x2": None}, ""),
+        ({"1x1": [FIRST], "1x2": [SECOND]}, "1a, torch 2.9.0 (1x1), 2b, torch 2.10.0 (1x2)"),
+        ({"1x1": [FIRST], "1x1/repeat-2": [{"code": "2b"}], "1x2": [FIRST]}, "1a and 2b (1x1), 1a (1x2)"),
+        ({"1x1": [FIRST, SECOND], "1x2": [FIRST, SECOND]}, "1a, torch 2.9.0 and 2b, torch 2.10.0 (1x1, 1x2)"),
+        ({"1x1": None, "1x2": [{"code": "1a", "versions": OLD}]}, "an unknown commit (1x1), 1a (1x2)"),
+    ],
+)  # fmt: skip
+def test_scales_and_repeats_of_different_commits_and_versions_are_told_in_a_line(tmp_path, summaries, expected):
+    """A scale that several sessions have trained has several; one of an earlier version of Trainyard, or null, none."""
+    study = ScriptScaling(script="t.py", scales=["1x1", "1x2", "1x4"], repeats=2)
+    for run, sessions in summaries.items():
+        write_json(tmp_path / run / "summary.json", {"sessions": sessions} if run == "1x1" or sessions else {})
+    sessions = sessions_of_scales(study, study.scales, tmp_path)
+    start = "scales ran with different versions: "
+    assert describe_difference("scales ran", sessions) == (start + expected if expected else "")
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"lightgbm": "4.6"}, ""),
+        ({"lightgbm": "4.6", "python": "3.13"}, "python 3.12.3 (xgboost), python 3.13 (lightgbm)"),
+    ],
+)
+def test_tree_models_that_were_fitted_in_different_environments_are_told_in_a_line(tmp_path, now, expected):
+    for name, versions in {"xgboost": {"xgboost": "3.0"}, "lightgbm": now}.items():
+        session = {"code": "1a", "versions": {"python": "3.12.3", **versions}, "config": "0123abcd"}
+        write_json(tmp_path / f"models/{name}.json", {"session": session})
+    found = describe_difference("models were fitted", sessions_of_models(Trees(dataset="d"), tmp_path))
+    assert found == (f"models were fitted with different versions: {expected}" if expected else "")
 
 
 def test_best_yaml_says_what_its_best_trial_ran_with(tmp_path):

@@ -1,5 +1,6 @@
 """Launch commands, compared with golden texts."""
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.trials import script_digest
 from trainyard.planning.job_costs import is_trained
+from trainyard.programs.user_environment import code_record
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
@@ -112,15 +114,19 @@ def launches_of(study, folder):
     return Launches(folder / "1x1/out" / script_digest(study))
 
 
-def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder(tmp_path, handlers):
+def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder(tmp_path, monkeypatch, handlers):
     save = f"printf '%s\\n' \"$@\" > {tmp_path}/words; cd {tmp_path}/1x1/out/*; echo state > 'x y.pt'; exit 3"
+    code = iter(["1a", "2b"])
+    monkeypatch.setattr(user_script, "code_record", lambda study, *, config: {"code": next(code), "config": config})
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
     study = ScriptScaling(script="t.py {resume} --n={n}", python=python_that_runs(tmp_path, save), **options)
     saved = launches_of(study, tmp_path).output.with_name("x y.pt")
     for words in (["t.py", "--n=a b"], ["t.py", "--from", str(saved), "--n=a b"]):
         with pytest.raises(UserError, match="the script failed"):
-            UserScript(study, "1x1", tmp_path).run(tmp_path)
+            UserScript(study, "1x1", tmp_path, config="0123abcd").run(tmp_path)
         assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == words
+    sessions = launches_of(study, tmp_path).facts(["code", "versions", "config"])
+    assert sessions == [{"code": code, "versions": None, "config": "0123abcd"} for code in ("1a", "2b")]
 
 
 def test_naming_another_environment_runs_a_script_again_and_nothing_else_does():
@@ -171,6 +177,8 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     options = {"script": "t.py", "python": python, "grace_seconds": 90.5, "scales": ["1x1"]}
     UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path).run(tmp_path)
     assert launches_of(study, tmp_path).output.read_text() == f"granted {expected} s\n"
+    (session,) = json.loads((tmp_path / "1x1/summary.json").read_text())["sessions"]
+    assert session == code_record(study, config=None)
     assert is_trained(study, "1x1", tmp_path, tmp_path)
     for change in ({"retrain": 1}, {"launcher": "torchrun --max-restarts 1"}):
         assert not is_trained(ScriptScaling.model_validate(options | change), "1x1", tmp_path, tmp_path)

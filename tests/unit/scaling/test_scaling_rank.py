@@ -12,12 +12,15 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
 from trainyard.config.datasets import Synthetic
+from trainyard.config.load import config_copy
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.trials import training_spec
 from trainyard.data.staging import stage
 from trainyard.planning.job_costs import is_trained
+from trainyard.programs.user_environment import find_versions
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
@@ -91,6 +94,25 @@ def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp
     assert not is_trained(other, "1x1", tmp_path / "scaling/s", tmp_path)
     assert trained() == 99999
     assert trained(lr=0.01) < 99999
+
+
+def test_a_scale_names_the_sessions_that_have_trained_it(tmp_path, handlers):
+    """Not one that ended before its first checkpoint, nor one that only wrote the summary again."""
+    stage(IMAGES, tmp_path / "data/d")
+    train = {"model": "cnn", "model_args": {"width": 1}, "batch_size": 8, "epochs": 2}
+    study = {"dataset": "d", "scales": ["1x1"], "train": train}
+    config = Config.model_validate({"datasets": {"d": IMAGES}, "scaling": {"s": study}})
+    for _ in range(2):
+        rank.train_scale(config, "s", "1x1", results=tmp_path)
+    summary = json.loads((tmp_path / "scaling/s/1x1/summary.json").read_text())
+    (session,) = summary["sessions"]
+    assert session["versions"] == find_versions(config.scaling["s"])
+    assert session["config"] == config_copy(config, tmp_path).stem
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for epochs, step, code in [(0, 0, "1a"), (0, 0, "2b"), (0, 7, "3c"), (1, 0, "4d-dirty"), (1, 0, "5e")]:
+        state = SimpleNamespace(progress=SimpleNamespace(step=step))
+        rank._record_session(SimpleNamespace(history=[None] * epochs, state=state), store, {"code": code})
+    assert [each["code"] for each in rank._read_note(store, rank.SESSIONS)] == ["2b", "3c", "5e"]
 
 
 def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_path):
