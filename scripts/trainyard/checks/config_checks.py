@@ -101,7 +101,7 @@ def _check_slots(checked: CheckedStudy) -> Iterator[Finding]:
     """GPUs that no trial gets, because a trial has several and their number does not divide that of a node."""
     if not isinstance(sweep := checked.study, Sweep) or sweep.goal is not None or sweep.slots.node_share <= 1:
         return
-    slots, used = sweep.slots, sweep.slots.per_node * int(sweep.slots.node_share)
+    slots, used = sweep.slots, sweep.slots.count * int(sweep.slots.node_share)
     if idle := slots.gpus_per_node - used:
         message = f"{idle} of {slots.gpus_per_node} GPUs of each node idle, as a trial has {int(slots.node_share)}"
         yield Finding(f"{checked.place}.slots", "warns", message, f"request {used}, or {used + int(slots.node_share)}")

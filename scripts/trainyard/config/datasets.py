@@ -2,14 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from trainyard.config.train import FunctionPath, Section, hint, invalid
 
@@ -138,6 +131,7 @@ class Python(Section):
     targets: list[str] | None = Field(
         None,
         min_length=1,
+        exclude_if=lambda value: value is None,  # a staged dataset is compared with its section
         description="For regression and multi-label: the names of the numbers that a label consists of, instead of "
         "`classes`. A model has one output for each. Needs `on_the_fly`.",
     )
@@ -155,12 +149,6 @@ class Python(Section):
         if self.targets is not None and (self.classes is not None or not self.on_the_fly):
             raise invalid("targets need `on_the_fly: true`, and take the place of classes")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_default_targets(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The section without `targets` unless they are set: a staged dataset is compared with its section."""
-        content: dict[str, Any] = handler(self)
-        return {name: value for name, value in content.items() if name != "targets" or value is not None}
 
 
 Dataset = Annotated[Digits | Torchvision | ImageFolder | Synthetic | Table | Python, Field(discriminator="source")]

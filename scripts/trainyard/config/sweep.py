@@ -1,7 +1,6 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
 import math
-import operator
 import re
 import warnings
 from abc import abstractmethod
@@ -10,6 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
 from inspect import Parameter, signature
+from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -24,6 +24,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     TypeAdapter,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -63,7 +64,7 @@ from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna import pruners, samplers
 
 Unit = Literal["GPU", "CPU"]
 
@@ -74,10 +75,6 @@ RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", 
 
 def _is_empty(value: Any) -> bool:
     return value is None or value == {}  # left out of digests, so that new keys do not change those of old configs
-
-
-def _is_one(value: Any) -> bool:
-    return bool(value == 1)
 
 
 When = Annotated[
@@ -137,15 +134,11 @@ class Uniform(Section):
     )
 
     @model_validator(mode="after")
-    def _check_step(self) -> "Uniform":
+    def _check_numbers_fit(self) -> "Uniform":
         if self.step and self.log:
             raise invalid("with log there is no step: give one of the two")
         if self.step and self.integer and (self.step % 1 or self.low % 1):
             raise invalid("with integer, low and step must be integers")
-        return self
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> "Uniform":
         if self.guess is not None and not self.low <= self.guess <= self.high:
             raise invalid(f"guess ({self.guess}) is not from {self.low} to {self.high}")
         if self.high < self.low:
@@ -312,7 +305,7 @@ class Search(Section):
         [],
         description="For `tpe` and `gp`: CSV files with results to learn from, such as the `trials.csv` of another "
         "sweep, each with a column for each key and for the metric. Each job reads them once, when it first draws.",
-        exclude_if=operator.not_,
+        exclude_if=not_,
     )
 
     @model_validator(mode="after")
@@ -323,7 +316,7 @@ class Search(Section):
         if self.evidence and not self.learns:
             raise invalid(f"{self.method} does not learn from evidence: use tpe or gp")
         if self.options:
-            _check_options(self, self._sampler_class, lambda: self.sampler(0))
+            _check_options(self, lambda: self.sampler(0))
         return self
 
     @property
@@ -336,13 +329,7 @@ class Search(Section):
         """Whether it draws near the best results, which are too good by chance."""
         return self.method not in ("qmc", "random", "brute_force")
 
-    @property
-    def _sampler_class(self) -> "type[optuna.samplers.BaseSampler]":
-        import optuna  # takes a third of a second
-
-        return getattr(optuna.samplers, _SAMPLERS[self.method])  # type: ignore[no-any-return]
-
-    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+    def sampler(self, seed: int) -> "samplers.BaseSampler":
         """Optuna's sampler; what its versions set differently by default is set here."""
         defaults: dict[str, dict[str, Any]] = {
             # Trials run side by side; keys with a condition have a joint distribution of their own.
@@ -351,27 +338,42 @@ class Search(Section):
             "cmaes": {"warn_independent_sampling": False},
             "qmc": {"warn_independent_sampling": False, "scramble": True},
         }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which of them are experimental
-            return self._sampler_class(**{"seed": seed, **defaults.get(self.method, {}), **self.options})
+        options = {"seed": seed, **defaults.get(self.method, {}), **self.options}
+        return _make(self.method, options)  # type: ignore[no-any-return]
 
 
-_SAMPLERS: Final = {
-    "tpe": "TPESampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "nsgaii": "NSGAIISampler",
-    "nsgaiii": "NSGAIIISampler",
-    "qmc": "QMCSampler",
-    "random": "RandomSampler",
-    "brute_force": "BruteForceSampler",
+_OF_OPTUNA: Final = {  # its samplers and pruners
+    "tpe": "samplers.TPESampler",
+    "gp": "samplers.GPSampler",
+    "cmaes": "samplers.CmaEsSampler",
+    "nsgaii": "samplers.NSGAIISampler",
+    "nsgaiii": "samplers.NSGAIIISampler",
+    "qmc": "samplers.QMCSampler",
+    "random": "samplers.RandomSampler",
+    "brute_force": "samplers.BruteForceSampler",
+    "percentile": "pruners.PercentilePruner",
+    "patient": "pruners.PatientPruner",
+    "threshold": "pruners.ThresholdPruner",
+    "wilcoxon": "pruners.WilcoxonPruner",
 }
 _SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of what YAML can give
 
 
-def _check_options(section: "Search | Stop", of: type[object], make: Callable[[], object]) -> None:
-    """Raise an error unless its options are arguments of a class of Optuna, which `make` then makes."""
-    parameters = signature(of).parameters.values()
+def _class_of(method: str) -> type[Any]:
+    import optuna  # takes a third of a second
+
+    return attrgetter(_OF_OPTUNA[method])(optuna)  # type: ignore[no-any-return]
+
+
+def _make(method: str, options: dict[str, Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which of them are experimental
+        return _class_of(method)(**options)
+
+
+def _check_options(section: "Search | Stop", make: Callable[[], object]) -> None:
+    """Raise an error unless its options are arguments of its class of Optuna, which `make` then makes."""
+    parameters = signature(_class_of(section.method)).parameters.values()
     known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"}
     for name in section.options.keys() - known.keys():
         raise invalid(f"{section.method} has no option {name}; {suggest(name, known)}")
@@ -425,22 +427,14 @@ class Stop(Section):
             others &= {"options"}  # one may have what the other needs
         for name in others:
             raise invalid(f"{self.method} has no {name}; it has {', '.join(own)}")
-        if self.method in _PRUNERS:
-            _check_options(self, self._pruner_class, self.pruner)
+        if self.method in _OF_OPTUNA:
+            _check_options(self, self.pruner)
         return self
 
-    @property
-    def _pruner_class(self) -> "type[optuna.pruners.BasePruner]":
-        import optuna  # takes a third of a second
-
-        return getattr(optuna.pruners, _PRUNERS[self.method])  # type: ignore[no-any-return]
-
-    def pruner(self) -> "optuna.pruners.BasePruner":
+    def pruner(self) -> "pruners.BasePruner":
         """Optuna's pruner."""
         wrapped = {"wrapped_pruner": None} if self.method == "patient" else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which of them are experimental
-            return self._pruner_class(**wrapped, **self.options)
+        return _make(self.method, wrapped | self.options)  # type: ignore[no-any-return]
 
     def is_last(self, epoch: int, first: int) -> bool:
         """Whether a trial is complete after this epoch, if it began with the `first`. Many programs count from 0."""
@@ -452,12 +446,6 @@ class Stop(Section):
         return self.model_dump(include={"method", *of_rule}) | {"metric": metric, "mode": mode}
 
 
-_PRUNERS: Final = {
-    "percentile": "PercentilePruner",
-    "patient": "PatientPruner",
-    "threshold": "ThresholdPruner",
-    "wilcoxon": "WilcoxonPruner",
-}
 _OF_RULE: Final = {  # the keys that decide
     "asha": ("grace_period", "reduction_factor"),
     "hyperband": ("grace_period", "reduction_factor", "epochs"),
@@ -531,17 +519,15 @@ class Slots(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _make_jobs_of_nodes(cls, given: Any) -> Any:
-        nodes, of_job = (given.get("nodes"), given.get("nodes_per_trial", 1)) if isinstance(given, dict) else (None, 1)
-        if type(nodes) is not int or type(of_job) is not int or not 1 <= of_job <= nodes <= MAX_JOBS:
+    def _set_jobs_and_gpus(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
             return given
-        return {"jobs": nodes // of_job, **given}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fit_job_to_trial(cls, given: Any) -> Any:
-        share = given.get("gpus_per_trial") if isinstance(given, dict) and given.get("jobs") == "auto" else None
-        return {"gpus_per_node": int(share), **given} if isinstance(share, (int, float)) and share > 1 else given
+        nodes, of_job, share = given.get("nodes"), given.get("nodes_per_trial", 1), given.get("gpus_per_trial")
+        if type(nodes) is int and type(of_job) is int and 1 <= of_job <= nodes <= MAX_JOBS:
+            given = {"jobs": nodes // of_job, **given}
+        if given.get("jobs") == "auto" and isinstance(share, (int, float)) and share > 1:
+            given = {"gpus_per_node": int(share), **given}
+        return given
 
     @model_validator(mode="after")
     def _check_keys(self) -> "Slots":
@@ -612,8 +598,8 @@ class Slots(Section):
         return self.has_gpus and self.mps == "auto" and (self.gpus_per_trial == "auto" or self.share < 1)
 
     @property
-    def per_node(self) -> int:
-        """Slots per node; of several nodes, each is the same slot."""
+    def count(self) -> int:
+        """Slots of a job; with several nodes per trial, all nodes together are one."""
         if not self.has_gpus:
             return self.slots_per_node
         if self.node_share >= 1:
@@ -624,12 +610,7 @@ class Slots(Section):
     def cpus_per_node(self) -> int:
         """CPUs per node, for as many trials as can run at the same time."""
         more = MAX_TRIALS_PER_GPU if self.gpus_per_trial == "auto" else 1
-        return self.per_node * more * self.cpus_per_trial
-
-    @property
-    def count(self) -> int:
-        """Slots of a job."""
-        return self.per_node
+        return self.count * more * self.cpus_per_trial
 
     @property
     def gpus(self) -> int:
@@ -808,7 +789,7 @@ class Sweep(Section):
         1,
         description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
         "once, then again. A search draws each configuration from the means of the others.",
-        exclude_if=_is_one,
+        exclude_if=lambda value: value == 1,
     )
     repeat_best: PositiveInt | None = Field(
         None,
@@ -821,7 +802,7 @@ class Sweep(Section):
         False,
         description="Use slots that find no more trials for further seeds of the five best configurations, until the "
         "last trial of the job has ended.",
-        exclude_if=operator.not_,
+        exclude_if=not_,
     )
     budget: Budget | None = Field(None, description="What the sweep may use.", exclude_if=_is_empty)
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
@@ -840,29 +821,20 @@ class Sweep(Section):
     )
     retrain: NonNegativeInt = Field(0, description="Increase to train all trials again.")
 
-    @field_validator("metric", mode="before")
+    @field_validator("metric", "retrain", mode="before")
     @classmethod
-    def _check_metric_is_a_name(cls, value: Any) -> Any:
-        if isinstance(value, dict):
+    def _reject_mapping(cls, value: Any, of: ValidationInfo) -> Any:
+        if isinstance(value, dict) and of.field_name == "metric":
             raise invalid("names the metric that ranks trials; a mapping with pattern or file is `metrics`")
-        return value
-
-    @field_validator("retrain", mode="before")
-    @classmethod
-    def _check_retrain_is_a_number(cls, value: Any) -> Any:
         if isinstance(value, dict):
             raise invalid("is one number, for all trials of the sweep, not a mapping")
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _set_goal_of_auto(cls, given: Any) -> Any:
-        is_auto = isinstance(given, dict) and given.get("slots") == "auto"
-        return {"goal": "fastest", **given} if is_auto else given
-
-    @model_validator(mode="before")
-    @classmethod
-    def _compare_by_an_objective(cls, given: Any) -> Any:
+    def _set_goal_and_metric(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("slots") == "auto":
+            given = {"goal": "fastest", **given}
         objectives = given.get("objectives") if isinstance(given, dict) else None
         if not isinstance(objectives, dict) or not objectives:
             return given
@@ -885,13 +857,9 @@ class Sweep(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_goal(self) -> "Sweep":
+    def _check_goal_and_stop(self) -> "Sweep":
         if self.goal and self.slots.jobs == "auto":
             raise invalid("both a goal and `jobs: auto` choose the number of jobs: give one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stop(self) -> "Sweep":
         trained = self.train.epochs if isinstance(self, TrainSweep) and "epochs" not in self._keys_of_parts else 0
         if self.stop and self.stop.method == "hyperband" and self.stop.grace_period > (self.stop.epochs or trained):
             raise invalid("hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period")
@@ -958,9 +926,9 @@ class Sweep(Section):
         """Everything that all trials have in common and that changes their results."""
 
     @property
-    @abstractmethod
     def can_resume(self) -> bool:
         """Whether an interrupted trial resumes from a checkpoint instead of starting again."""
+        return True
 
     @property
     def program_metrics(self) -> Metrics | None:
@@ -1101,11 +1069,6 @@ class TrainSweep(Sweep):
         return {"base": identifying(self.base)}
 
     @property
-    def can_resume(self) -> bool:
-        """A training saves checkpoints."""
-        return True
-
-    @property
     def compared_by(self) -> tuple[str, Mode]:
         """The sweep's `metric`, or what `train` monitors."""
         train, metric = self.train, self.metric or self.train.monitor
@@ -1151,10 +1114,6 @@ class ProgramSweep(ProgramOptions, Sweep):
         except OSError:
             return True
 
-    @property
-    def _code_content(self) -> dict[str, str]:
-        return {"code": self.code_digest} if self.code else {}
-
     @model_validator(mode="after")
     def _check_slots(self) -> "ProgramSweep":
         if self.slots.gpus_per_trial == "auto":
@@ -1167,6 +1126,11 @@ class ProgramSweep(ProgramOptions, Sweep):
     def base(self) -> dict[str, Any]:
         """The arguments in the config."""
         return dict(self.args)
+
+    @property
+    def spec_content(self) -> dict[str, Any]:
+        """The arguments in the config, and the files of `code`."""
+        return {"base": self.base, **({"code": self.code_digest} if self.code else {})}
 
     @property
     def seed_key(self) -> str | None:
@@ -1236,9 +1200,9 @@ class CommandSweep(CommandOptions, ProgramSweep):
 
     @property
     def spec_content(self) -> dict[str, Any]:
-        """The arguments in the config, and the command without the option to resume, which changes no result."""
+        """The same, and the command without the option to resume, which changes no result."""
         command = insert_resume_option(self.command, None, self._argument_names)
-        return {"base": self.base, "command": command, **self._code_content}
+        return super().spec_content | {"command": command}
 
     @property
     def can_resume(self) -> bool:
@@ -1270,8 +1234,8 @@ class FunctionSweep(ProgramSweep):
 
     @property
     def spec_content(self) -> dict[str, Any]:
-        """The arguments in the config, and the function."""
-        return {"base": self.base, "function": self.function, **self._code_content}
+        """The same, and the function."""
+        return super().spec_content | {"function": self.function}
 
     @property
     def can_resume(self) -> bool:

@@ -136,7 +136,7 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
     each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // split_scale(slots.scale)[1])
-    each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else max(1.0, slots.per_node / count)
+    each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else max(1.0, slots.count / count)
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
 
 
@@ -148,7 +148,7 @@ def tables_memory(node: NodeMemory) -> MemoryRequest:
 def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
     """What the memory of a sweep's job is counted by, per node: slots, or GPUs if these are measured or are ranks."""
     counts_gpus = sweep.slots.gpus_per_trial == "auto" or (isinstance(sweep, TrainSweep) and slots.ranks > 1)
-    return (slots.gpus_per_node, "GPU") if counts_gpus else (slots.per_node, "slot")
+    return (slots.gpus_per_node, "GPU") if counts_gpus else (slots.count, "slot")
 
 
 def scale_memory(

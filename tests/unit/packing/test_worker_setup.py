@@ -70,4 +70,4 @@ def test_a_sweep_that_gets_a_whole_node_has_no_more_slots_than_its_config_allows
     slots = {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2}
     sweep = {"command": "echo {x}", "grid": {"x": list(range(20))}, "slots": slots, "goal": "fastest"}
     plan = plan_sweep(Config.model_validate({"sweeps": {"s": sweep}}), "s", tmp_path)
-    assert driver._fix_slots(plan).request.slots.per_node == 4
+    assert driver._fix_slots(plan).request.slots.count == 4
