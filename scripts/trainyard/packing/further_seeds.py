@@ -1,7 +1,8 @@
 """Further seeds of the best configurations of a sweep: trials that are drawn from the results of the others."""
 
 import itertools
-from typing import Final
+import logging
+from typing import Any, Final
 
 from trainyard.config.trials import with_seed
 from trainyard.packing.shared_order import SharedOrder
@@ -12,6 +13,7 @@ from trainyard.utils.errors import FinalError
 from trainyard.utils.event_log import read_clock
 
 FILLED_BEST: Final = 5  # configurations of which slots without trials run further seeds
+log = logging.getLogger(__name__)
 
 
 class FurtherSeeds:
@@ -24,7 +26,7 @@ class FurtherSeeds:
         """Draw them, for this and other jobs to run; False if others run or may run still.
 
         Raises:
-            FinalError: no configuration has a result, or it is not known by which metric they are compared.
+            FinalError: no trial has a result, or it is not known by which metric they are compared.
         """
         space = self._order.space
         first = [name for name in space.trials if name not in space.further and not is_placeholder(name)]
@@ -34,14 +36,21 @@ class FurtherSeeds:
         return not space.unchosen
 
     def _choose(self, first: list[str]) -> list[Suggested]:
-        """The draws, unless another job has made them: each seed of all leaders, then the next seed."""
+        """The draws, unless another job has made them: each seed of all leaders, then the next seed.
+
+        Without leaders it is one draw that adds no trial.
+        """
         state = self._order.ended(first)
         if state is None or not state.space.unchosen:
             return []
         space, ranking = state.space, rank_sweep(state)
         leaders = ranking.best(space.sweep.repeat_best)
         if not leaders:
-            raise FinalError(f"repeat_best has no configuration to repeat: {describe_ranking(ranking)[0]}")
+            why = f"repeat_best has no configuration to repeat: {describe_ranking(ranking)[0]}"
+            if ranking.candidates or not any(map(state.result, first)):
+                raise FinalError(why)
+            log.warning("%s", why)
+            return [_draw(state, {}, space.digest)]
         repeats = range(1, space.sweep.repeats)
         return [_draw_of(state, each, repeat, space.selections[-1]) for repeat in repeats for each in leaders]
 
@@ -67,6 +76,9 @@ class FurtherSeeds:
 
 
 def _draw_of(state: SweepState, leader: Configuration, repeat: int, selection: str) -> Suggested:
-    values = with_seed(state.sweep, state.trials[leader.trials[0].trial].values, repeat)
+    return _draw(state, with_seed(state.sweep, state.trials[leader.trials[0].trial].values, repeat), selection)
+
+
+def _draw(state: SweepState, values: dict[str, Any], selection: str) -> Suggested:
     time, search = round(read_clock(), 4), state.space.seeds_key
     return Suggested(time=time, search=search, values=values, params={}, attrs={"selection": selection})

@@ -70,7 +70,7 @@ class TrialSpace:
         self.suggestions: list[Suggestion] = []  # of the search
         self.further = set[str]()  # trials with further seeds of the best configurations
         self.optional = set[str]()  # those of them that count if they have a result, but need not run
-        self._chosen = list[str]()  # of each of their draws, one of `selections`; "" if it filled an idle slot
+        self._chosen = list[str]()  # of their draws: of `selections`; `digest` if none was best; "" in an idle slot
         self.trials: dict[str, Trial] = expand(sweep).by_name(dataset_digest)
         self.extend(suggested)
         self.trials |= self._placeholders(after=len(self.suggestions))
@@ -87,7 +87,8 @@ class TrialSpace:
         There must be no other changes, see `added_trials.list_changes`.
         """
         before, self.sweep = self.sweep, sweep
-        self.__dict__.pop("selections", None)
+        for cached in ("selections", "digest"):
+            self.__dict__.pop(cached, None)
         found = expand(sweep).by_name(self.dataset_digest) | self._placeholders(after=before.draw_count)
         added = {name: trial for name, trial in found.items() if name not in self.trials}
         self.trials |= added
@@ -122,7 +123,7 @@ class TrialSpace:
     def unchosen(self) -> int:
         """Further seeds of the best configurations that are not drawn yet, if those with fewer repeats are the same."""
         sweep = self.sweep
-        if not sweep.repeat_best:
+        if not sweep.repeat_best or self.digest in self._chosen:
             return 0
         count = sweep.draw_count + len(expand(sweep).trials)
         chosen = [repeats for repeats, each in enumerate(self.selections, 1) if each in self._chosen]
@@ -158,8 +159,10 @@ class TrialSpace:
                 new |= {found.name} - self.trials.keys()
                 self.trials[found.name] = found.trial
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
-            found, selection = self.suggestion(event), event.attrs["selection"]
-            self._chosen.append(selection)
+            self._chosen.append(selection := event.attrs["selection"])
+            if not event.values:  # there was none to choose
+                continue
+            found = self.suggestion(event)
             if found.name not in self.trials or found.name in self.optional:
                 self.trials[found.name] = found.trial
                 self.further.add(found.name)

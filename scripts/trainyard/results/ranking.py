@@ -242,7 +242,12 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     if count and not ranking.counting:
         return [f"no configuration meets {constraints}"]
     if not ranking.counting:
-        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION)]
+        statuses = [trial.status for each in ranking.configurations for trial in each.trials]
+        is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
+        stopped, total = is_over * statuses.count(TrialStatus.STOPPED), len(statuses)
+        which = f"all {total}" if stopped == total else f"{stopped} of {total}"
+        why = f": {which} were stopped early; change or remove `stop`, and they run again" * bool(stopped)
+        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]
 

@@ -118,6 +118,21 @@ def test_leaders_without_a_result_are_an_error_that_says_so(swept):
     assert "repeat_best has no configuration to repeat: no trial has finished with loss" in swept.output(driver)
 
 
+def test_where_no_configuration_meets_the_constraints_the_sweep_ends_without_them(swept):
+    never = SWEEP | {"constraints": {"loss": {"max": 0}}}
+    swept.write(**never)
+    driver = swept.start(0)
+    swept.end(driver)
+    assert "repeat_best has no configuration to repeat: no configuration meets the constraints" in swept.output(driver)
+    state = plan_of(swept).state
+    assert (state.unfinished, len(state.trials)) == ([], 8)
+    swept.write(**never | {"grid": {"n": list(range(9))}})
+    assert len(plan_of(swept).state.unfinished) == 1 + 4, "another configuration may meet them"
+    swept.write(**never | {"constraints": {"loss": {"max": 9}}})
+    swept.end(swept.start(0))
+    assert sorted(ran(swept)[8:]) == BEST
+
+
 def test_early_stopping_leaves_them_alone(swept):
     """Each report of a larger seed is worse than any before, at which the rule would stop a trial."""
     rows = "for e in 1 2 3; do echo epoch=$e loss=$(( {n} + 100 * {seed} )); sleep 0.5; done"

@@ -110,6 +110,22 @@ def test_a_sweep_is_ranked_from_its_journal(tmp_path):
     assert ranking.best_trial.trial == list(state.trials)[2], "the best seed of the best configuration"
 
 
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (STOPPED, ": all 4 were stopped early; change or remove `stop`, and they run again"),
+        (DIVERGED, ": 3 of 4 were stopped early; change or remove `stop`, and they run again"),
+        (None, ""),
+    ],
+)
+def test_where_all_trials_were_stopped_early_the_answer_says_so(tmp_path, last, why):
+    """But not while one of them may still finish."""
+    stop = {"method": "patient", "options": {"patience": 1}}
+    ends = [STOPPED] * 3 + [last] * (last is not None)
+    state = swept(tmp_path, *((end, {"gain": 0.5}) for end in ends), metric="gain", stop=stop)
+    assert describe_ranking(rank_sweep(state)) == [f"no trial has finished with gain{why}"]
+
+
 def test_what_is_not_a_number_in_a_journal_does_not_win(tmp_path):
     ranking = rank_sweep(swept(tmp_path, {"gain": None}, (DIVERGED, {}), {"gain": 0.5}, metric="gain", mode="min"))
     assert [(each.values["lr"], each.n, each.is_incomplete) for each in ranking.configurations] == [
