@@ -181,7 +181,7 @@ class RunSummary:
             call = call_with_config(self.argv, best, "scaling", but=self.targets)
             steps.append(
                 f"train the best of sweep {trained[0]} with checkpoints, as scaling study "
-                f"{study_name(trained[0])}: {call}"
+                f"{study_name(self.config, trained[0])}: {call}"
             )
         return steps
 

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,9 +61,11 @@ def has_study(sweep: Sweep) -> bool:
     return isinstance(sweep, TrainSweep) and sweep.slots.gpus_per_node > 0
 
 
-def study_name(sweep: str) -> str:
-    """The name of what trains the best configuration of a sweep again: a sweep, and a scaling study."""
-    return f"{sweep[: _MAX_NAME - 5]}-best"
+def study_name(config: Config, sweep: str) -> str:
+    """The name of what trains the best configuration of a sweep again, a sweep and a scaling study: no other's."""
+    ends = chain(["-best"], (f"-best-{number}" for number in count(2)))
+    names = (f"{sweep[: _MAX_NAME - len(end)]}{end}" for end in ends)
+    return next(name for name in names if name not in config.sweeps and name not in config.scaling)
 
 
 def paste_line(state: SweepState, ranking: Ranking) -> str | None:
@@ -106,10 +109,11 @@ def find_files(state: SweepState, ranking: Ranking) -> Path | None:
 
 
 def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
-    """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it has no study."""
+    """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it is a config with an error."""
     path, best = state.folder / FILE, ranking.best_trial
     first, *others = describe_ranking(ranking)
-    lines, content = [f"Sweep {state.name}: {first}", *others], ""
+    lines = [f"Sweep {state.name}: {first}", *others]
+    content: dict[str, Any] = {"sweeps": lines[0]}  # without a best one, whoever uses the file gets this in an error
     if best:
         if files := find_files(state, ranking):
             lines.append(f"Its files: {files}")
@@ -121,7 +125,7 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
         lines += filter(None, [describe_mismatch(state)])
         best_first = sorted(ranking.counting[0].trials, key=lambda each: each != best)
         ran = [each.trial for each in best_first if each.trial not in state.space.optional or state.result(each.trial)]
-        study = study_name(state.name)
+        study = study_name(config, state.name)
         seeds = f", with its {len(ran)} seeds" * (len(ran) > 1)
         lines += ["", f"Sweep {study} trains it again{seeds}. In {shell_folder()}:"]
         lines.append(snakemake_call(path, "--", "sweeps"))
@@ -130,8 +134,7 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
             lines.append(snakemake_call(path, "--", "scaling"))
         if line := paste_line(state, ranking):
             lines += ["By hand:", *line.splitlines()]
-        again = best_config(config, state.name, [state.trials[each] for each in ran], new_name=study)
-        content = "\n" + write_yaml(again)
+        content = best_config(config, state.name, [state.trials[each] for each in ran], new_name=study)
     with atomic_write(path) as file:
-        file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + content)
+        file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + "\n" + write_yaml(content))
     return path

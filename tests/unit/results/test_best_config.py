@@ -10,11 +10,12 @@ import yaml
 from project import ROOT
 from sweep_journals import session_of
 from trainyard.config.load import check_config, read_config
+from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
-from trainyard.results.best_config import find_files, paste_line, write_best
+from trainyard.results.best_config import find_files, paste_line, study_name, write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.training.sampler import batch_sizes
 
@@ -166,12 +167,24 @@ def test_a_sweep_with_a_long_name_has_a_best_config(tmp_path):
     assert list(read_config(path).sweeps) == ["x" * 59 + "-best"]
 
 
-def test_before_any_trial_has_finished_the_best_config_is_empty(tmp_path):
+@pytest.mark.parametrize("name", ["s", "x" * 64])
+def test_the_name_of_the_best_is_that_of_no_other_study(tmp_path, name):
+    """In one folder of results, they would share trials."""
+    own, numbered = f"{name[:59]}-best", f"{name[:57]}-best-2"
+    sections = {"sweeps": {name: COMMAND, own: COMMAND}, "scaling": {numbered: {"script": "t.py", "scales": ["1x1"]}}}
+    _, path = write(config := check_config(sections), tmp_path, name=name)
+    (best,) = read_config(path).sweeps
+    assert best == study_name(config, name) == numbered[:-1] + "3"
+    assert f"# Sweep {best} trains it again" in path.read_text()
+
+
+def test_before_any_trial_has_finished_the_best_config_is_an_error_that_says_so(tmp_path):
     config = config_of(SWEEPS["grid"])
     state = read_state(config.sweeps["s"], "s", tmp_path)
     path = write_best(config, state, rank_sweep(state))
-    assert path.read_text() == "# Sweep s: no trial has finished with val_accuracy\n"
-    assert read_config(path).sweeps == {}
+    assert path.read_text().startswith("# Sweep s: no trial has finished with val_accuracy\n\nsweeps: ")
+    with pytest.raises(ConfigError, match="'Sweep s: no trial has finished with val_accuracy'"):
+        read_config(path)
 
 
 SHOWN = """import json, os, sys
