@@ -192,15 +192,6 @@ def test_with_max_failed_fraction_0_the_sweep_ends_in_an_error_and_the_next_run_
     assert outcomes(plain) == {"finished": 2, "failed": 1}
 
 
-@pytest.mark.slow
-def test_a_sweep_in_which_everything_fails_is_an_error(plain):
-    (plain.folder / "broken").touch()
-    plain.write(lasting(0, 0, args={"raises": [0, 1]}, retries=0))
-    done = plain.run(*sweep_command(plain), check=False)
-    assert done.returncode == 1
-    assert "planned trouble" in done.stdout
-
-
 @pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow, id="without-quick-start")])
 def test_a_killed_driver_loses_only_running_trials(plain, fast):
     """Also if it is killed while it writes to the journal, and if Ray starts without patches."""

@@ -84,17 +84,6 @@ def test_a_failure_of_one_rank_is_that_of_its_trial(project):
     assert not ranks(project)
 
 
-def test_early_stopping_ends_its_ranks(project):
-    stop = {"stop": {"method": "asha"}, "metric": "train_loss"}
-    project.run(*sweep(project, [{"lr": 0.01}], **stop))
-    (project.folder / "hold").touch()
-    project.run(*sweep(project, [{"lr": 0.01}, {"lr": 1e-9}], **stop))
-    assert list(table(project)["status"]) == ["finished", "stopped"]
-    assert list(table(project)["micro_batch"]) == [16, 16]
-    assert [row["epoch"] for row in attempts(project)[-1].epochs] == [1]
-    assert not ranks(project)
-
-
 def test_it_continues_after_a_signal_and_a_killed_driver_on_another_number_of_gpus(project):
     (project.folder / "hold").touch()
     command = sweep(project, [{"seed": 1}])

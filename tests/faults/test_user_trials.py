@@ -189,17 +189,6 @@ def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_
 
 
 @pytest.mark.slow
-def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(project):
-    code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
-    (project.folder / "mine.py").write_text(code)
-    trials = [{"lasts": 600}, {"lasts": 0}]
-    project.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
-    output = project.run(*project.script("sweep", "--sweep", "s")).stdout
-    assert "no retries left): it exceeded timeout_minutes (0.1)" in output
-    assert [attempt.outcome for attempt in tries_of(project)] == ["failed", "finished"]
-
-
-@pytest.mark.slow
 def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from_its_checkpoint(project):
     """All processes of a job get its signal: the program may die of it before the driver knows."""
     (project.folder / "count.py").write_text(COUNTING)
@@ -277,22 +266,6 @@ def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(projec
     )
     assert len(events_of(project, "finished")) == 1
     assert not (project.results / "sweeps/s/trials.csv").exists()
-
-
-@pytest.mark.slow
-def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_frequent_cause(project):
-    code = "def run(config, context):\n    assert config['n'] < 2, 'too many'\n    return {'score': 1 / config['n']}\n"
-    (project.folder / "mine.py").write_text(code)
-    sweep = {"function": "mine:run", "grid": {"n": [0, 1, 2, 3]}, "retries": 0}
-    project.write({"sweeps": {"s": sweep}})
-    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
-    assert done.returncode == 1
-    common = r"2 of them with: AssertionError: too many \(.*mine.py, line 2\)\. Results so far \(1\) are kept"
-    assert re.search(f"3 of 4 trials failed for good, {common}", done.stdout)
-    assert "run the same command" in done.stdout
-    assert not (project.results / "sweeps/s/trials.csv").exists()
-    project.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
-    assert "1 trial finished, 3 failed" in project.run(*project.script("sweep", "--sweep", "s")).stdout
 
 
 # Records each of its runs and prints as much as a progress bar.

@@ -153,13 +153,6 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
     assert judge.verdict("d", {"epoch": 1, "loss": None}).startswith("asha: ")
 
 
-def test_what_the_journal_knows_counts():
-    known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 6)]
-    judge = rule(known, epochs=None)
-    assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: rank 3 of the 6")
-    assert judge.verdict("other", {"epoch": 1, "val_accuracy": 4.5}) == ""
-
-
 @pytest.mark.parametrize("method", ["asha", "median"])
 def test_a_restarted_trial_is_judged_again_and_does_not_compete_with_itself(method):
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 7)]
@@ -200,19 +193,6 @@ def test_the_median_rule_takes_a_diverged_trial_for_the_worst():
     judge.note(ended("b"))
     assert judge.verdict("c", {"epoch": 1, "val_accuracy": 0.4}) == "", "the median is between 0.5 and the worst"
     assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.3}).startswith("median: ")
-
-
-def test_the_median_rule_ends_what_is_worse_than_the_mean_of_half_of_the_others():
-    judge = rule(method="median", grace_period=2, min_samples=3)
-    for name, values in {"a": (0.2, 0.4), "b": (0.4, 0.6), "c": (0.6, 0.8)}.items():
-        for epoch, value in enumerate(values, start=1):
-            assert judge.verdict(name, {"epoch": epoch, "val_accuracy": value}) == "", "fewer than three others so far"
-    assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.1}) == "", "not before `grace_period`"
-    assert judge.verdict("d", {"epoch": 2, "val_accuracy": 0.49}) == (
-        "median: its best value by epoch 2, 0.49, is worse than 0.5, the median of the means of 3 other trials"
-    )
-    assert judge.verdict("e", {"epoch": 1, "val_accuracy": 0.51}) == ""
-    assert judge.verdict("e", {"epoch": 2, "val_accuracy": 0.0}) == "", "its best value counts"
 
 
 def as_written(curves, trial, epoch, stop):

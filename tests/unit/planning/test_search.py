@@ -55,17 +55,6 @@ def run(made, count, *, known=()):
     return drawn
 
 
-@pytest.mark.parametrize("method", ["tpe", "cmaes", "random"])
-def test_continued_after_any_trial_the_suggestions_are_the_same(method):
-    made = sweep(method)
-    whole = run(made, 12)
-    key = TrialSpace(made, "digest").search_key
-    events = [Suggested(search=key, values=each.trial.values, params=each.params, attrs=each.attrs) for each in whole]
-    for cut in (1, 5, 11):
-        known = TrialSpace(made, "digest", events[:cut]).suggestions
-        assert [each.name for each in run(made, 12, known=known)] == [each.name for each in whole]
-
-
 def test_values_are_in_their_range_whole_where_they_must_be_and_not_all_alike():
     drawn = [each.trial.values for each in run(sweep(), 12)]
     assert all(0.001 <= values["lr"] <= 1 for values in drawn)
@@ -73,12 +62,6 @@ def test_values_are_in_their_range_whole_where_they_must_be_and_not_all_alike():
     assert {values["optimizer"] for values in drawn} <= {"sgd", "adam"}
     assert len({values["lr"] for values in drawn}) == 12
     assert all(float(f"{values['lr']:.6g}") == values["lr"] for values in drawn), "as a table shows it"
-
-
-def test_tpe_finds_what_is_good():
-    """After twenty draws it draws adam more often than not, which is worth one in a score of two."""
-    drawn = [each.trial.values["optimizer"] for each in run(sweep(trials=40), 40)]
-    assert drawn[20:].count("adam") > 15
 
 
 def test_what_runs_is_not_drawn_again_and_what_failed_does_not_count():
@@ -223,7 +206,10 @@ def test_a_search_continued_by_another_job_draws_the_same_with_each_sampler(meth
     }
     made = sweep(method, values=values)
     whole = run(made, 12)
-    assert [each.name for each in run(made, 12, known=whole[:7])] == [each.name for each in whole]
+    key = TrialSpace(made, "digest").search_key
+    events = [Suggested(search=key, values=each.trial.values, params=each.params, attrs=each.attrs) for each in whole]
+    known = TrialSpace(made, "digest", events[:7]).suggestions
+    assert [each.name for each in run(made, 12, known=known)] == [each.name for each in whole]
     drawn = [each.trial.values for each in whole]
     assert {each["lr"] for each in drawn} <= {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0}
     assert {each["model_args.blocks"] for each in drawn} <= {1, 3, 5, 7, 9}

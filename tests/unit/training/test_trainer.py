@@ -4,7 +4,6 @@ import gc
 import json
 import threading
 import time
-import weakref
 from dataclasses import fields
 
 import pandas as pd
@@ -12,7 +11,7 @@ import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
 from trainyard.config.metric_names import EPOCH_METRICS
-from trainyard.config.train import Augment, Schedule
+from trainyard.config.train import Schedule
 from trainyard.scaling.speedups import scaling_table
 from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
@@ -23,27 +22,11 @@ from trainyard.training.untimed_steps import measure_steady_steps, warm_up
 from trainyard.utils.errors import UserError
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_a_training_is_bit_identical_from_run_to_run(data, optimizer):
-    spec = changed(
-        SPEC, optimizer=optimizer, augment={"crop_padding": 1, "flip": True}, label_smoothing=0.1, clip_norm=1
-    )
-    (first, first_state), (second, second_state) = train(spec, data), train(spec, data)
-    assert first == second
-    assert_equal_states(first_state, second_state)
-
-
 def test_another_seed_gives_another_training(data):
     assert train(SPEC, data)[0] != train(changed(SPEC, seed=1), data)[0]
 
 
-def test_models_learn(data):
-    rows, _ = train(LEARNER, data)
-    assert rows[-1]["val_accuracy"] > 0.9
-    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
-
-
-@pytest.mark.parametrize("precision", ["auto", "fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_precision_learns(data, precision):
     assert train(changed(LEARNER, precision=precision), data)[0][-1]["val_accuracy"] > 0.9
 
@@ -272,32 +255,6 @@ def test_the_training_time_includes_the_time_that_it_waits_for_checkpoints(data,
     table = scaling_table({"1x1": [tmp_path]}, mode="weak", gpu_hour=2.0).iloc[0]
     assert table["train_seconds"] == summary["train_seconds"]
     assert table["checkpoint_seconds"] == summary["checkpoint_seconds"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"precision": "bf16"},
-        {"precision": "bf16", "activation_checkpointing": True},
-        {"ema_decay": 0.9, "freeze": ["0.*", "1.*"]},  # a convolution and its batch normalization
-        {"augment": Augment(mixup=0.2), "clip_norm": 1.0},
-        {"augment": Augment(cutmix=1.0, rand_augment=1, erasing=0.5), "accumulation": 2, "optimizer": "adamw"},
-        {"epochs": 3, "precision": "fp16", "metrics": ["top5_accuracy"], "label_smoothing": 0.1},
-        {"loss": "torch.nn:CrossEntropyLoss"},
-    ],
-)
-def test_a_finished_training_keeps_no_memory(data, options):
-    """Not even until a garbage collection, which Python starts by the number of objects, not by their size."""
-    training = start(changed(SPEC, **{"epochs": 1, **options}), data)
-    gc.collect()
-    gc.disable()
-    try:
-        list(training.epochs())
-        tensors = [weakref.ref(each) for each in (*training.module.parameters(), *training.module.buffers())]
-        del training
-        assert not any(each() is not None for each in tensors)
-    finally:
-        gc.enable()
 
 
 def test_garbage_is_collected_at_the_same_steps_on_all_ranks(data):
