@@ -144,6 +144,13 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
             "TODO: say where its metrics are, as in",
             "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}",
         ]
+    if script.resume:
+        notes += [
+            "TODO: if it can resume, say which files in the trial's folder are its checkpoints, as in",
+            "  checkpoint: '*.pt'",
+            f"  resume: {script.resume}",
+            f"and try it: {SCRIPTS.parent / 'docs/resume-drill.md'}",
+        ]
     comments = "".join(f"# {note}\n" for note in notes)
     name = re.sub(r"\W+", "_", script.path.stem) or "sweep"
     return comments + write_yaml({"sweeps": {name: sweep}})

@@ -18,6 +18,7 @@ _OUTPUT: Final = re.compile(
 _INPUT: Final = re.compile(
     r"((\w+_)?(data|dataset|input)|train|val|test)_?(dir|folder|path|root|file)|data|dataset|root"
 )
+_RESUME: Final = re.compile(r"resume(_from)?(_(checkpoint|ckpt|path|file|dir))?|(load_|from_)?(checkpoint|ckpt)")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,16 @@ class Script:
     def output(self) -> ScriptOption | None:
         """The first option that names where it writes."""
         return next((option for option in self.options if option.is_output), None)
+
+    @property
+    def resume(self) -> str:
+        """The words that name a checkpoint to resume from, as `--resume {resume_from}`; "" without an option for it."""
+        value = "={resume_from}" if self.uses_hydra else " {resume_from}"
+        for option in self.options:
+            is_option = self.uses_hydra or option.flag.startswith("-")
+            if is_option and _RESUME.fullmatch(option.key.rpartition(".")[2].lower()):
+                return option.flag + value * (not option.is_flag)
+        return ""
 
 
 def read_script(path: Path) -> Script:

@@ -1,5 +1,6 @@
 """The first config for a script, and the profile for a site."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,30 @@ def test_values_are_around_the_defaults_and_neither_epochs_nor_seeds_are_varied(
         "momentum": {"low": 0.8, "high": 0.99},
     }
     assert (tmp_path / "trainyard.yaml").read_text().count("TODO: batch_size is required") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "uses_hydra", "resume"),
+    [
+        (ScriptOption("--resume", default=""), False, "--resume {resume_from}"),
+        (ScriptOption("--resume", is_flag=True), False, "--resume"),
+        (ScriptOption("--resume-from-checkpoint"), False, "--resume-from-checkpoint {resume_from}"),
+        (ScriptOption("--checkpoint"), False, "--checkpoint {resume_from}"),
+        (ScriptOption("trainer.resume_from"), True, "trainer.resume_from={resume_from}"),
+        (ScriptOption("--checkpoint-dir"), False, None),
+        (ScriptOption("resume"), False, None),
+        (ScriptOption("--checkpoint-every", default=5), False, None),
+    ],
+)
+def test_a_script_that_can_resume_gets_the_lines_to_enable_that(tmp_path, option, uses_hydra, resume):
+    sweep = written(tmp_path, LR, option, uses_hydra=uses_hydra)
+    text = (tmp_path / "trainyard.yaml").read_text()
+    found = re.search(r"TODO: if it can resume, .*\n#   (checkpoint: .+)\n#   (resume: .+)\n", text)
+    assert bool(found) == (resume is not None)
+    if found:
+        sweep |= yaml.safe_load("\n".join(found.groups()))
+        assert (sweep["checkpoint"], sweep["resume"]) == ("*.pt", resume)
+        check_config({"sweeps": {"train": sweep}})
 
 
 def test_with_metrics_it_is_a_search(tmp_path):
