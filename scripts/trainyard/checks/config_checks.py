@@ -70,14 +70,16 @@ def check_use(
 def _check_evidence(config: Config, results: Path) -> Iterator[Finding]:
     """The files from which searches learn that lack something; a sweep of the config writes its own one before."""
     for name, sweep in config.sweeps.items():
-        tables = {results / "sweeps" / other / "trials.csv" for other in config.sweeps if other != name}
-        given = sweep.search.evidence if sweep.search else []
-        paths = [path for path in given if Path(path) not in tables or Path(path).exists()]
+        place, given = f"sweeps.{name}.search", config.evidence_of(name, results)
+        for path in (path for path, source in given.items() if source == name):
+            message = f"evidence: {path} is the table of this sweep, whose trials count anyway"
+            yield Finding(place, "fails", message, "leave it out")
+        paths = [path for path, source in given.items() if source is None or (source != name and Path(path).exists())]
         for path in paths if paths and read_state(sweep, name, results).space.undrawn_count else ():
             try:
                 read_evidence(sweep, path)
             except UserError as error:
-                yield Finding(f"sweeps.{name}.search", "warns" if Path(path) in tables else "fails", str(error))
+                yield Finding(place, "warns" if given[path] else "fails", str(error))
 
 
 def _check_budgets(config: Config, results: Path) -> Iterator[Finding]:

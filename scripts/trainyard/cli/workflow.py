@@ -295,9 +295,8 @@ class Workflow:
 
     def evidence(self, wildcards: Wildcards) -> list[str]:
         """The tables of other sweeps of the config from which the search of a sweep learns."""
-        search, others = self.config.sweeps[wildcards.name].search, self.config.sweeps.keys() - {wildcards.name}
-        tables = {self._results / (table := f"sweeps/{name}/trials.csv"): self._declared / table for name in others}
-        return [str(tables[path]) for path in map(Path, search.evidence if search else ()) if path in tables]
+        sweeps = self.config.evidence_of(wildcards.name, self._results).values()
+        return [str(self._declared / "sweeps" / name / "trials.csv") for name in sweeps if name]
 
     def job_marks(self, wildcards: Wildcards) -> list[str]:
         """The marks of the jobs of a sweep with several that have ended."""

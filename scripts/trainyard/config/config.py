@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -139,3 +140,9 @@ class Config(Section):
         """Each sweep and scaling study, with its place in the config."""
         yield from ((f"sweeps.{name}", sweep) for name, sweep in self.sweeps.items())
         yield from ((f"scaling.{name}", study) for name, study in self.scaling.items())
+
+    def evidence_of(self, name: str, results: Path) -> dict[str, str | None]:
+        """The files from which the search of a sweep learns, by path: the sweep of this config whose table it is."""
+        tables = {(results / "sweeps" / each / "trials.csv").resolve(): each for each in self.sweeps}
+        search = self.sweeps[name].search
+        return {path: tables.get(Path(path).resolve()) for path in (search.evidence if search else ())}

@@ -624,6 +624,11 @@ def test_a_file_of_evidence_without_what_a_search_needs_is_an_error_while_it_dra
     assert "old.csv has no column error; it has trial, x, loss" in wrong(metric="error")
     assert "old.csv has no column mib; it has trial, x, loss" in wrong(constraints={"mib": {"max": 5}})
     assert "new.csv cannot be read: no such file" in wrong(evidence=[str(tmp_path / "new.csv")])
+    own = f"{tmp_path}/sweeps/./s/trials.csv"
+    options = {"search": {"trials": 2, "values": values, "evidence": [own]}, "metric": "loss"}
+    config = check_config({"sweeps": {"s": {"command": "true {args}", "metrics": {"file": "m.json"}, **options}}})
+    (found,) = [each for each in check_use(config, tmp_path) if each.verdict == "fails"]
+    assert str(found).startswith(f"sweeps.s.search: evidence: {own} is the table of this sweep")
     with pytest.raises(ConfigError, match="cmaes does not learn from evidence: use tpe or gp"):
         check_config({"sweeps": {"s": {"command": "./run {x}", "metrics": {"file": "m.json"}, "metric": "loss",
                                        "search": {"method": "cmaes", "trials": 1, "values": {"x": [1]},
