@@ -158,8 +158,9 @@ def stopping_table(state: SweepState) -> pd.DataFrame:
         if result is None or result.outcome != TrialStatus.STOPPED:
             continue
         reported, pace = state.epochs_of(result), median if paces[name] is None else paces[name]
-        epochs = reported[-1]["epoch"] + (reported[0]["epoch"] == 0)  # many programs count from 0
-        left = None if all_epochs is None else max(0, all_epochs - epochs)
+        # None if its output has no epochs any more; many programs count from 0.
+        epochs = reported[-1]["epoch"] + (reported[0]["epoch"] == 0) if reported else None
+        left = None if all_epochs is None or epochs is None else max(0, all_epochs - epochs)
         saved = None if left is None or pace is None else pace * left
         rows.append([name, epochs, left, state.seconds_of(result), saved, result.error])
     return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])

@@ -608,6 +608,19 @@ def test_the_seconds_of_a_stopped_trial_are_those_of_all_it_continued(tmp_path):
     )
 
 
+def test_a_stopped_trial_whose_output_has_no_epochs_has_unknown_savings(tmp_path):
+    """An earlier `metrics` rule read its epochs."""
+    stopped = {"seconds": 53.0, "why": "asha"}
+    state = plan_of(tmp_path, STOP, [
+        (0, 1, 0.0, "started", {}), (0, 1, 53.0, "stopped", stopped),
+        *events_of(1, 1, [(1, 50.0), (2, 53.0)], stopped=stopped)])  # fmt: skip
+    table = stopping_table(state)
+    write_table(table, tmp_path / "stopping.csv")
+    rows = [line.partition(",")[2] for line in (tmp_path / "stopping.csv").read_text().splitlines()]
+    assert rows[1:] == [",,53,,asha", "2,8,53,24,asha"]
+    assert summarize_savings(state, table) == "stopped early: 2 of 2 trials; this saved 8 of 20 epochs (40.0%)"
+
+
 def test_unknown_saved_seconds_are_not_reported(tmp_path):
     state = plan_of(tmp_path, STOP, events_of(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
     table = stopping_table(state)
