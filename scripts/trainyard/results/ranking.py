@@ -76,7 +76,8 @@ class Ranking:
     """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order.
 
     If there are several seeds, what is expected of the true means decides: those of few runs are uncertain. With
-    objectives, the Pareto front comes first, by the metric. What does not meet the constraints comes after the others.
+    objectives, the Pareto front comes first, by the metric, and what lacks one of them comes after the others. What
+    does not meet the constraints comes after these.
     """
 
     metric: str
@@ -92,7 +93,7 @@ class Ranking:
     def __post_init__(self) -> None:
         self.infeasible = [each for each in self.configurations if each.n and not self.meets_constraints(each.means)]
         beyond = set(self.infeasible)
-        self.configurations.sort(key=lambda each: (not each.n, each in beyond))
+        self.configurations.sort(key=lambda each: (not each.n, each in beyond, not self._has_objectives(each)))
         compared = [each for each in self.configurations if each.n and not each.is_incomplete and each not in beyond]
         compared = [each for each in compared if each.is_fresh] or compared  # the first ones
         self.front = self._find_front(compared)  # the best by the metric first
@@ -120,11 +121,15 @@ class Ranking:
         """Whether the values of a trial or configuration are within the limits; NaN is not."""
         return all(limits.excess(values[name]) <= 0 for name, limits in self.constraints.items())
 
+    def _has_objectives(self, configuration: Configuration) -> bool:
+        """Whether the means of all objectives are finite."""
+        return all(math.isfinite(configuration.means.get(name, math.nan)) for name in self.objectives)
+
     def _find_front(self, compared: Sequence[Configuration]) -> list[Configuration]:
-        names = sorted(self.objectives, key=lambda name: name != self.metric)
-        costs = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
-        known = [(cost, each) for cost, each in costs if cost and all(map(math.isfinite, cost))]
-        if not known:
+        names, compared = list(self.objectives), [each for each in compared if self._has_objectives(each)]
+        names.sort(key=lambda name: name != self.metric)
+        known = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
+        if not known or not names:
             return []
         import numpy as np  # takes a tenth of a second
 

@@ -71,6 +71,11 @@ def test_the_front_has_what_optuna_takes_for_the_best(points):
     assert len(ranking.configurations) == len(points)
 
 
+def test_a_trial_without_an_objective_comes_after_those_that_have_all(tmp_path):
+    state = swept(tmp_path, of(0.95, None), of(0.7, 5), of(0.9, 3), of(0.8, 9), objectives=OBJECTIVES)
+    assert widths(rank_sweep(state).configurations) == [3, 4, 2, 1]
+
+
 def test_the_answer_is_the_front_and_not_one_winner(tmp_path):
     state = swept(tmp_path, of(0.7, 3), of(0.9, 8), of(0.8, 9), of(0.9, 7.5), objectives=OBJECTIVES)
     ranking = rank_sweep(state)
