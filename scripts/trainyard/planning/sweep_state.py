@@ -318,6 +318,7 @@ class SweepState:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
         return find_result(self._counting(trial), self.sweep.retrain, early=True)
 
+    @cached_property
     def sessions_of_results(self) -> dict[str, SessionStarted | None]:
         """By trial with a result, the session in which it ran; None if the journal has none."""
         sessions = {attempt: run.info for run in self.sessions for attempt in run.attempts}

@@ -85,7 +85,7 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
         facts, cost = sweep_facts(tables), describe_cost(tables, config.pricing)
     except MissingResultError:
         facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
-    sessions = state.sessions_of_results().values()
+    sessions = state.sessions_of_results.values()
     if code := describe_mismatch(state) or describe_origin(next(iter(sessions), None)):
         facts["code"] = code
     return Summary(

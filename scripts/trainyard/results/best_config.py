@@ -117,7 +117,7 @@ def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
     if best:
         if files := find_files(state, ranking):
             lines.append(f"Its files: {files}")
-        session = state.sessions_of_results().get(best.trial)
+        session = state.sessions_of_results.get(best.trial)
         if origin := describe_origin(session):
             lines.append(f"It ran with {origin}")
         if session and session.config:

@@ -27,7 +27,7 @@ def describe_mismatch(state: SweepState) -> str:
 
     With the option `code`, the commit does not matter: all trials have the same files.
     """
-    sessions = {name: [session] for name, session in state.sessions_of_results().items()}
+    sessions = {name: [session] for name, session in state.sessions_of_results.items()}
     compared = [each for each in _COMPARED if each != "commit" or not state.sweep.code_digest]
     return describe_difference("trials ran", sessions, compared, lambda names: count_of(len(names), "trial"))
 

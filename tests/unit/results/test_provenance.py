@@ -102,7 +102,7 @@ def test_tree_models_that_were_fitted_in_different_environments_are_told_in_a_li
 def test_best_yaml_says_what_its_best_trial_ran_with(tmp_path):
     config, state = state_of(tmp_path, {"code": "1a-dirty", "versions": OLD, "config": "0123abcd"})
     ran_with = "1a with uncommitted changes, python 3.12.3, torch 2.9.0, trainyard 0.1.0"
-    (session,) = state.sessions_of_results().values()
+    (session,) = state.sessions_of_results.values()
     assert describe_origin(session) == ran_with
     text = write_best(config, state, rank_sweep(state)).read_text()
     assert f"\n# It ran with {ran_with}\n# The config of its job: {tmp_path}/configs/0123abcd.json\n" in text
