@@ -15,7 +15,6 @@ from trainyard.planning.added_trials import read_current_config
 from trainyard.utils.errors import UserError
 
 try:
-    import optuna
     from trainyard.report.dashboard import Dashboard, write_studies
 except ModuleNotFoundError as missing:
     sys.exit(f"trials are shown with optuna-dashboard ({missing}): install trainyard[dashboard]")
@@ -39,7 +38,6 @@ class QuietHandler(WSGIRequestHandler):
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the file, or serve the dashboard until interrupted."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     config = read_current_config(arguments.config, arguments.results)
     if not config.sweeps:
         raise UserError(f"{arguments.config} has no sweeps")

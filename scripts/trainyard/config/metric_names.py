@@ -1,7 +1,11 @@
 """The metrics of Trainyard's training loop, and whether lower or higher is better, by the name of a metric."""
 
 import re
-from typing import Final, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    import optuna
 
 Mode = Literal["max", "min"]
 
@@ -14,7 +18,6 @@ TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best
 DEFAULT_METRIC: Final = "val_accuracy"
 DURATION: Final = "seconds"  # of a whole trial, which every trial has
-DIRECTIONS: Final[dict[Mode, Literal["minimize", "maximize"]]] = {"min": "minimize", "max": "maximize"}  # of Optuna
 
 # By its name, a metric is to be minimized if one of its words (`val_error_rate` has three) is one of these, or
 # has one of the endings (`valloss`). The words after `per` name a unit, as in `images_per_second`.
@@ -64,3 +67,12 @@ def guess_mode(metric: str) -> Mode:
     is_minimized = any(word in MINIMIZED_WORDS or word.endswith(MINIMIZED_ENDINGS) for word in words)
     is_minimized = is_minimized or words[-1:] == ["per"]  # phonemes; `per_class_accuracy` is a score
     return "min" if is_minimized and words[0] != "neg" else "max"
+
+
+def create_study(modes: Iterable[Mode], **options: Any) -> "optuna.Study":
+    """A study of Optuna with these objectives. Optuna logs errors only from then on."""
+    import optuna  # takes a third of a second
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    directions: dict[Mode, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
+    return optuna.create_study(directions=[directions[mode] for mode in modes], **options)

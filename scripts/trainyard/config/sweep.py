@@ -163,6 +163,11 @@ class Uniform(Section):
         """The highest value that can be drawn."""
         return self.low + self.steps * self.step if self.step else self.high
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value that can be drawn."""
+        return (math.ceil(self.low), math.floor(self.highest)) if self.integer else (self.low, self.highest)
+
 
 def is_seed(key: str) -> bool:
     """Whether a key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
@@ -1010,10 +1015,14 @@ class Sweep(Section):
         draws = [part.values for part in (self.sample, self.search) if part]
         return list(dict.fromkeys(key for part in (self.grid, *self.trials, *draws) for key in part))
 
+    def choice(self, key: str) -> Draw:
+        """The range or list from which the values of a key are drawn; [] if it has none."""
+        draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
+        return draws.get(key, [])
+
     def is_log(self, key: str) -> bool | None:
         """Whether a key is drawn on a logarithmic scale; None if it has no range."""
-        draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
-        choice = draws.get(key)
+        choice = self.choice(key)
         return choice.log if isinstance(choice, Uniform) else None
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from trainyard.config.metric_names import DIRECTIONS, Mode
+from trainyard.config.metric_names import Mode, create_study
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
@@ -67,11 +67,11 @@ class EarlyStoppingRule:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
         return self._metric in row and self._judge(trial).awaits_verdict(trial, int(row["epoch"]))
 
-    def note(self, event: TrialEvent) -> None:
-        """Record an event of a trial, in this job or in another one, which judges it."""
+    def note(self, event: TrialEvent, *, is_judged: bool = False) -> None:
+        """Record an event of a trial, in this job or in another one, by which its epochs `is_judged`."""
         match event:
             case Epoch(metrics=row):
-                self._record(event.trial, row)
+                self._record(event.trial, row, is_judged=is_judged)
             case Ended(status=status):
                 self._judge(event.trial).end(event.trial, status)
 
@@ -245,34 +245,41 @@ class _Pruner:
     """
 
     def __init__(self, stop: Stop, mode: Mode) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._stop, self._pruner = stop, stop.pruner()
-        self._study = optuna.create_study(direction=DIRECTIONS[mode])
+        self._stop, self._pruner, self._study = stop, stop.pruner(), create_study([mode])
         # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
         self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
         self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others
         self._curves: dict[str, dict[int, float]] = defaultdict(dict)
+        self._unjudged: dict[str, set[int]] = defaultdict(set)  # epochs
         self._complete = set[str]()
 
     def verdict(self, trial: str, epoch: int) -> str:
+        """Why the trial must stop. With `interval_steps`, only some epochs decide: all that were not judged before."""
         from optuna.trial import TrialState, create_trial
 
-        curve = {at: value for at, value in self._curves[trial].items() if at <= epoch}
-        if self._stop.is_last(epoch, min(curve)):
+        if self._stop.is_last(epoch, min(self._curves[trial])):
             return ""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
-            ends = self._pruner.prune(self._study, create_trial(state=TrialState.RUNNING, intermediate_values=curve))
-        name = type(self._pruner).__name__
-        return f"{self._stop.method}: {curve[epoch]:.4g} at epoch {epoch}, by Optuna's {name}" if ends else ""
+        due = sorted(at for at in self._unjudged[trial] if at <= epoch)
+        self._unjudged[trial].difference_update(due)
+        for last in due:
+            curve = {at: value for at, value in self._curves[trial].items() if at <= last}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
+                known = create_trial(state=TrialState.RUNNING, intermediate_values=curve)
+                if self._pruner.prune(self._study, known):
+                    name = type(self._pruner).__name__
+                    return f"{self._stop.method}: {curve[last]:.4g} at epoch {last}, by Optuna's {name}"
+        return ""
 
     def awaits_verdict(self, trial: str, epoch: int) -> bool:
         return self._compares
 
     def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
         self._curves[trial][epoch] = self._worst if math.isnan(value) else value
+        if is_judged:
+            self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
+        else:
+            self._unjudged[trial].add(epoch)
 
     def end(self, trial: str, status: TrialStatus) -> None:
         """Add a trial to the study if it is complete. Of folds, the mean counts."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trainyard.config.metric_names import DIRECTIONS, DURATION
+from trainyard.config.metric_names import DURATION, create_study
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
@@ -35,9 +35,6 @@ class OptunaStudy:
     """The study of Optuna that a search draws from. It follows the order of the sweep."""
 
     def __init__(self, sweep: Sweep) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         assert sweep.search is not None
         self._sweep, self._search = sweep, sweep.search
         self._bad: Sequence[float] = ()  # the values that were told of trials without good ones
@@ -47,8 +44,7 @@ class OptunaStudy:
         import optuna
 
         self._storage = optuna.storages.InMemoryStorage()
-        directions = [DIRECTIONS[mode] for mode in self._sweep.goals.values()]
-        self._study = optuna.create_study(storage=self._storage, directions=directions)
+        self._study = create_study(self._sweep.goals.values(), storage=self._storage)
         self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
 
     def draw(
@@ -178,9 +174,9 @@ def _distribution(choice: Draw) -> "optuna.distributions.BaseDistribution":
     if not isinstance(choice, Uniform):
         return distributions.CategoricalDistribution(range(len(options_of(choice))))
     if choice.integer:
-        low, high, step = math.ceil(choice.low), math.floor(choice.highest), int(choice.step or 1)
-        return distributions.IntDistribution(low, high, log=choice.log, step=step)
-    return distributions.FloatDistribution(choice.low, choice.highest, log=choice.log, step=choice.step)
+        low, high = map(int, choice.ends)
+        return distributions.IntDistribution(low, high, log=choice.log, step=int(choice.step or 1))
+    return distributions.FloatDistribution(*choice.ends, log=choice.log, step=choice.step)
 
 
 def _suggest(trial: "optuna.Trial", key: str, of: "optuna.distributions.BaseDistribution") -> Any:

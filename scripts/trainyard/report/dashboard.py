@@ -21,7 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from trainyard.config.config import Config
-from trainyard.config.metric_names import DIRECTIONS, guess_mode
+from trainyard.config.metric_names import create_study, guess_mode
+from trainyard.config.sweep import Draw, Uniform, options_of
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Fold
@@ -48,11 +49,7 @@ def add_study(state: SweepState, storage: BaseStorage) -> None:
     ranking = rank_sweep(state)
     guessed = {name: guess_mode(name) for name in ranking.candidates}
     goals = guessed or ranking.objectives or {ranking.metric: ranking.mode}
-    study = optuna.create_study(
-        storage=storage,
-        study_name=state.name,
-        directions=[DIRECTIONS[mode] for mode in goals.values()],
-    )
+    study = create_study(goals.values(), storage=storage, study_name=state.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(goals))
@@ -60,26 +57,31 @@ def add_study(state: SweepState, storage: BaseStorage) -> None:
     keys = [key for key in varied_keys(list(state.trials.values())) if key not in state.constant_keys]
     params = {name: _params(state, name, keys) for name in state.trials if not is_placeholder(name)}
     columns = {key: [each[key] for each in params.values() if key in each] for key in keys}
-    spaces = {key: _space(values, log=state.sweep.is_log(key)) for key, values in columns.items() if values}
+    spaces = {key: _space(values, state.sweep.choice(key)) for key, values in columns.items() if values}
     study.add_trials([_trial(state, ranked[name], ranking, goals, of, spaces) for name, of in params.items()])
 
 
 def _params(state: SweepState, name: str, keys: Iterable[str]) -> dict[str, Any]:
     """The values of the keys that apply to a trial; those of lists and mappings as text."""
     trial = state.trials[name]
-    settings, is_plain = trial.settings, (str, int, float, type(None))
+    settings = trial.settings
     values = {key: value_at(settings, key) for key in keys}
-    known = {key: value for key, value in values.items() if value is not None or key in trial.values}
-    return {key: value if isinstance(value, is_plain) else str(value) for key, value in known.items()}
+    return {key: _plain(value) for key, value in values.items() if value is not None or key in trial.values}
 
 
-def _space(values: Sequence[Any], *, log: bool | None) -> BaseDistribution:
-    """The distribution of these values of a key: a range of numbers, or else categories."""
-    column = pd.Series(values)
-    if None in values or not is_numeric(column):
-        return CategoricalDistribution(list(dict.fromkeys(values)))
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
+
+
+def _space(values: Sequence[Any], choice: Draw) -> BaseDistribution:
+    """The distribution of a key, of which these values are known, too: a range of numbers, or else categories."""
+    is_range = isinstance(choice, Uniform)
+    known = [*(choice.ends if isinstance(choice, Uniform) else map(_plain, options_of(choice))), *values]
+    column = pd.Series(known)
+    if None in known or not is_numeric(column):
+        return CategoricalDistribution(list(dict.fromkeys(values if is_range else known)))
     kind = IntDistribution if pd.api.types.is_integer_dtype(column) else FloatDistribution
-    return kind(min(values), max(values), log=is_log_scale(column, log))
+    return kind(min(known), max(known), log=is_log_scale(column, choice.log if isinstance(choice, Uniform) else None))
 
 
 def _trial(

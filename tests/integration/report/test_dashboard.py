@@ -110,15 +110,22 @@ def test_what_has_no_value_is_not_complete(tmp_path):
 
 
 def test_a_search_has_the_values_of_lists_and_the_scale_of_ranges(tmp_path):
-    search = {"trials": 5, "values": {"lr": {"low": 0.001, "high": 1, "log": True}, "optimizer": ["sgd", "adam"]}}
-    journal = Journal(tmp_path, trials=[], search=search)
-    drawn = {"search": journal.state.space.search_key, "params": {"lr": 0.01, "optimizer": 1}, "attrs": {}}
-    line = {"event": "suggested", "time": 1.0, "values": {"lr": 0.01, "optimizer": "adam"}, **drawn}
+    """A trial that was not drawn may be outside of them."""
+    width = {"low": 7.5, "high": 64, "integer": True}
+    values = {"lr": {"low": 0.001, "high": 1, "log": True}, "optimizer": ["sgd", ["adam"]], "width": width}
+    given = {"lr": 2.0, "optimizer": "lion", "width": 9}
+    journal = Journal(tmp_path, trials=[given], search={"trials": 5, "values": values})
+    drawn = {"search": journal.state.space.search_key, "params": {"lr": 0.01, "optimizer": 1, "width": 9}, "attrs": {}}
+    line = {"event": "suggested", "time": 1.0, "values": {"lr": 0.01, "optimizer": ["adam"], "width": 9}, **drawn}
     with open(journal.path, "a") as file:
         file.write(json.dumps(line) + "\n")
-    (trial,) = journal.study().trials
-    assert trial.params == {"lr": 0.01, "optimizer": "adam"}
-    assert trial.distributions["lr"] == FloatDistribution(0.01, 0.01, log=True)
+    _, trial = journal.study().trials
+    assert trial.params == {"lr": 0.01, "optimizer": "['adam']", "width": 9}
+    assert trial.distributions == {
+        "lr": FloatDistribution(0.001, 2.0, log=True),
+        "optimizer": CategoricalDistribution(["sgd", "['adam']", "lion"]),
+        "width": IntDistribution(8, 64),
+    }
 
 
 def test_several_objectives_have_a_pareto_front(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -102,6 +103,39 @@ def test_verdicts_are_the_same_after_a_restart_and_in_another_job(method):
     ]
     assert any(reasons[0])
     assert reasons[0] == reasons[1] == reasons[2]
+
+
+@pytest.mark.parametrize("killed_after", [4, 7, 12])
+def test_with_an_interval_the_epoch_decides_after_which_the_driver_was_killed(killed_after):
+    """It is in the journal, but was not judged; the trial goes on with the next one."""
+    options = {"percentile": 40.0, "n_startup_trials": 3, "n_warmup_steps": 1, "interval_steps": 3}
+    curves = {f"t{number}": curve(number * 7 % 30) for number in range(30)}
+    expected = ended_by_optuna(optuna.pruners.PercentilePruner(**options), curves, "max")
+    known, reasons = [], {}
+    for name, values in curves.items():
+        whole = finished(name, values)
+        killed = finished(name, values[:killed_after], TrialStatus.INTERRUPTED)
+        killed.end, killed.epoch_times = killed_after, {epoch: epoch for epoch in range(1, killed_after + 1)}
+        before, after = (rule("percentile", tries, options=options) for tries in (known, [*known, killed]))
+        for each in whole.epochs:
+            if each["epoch"] != killed_after and name not in reasons:
+                reason = (before if each["epoch"] < killed_after else after).verdict(name, each)
+                reasons |= {name: reason} if reason else {}
+        known += [] if name in reasons else [whole]
+    assert {name: int(re.search(r"at epoch (\d+)", reason)[1]) for name, reason in reasons.items()} == expected
+    assert (killed_after in expected.values()) == (killed_after < 12)
+
+
+@pytest.mark.parametrize("method", ["percentile", "asha"])
+def test_what_another_job_has_judged_is_not_judged_again(method):
+    options = {"options": {"percentile": 50, "n_startup_trials": 2}} if method == "percentile" else {}
+    judge = rule(method, **options)
+    judge.note(Epoch(trial="a", attempt=1, metrics=row(1, 0.1)), is_judged=True)
+    for name in "bcd":
+        for epoch in (1, *range(3, EPOCHS)):
+            judge.note(Epoch(trial=name, attempt=1, metrics=row(epoch, 0.5)), is_judged=True)
+        judge.note(Ended(trial=name, attempt=1, status=FINISHED))
+    assert judge.verdict("a", row(2, 0.1)) == ""
 
 
 def test_the_reason_names_optunas_pruner():
