@@ -54,9 +54,7 @@ def become_task() -> None:
 
 
 def signals_reach_all_processes() -> bool:
-    """Whether the signals of this Slurm job go to all of its processes; False outside of a job."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return False
+    """Whether the signals of this Slurm job go to all of its processes."""
     try:
         settings = slurm_queries.controller_settings()
     except UserError:

@@ -137,11 +137,17 @@ def script_command(
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
         srun = _srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu)
         return [*srun, *launcher_options, *watch, "--per-gpu", "--", python, *words]
+    # The rendezvous of each unpickles nothing from the network: torchrun's `static`, which is accelerate's, too.
     options = {
-        "torchrun": _torchrun(nodes, gpus),
-        "accelerate": _accelerate(nodes, gpus),
-        "deepspeed": _deepspeed(hostfile),
-    }[launcher]
+        "torchrun": ["--nproc-per-node", str(gpus), "--nnodes", str(nodes), "--node-rank", NODE_RANK,
+                     "--rdzv-backend", "static", "--master-addr", MASTER_ADDRESS, "--master-port", MASTER_PORT],
+        "accelerate": [*["--multi_gpu"] * (nodes * gpus > 1), "--num_machines", str(nodes),
+                       "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK,
+                       "--main_process_ip", MASTER_ADDRESS, "--main_process_port", MASTER_PORT,
+                       "--rdzv_backend", "static", "--mixed_precision", "no", "--dynamo_backend", "no"],
+        "deepspeed": ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK,
+                      "--master_addr", MASTER_ADDRESS, "--master_port", MASTER_PORT],
+    }[launcher]  # fmt: skip
     each = [*watch, "--", python, "-m", LAUNCHER_MODULES[launcher], *options, *launcher_options, *words]
     return [*_srun(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
@@ -149,23 +155,3 @@ def script_command(
 def _srun(nodes: Sequence[str], tasks_per_node: int, *, cpus: int) -> list[str]:
     options = srun_options(nodes, tasks_per_node=tasks_per_node, cpus_per_task=cpus)
     return ["srun", *options, "--kill-on-bad-exit=1"]
-
-
-# The rendezvous of each launcher unpickles nothing from the network: torchrun's `static`, which is accelerate's, too.
-
-
-def _torchrun(nodes: int, gpus: int) -> list[str]:
-    where = ["--rdzv-backend", "static", "--master-addr", MASTER_ADDRESS, "--master-port", MASTER_PORT]
-    return ["--nproc-per-node", str(gpus), "--nnodes", str(nodes), "--node-rank", NODE_RANK, *where]
-
-
-def _accelerate(nodes: int, gpus: int) -> list[str]:
-    count = ["--num_machines", str(nodes), "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK]
-    where = ["--main_process_ip", MASTER_ADDRESS, "--main_process_port", MASTER_PORT, "--rdzv_backend", "static"]
-    several = ["--multi_gpu"] if nodes * gpus > 1 else []
-    return [*several, *count, *where, "--mixed_precision", "no", "--dynamo_backend", "no"]
-
-
-def _deepspeed(hostfile: Path) -> list[str]:
-    where = ["--master_addr", MASTER_ADDRESS, "--master_port", MASTER_PORT]
-    return ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK, *where]

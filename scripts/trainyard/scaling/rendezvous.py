@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from trainyard.cluster import host
 from trainyard.cluster.host import PORTS
@@ -54,7 +54,7 @@ class RendezvousError(UserError):
 def problem(folder: Path) -> str:
     """Why the training was not started on the nodes that meet in this folder; "" if it was."""
     path = folder / _PROBLEM
-    return str(_read(path)["message"]) if path.exists() else ""
+    return str(json.loads(path.read_text())["message"]) if path.exists() else ""
 
 
 def report_problem(folder: Path, message: str) -> None:
@@ -204,7 +204,7 @@ class Rendezvous:
         seconds += 2 * GRACE_SECONDS
         if _await(self._folder, [name], seconds):
             self._fail(f"{self._nodes[0]} {failure} within {seconds:g} s, as {self._name} reports")
-        return Endpoint(**_read(self._folder / _ENDPOINT))
+        return Endpoint(**json.loads((self._folder / _ENDPOINT).read_text()))
 
     def _report(self, event: str, **facts: str) -> None:
         write_json(self._folder / f"{event}-{self._rank}.json", facts)
@@ -219,7 +219,7 @@ class Rendezvous:
         """The reports of the other nodes; `failure` is what those that do not report have failed to do."""
         names = {f"{event}-{rank}.json": node for rank, node in enumerate(self._nodes) if rank}
         missing = _await(self._folder, list(names), seconds)
-        reports = {name: _read(self._folder / name) for name in names if name not in missing}
+        reports = {name: json.loads((self._folder / name).read_text()) for name in names if name not in missing}
         problems = [f"{names[name]} {report['error']}" for name, report in reports.items() if "error" in report]
         if missing:
             problems.insert(0, f"{', '.join(names[name] for name in missing)} {failure}")
@@ -270,8 +270,3 @@ def _connection_error(endpoint: Endpoint, seconds: float) -> str:
             time.sleep(POLL_SECONDS)
         else:
             return ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content

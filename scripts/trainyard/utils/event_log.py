@@ -39,7 +39,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_full = False  # whether an event could not be written
+        self.is_incomplete = False  # whether an event may have been lost because the disk was full
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._unsynced: list[Callable[[], object]] = []  # what follows the sync of each durable event, in their order
         self._lock = threading.Lock()  # of these and the end of the file
@@ -114,11 +114,6 @@ class EventLog:
         """Whether nothing was written, also if the file has been removed since."""
         return os.fstat(self._fd).st_size == 0
 
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether an event may have been lost because the disk was full."""
-        return self._is_full
-
     def is_synced(self) -> bool:
         """Whether all durable events are on the disk.
 
@@ -136,8 +131,8 @@ class EventLog:
         try:
             yield
         except OSError:
-            was_full, self._is_full = self._is_full, True
-            if not was_full:
+            was_incomplete, self.is_incomplete = self.is_incomplete, True
+            if not was_incomplete:
                 raise
 
     def _sync(self) -> None:
@@ -156,8 +151,7 @@ class EventLog:
         try:
             self._thread.shutdown()
             self.is_synced()
-            with storage_errors(self.path), self._first_error():
-                os.fsync(self._fd)
+            self.sync()
         finally:
             os.close(self._fd)
 

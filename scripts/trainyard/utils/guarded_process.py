@@ -66,20 +66,12 @@ class ProcessGuard:
         reading, writing = os.pipe()
         with guard_channel, os.fdopen(writing, "wb"):
             lock = [claim.fd] if claim else []
-            self._send(request, guard_channel.fileno(), writing, reading, *lock)
+            self.send(request, guard_channel.fileno(), writing, reading, *lock)
         process = GuardedProcess(channel, reading, tree, on_output)
         if claim:
             with contextlib.suppress(OSError):  # the disk is full
                 claim.update_record(tree=tree, guards=[_identity(pid) for pid in process.guards])
         return process
-
-    def end_marked_at_exit(self, tree: str, *, folders: Sequence[str] = (), command: Sequence[str] = ()) -> None:
-        """Once this process has ended, or has closed the guard, end the processes with this mark.
-
-        Then `command` runs first, all processes whose `TREE_VARIABLE` is `tree` are killed, and folders that match one
-        of these glob patterns are removed as soon as no process holds them.
-        """
-        self._send({"tree": tree, "folders": list(folders), "command": list(command)})
 
     def close(self) -> None:
         """Wait until the guard has done what it does after the end of this process."""
@@ -90,7 +82,7 @@ class ProcessGuard:
             self._control.close()
             self._control = None
 
-    def _send(self, request: Mapping[str, Any], *fds: int) -> None:
+    def send(self, request: Mapping[str, Any], *fds: int) -> None:
         """Send a request to the keeper. Starts one if there is none, or if it was killed."""
         with os.fdopen(os.memfd_create("request"), "wb+") as file:
             file.write(json.dumps(request).encode())
@@ -108,15 +100,16 @@ class ProcessGuard:
 def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """Yields environment variables: the processes that have them end with the block.
 
-    They also end if this process is killed, and then folders that match the glob patterns are removed, too. `command`
-    runs first in each case.
+    They also end if this process is killed, and then folders that match the glob patterns are removed, too, as soon as
+    no process holds them. `command` runs first in each case.
     """
     guard, tree = ProcessGuard(), secrets.token_hex(8)
-    guard.end_marked_at_exit(tree, folders=folders, command=command)
+    at_exit = {"tree": tree, "folders": list(folders), "command": list(command)}
+    guard.send(at_exit)
     try:
         yield mark(tree)
     finally:
-        guard.end_marked_at_exit(tree, command=command)
+        guard.send(at_exit | {"folders": []})
         guard.close()
 
 

@@ -1,7 +1,6 @@
 """A private Ray on this machine for one driver program, removed completely when the driver ends."""
 
 import contextlib
-import functools
 import importlib
 import logging
 import os
@@ -61,6 +60,7 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_TOKEN: Final = secrets.token_hex(32)  # for authentication in this process; Ray's C++ part reads it only once
 
 
 class RayEndedError(UserError):
@@ -194,17 +194,11 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
     into[name] = time.perf_counter() - start
 
 
-@functools.cache
-def _token() -> str:
-    """The authentication token of this process; Ray's C++ part reads it only once."""
-    return secrets.token_hex(32)
-
-
 @contextlib.contextmanager
 def _environment(directory: Path) -> Iterator[None]:
     """Set the environment variables of Ray within the block; the token is in a file with mode 0600."""
     path = directory / "token"
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(_token())
+        file.write(_TOKEN)
     with environment_variables({**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}):
         yield
