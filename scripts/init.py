@@ -73,16 +73,14 @@ def _write_profile() -> None:
     except UserError:
         return
     try:
-        associations = slurm_queries.list_associations(host.user_name())
+        accounts = dict.fromkeys(account for account, _ in slurm_queries.list_associations(host.user_name()))
     except UserError:  # no accounting
-        associations = []
+        accounts = {}
     if PROFILE.exists():
         log.info("%s exists, and is left as it is", PROFILE)
         return
     own = SCRIPTS.parent / PROFILE
-    _write(
-        PROFILE, fill_profile(own.read_text(), partitions, list(dict.fromkeys(each.account for each in associations)))
-    )
+    _write(PROFILE, fill_profile(own.read_text(), partitions, list(accounts)))
 
 
 if __name__ == "__main__":

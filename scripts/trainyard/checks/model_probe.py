@@ -4,6 +4,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -116,11 +117,9 @@ def _try_model(spec: Train, images: KnownImages) -> str:
 
 
 def _build(spec: Train, shape: Shape, outputs: int) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return models.build_model(spec, shape=shape, classes=outputs)
-    except USER_CODE_ERRORS:  # code of a user may compute with its parameters, or the model is wrong
-        pass
+    # Code of a user may compute with its parameters, or the model is wrong.
+    with suppress(*USER_CODE_ERRORS), torch.device("meta"):
+        return models.build_model(spec, shape=shape, classes=outputs)
     try:
         return models.build_model(spec, shape=shape, classes=outputs)
     except UserError:

@@ -167,41 +167,39 @@ def check_claims(reports: Reports) -> Iterator[Finding]:
         yield Finding("claims", "ok", "the nodes agree on the order of hard links: sweeps may have several jobs")
 
 
-def _on_nodes(reports: Reports, check: Callable[[NodeReport], Finding]) -> Iterator[Finding]:
-    """The finding about each node, once for all nodes with the same."""
-    nodes: dict[Finding, list[str]] = {}
-    for each in reports.nodes:
-        nodes.setdefault(check(each), []).append(each.node)
-    yield from (replace(found, message=f"{', '.join(names)}: {found.message}") for found, names in nodes.items())
+def on_nodes(check: Callable[[JobReport, NodeReport], Finding]) -> Callable[[Reports], Iterator[Finding]]:
+    """Check each node; yields a finding once for all nodes with the same."""
+
+    def check_all(reports: Reports) -> Iterator[Finding]:
+        nodes: dict[Finding, list[str]] = {}
+        for each in reports.nodes:
+            nodes.setdefault(check(reports.job, each), []).append(each.node)
+        yield from (replace(found, message=f"{', '.join(names)}: {found.message}") for found, names in nodes.items())
+
+    return check_all
 
 
-def check_temporary_folders(reports: Reports) -> Iterator[Finding]:
+@on_nodes
+def check_temporary_folders(_: JobReport, node: NodeReport) -> Finding:
     """The temporary folder of a node has space, and programs can be executed there."""
-
-    def check(node: NodeReport) -> Finding:
-        message = f"{node.tmp_gib:.1f} GiB free in {node.tmp}"
-        if node.tmp_gib < MIN_TMP_GIB:
-            remedy = f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a folder of the nodes with more space"
-            return Finding("temporary files", "fails", message, remedy)
-        if not node.tmp_executes:
-            remedy = "torch.compile needs it: set TMPDIR to a folder of the nodes that permits it"
-            return Finding("temporary files", "warns", f"{message}, which forbids execution (noexec)", remedy)
-        return Finding("temporary files", "ok", message)
-
-    yield from _on_nodes(reports, check)
+    message = f"{node.tmp_gib:.1f} GiB free in {node.tmp}"
+    if node.tmp_gib < MIN_TMP_GIB:
+        remedy = f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a folder of the nodes with more space"
+        return Finding("temporary files", "fails", message, remedy)
+    if not node.tmp_executes:
+        remedy = "torch.compile needs it: set TMPDIR to a folder of the nodes that permits it"
+        return Finding("temporary files", "warns", f"{message}, which forbids execution (noexec)", remedy)
+    return Finding("temporary files", "ok", message)
 
 
-def check_cpus(reports: Reports) -> Iterator[Finding]:
+@on_nodes
+def check_cpus(job: JobReport, node: NodeReport) -> Finding:
     """A step can use the CPUs that the job has: it is not bound to fewer."""
-
-    def check(node: NodeReport) -> Finding:
-        wanted = min(reports.job.cpus_per_node, node.machine_cpus)
-        if node.cpus >= wanted:
-            return Finding("CPUs", "ok", f"a step can use its {wanted}")
-        remedy = "ask the site's administrators about TaskPluginParam and the cgroups of steps"
-        return Finding("CPUs", "fails", f"a step is bound to {node.cpus} of its {wanted}", remedy)
-
-    yield from _on_nodes(reports, check)
+    wanted = min(job.cpus_per_node, node.machine_cpus)
+    if node.cpus >= wanted:
+        return Finding("CPUs", "ok", f"a step can use its {wanted}")
+    remedy = "ask the site's administrators about TaskPluginParam and the cgroups of steps"
+    return Finding("CPUs", "fails", f"a step is bound to {node.cpus} of its {wanted}", remedy)
 
 
 def check_python(reports: Reports) -> Iterator[Finding]:
@@ -216,12 +214,12 @@ def check_python(reports: Reports) -> Iterator[Finding]:
 
 def check_gpus(reports: Reports) -> Iterator[Finding]:
     """Torch computes on every GPU of the job, on every node."""
-    wanted = reports.job.gpus_per_node
-    if not wanted:
+    if not (wanted := reports.job.gpus_per_node):
         yield Finding("GPU", "ok", "not needed: no job of the config requests one")
         return
 
-    def check(node: NodeReport) -> Finding:
+    @on_nodes
+    def check(_: JobReport, node: NodeReport) -> Finding:
         count = len(node.devices)
         if count == wanted:
             names = ", ".join(f"{node.devices.count(name)} {name}" for name in dict.fromkeys(node.devices))
@@ -237,7 +235,7 @@ def check_gpus(reports: Reports) -> Iterator[Finding]:
         message = f"torch finds none of {wanted}; it {build}, and the node has {node.driver}"
         return Finding("GPU", "fails", message, "install a torch for this driver: see https://pytorch.org/get-started")
 
-    yield from _on_nodes(replace(reports, nodes=[each for each in reports.nodes if not each.import_error]), check)
+    yield from check(replace(reports, nodes=[each for each in reports.nodes if not each.import_error]))
 
 
 def check_meeting(reports: Reports) -> Iterator[Finding]:

@@ -58,10 +58,6 @@ class NodeReport:
     device_error: str = ""  # of the first GPU on which it does not
     import_error: str = ""
 
-    def write(self, folder: Path) -> None:
-        """Write it as one of the reports of a job."""
-        write_json(folder / f"node-{self.node}.json", asdict(self))
-
 
 @dataclass
 class JobReport:
@@ -218,7 +214,7 @@ def probe_node(folder: Path) -> None:
         report.tmp_executes = subprocess.run([program], check=False).returncode == 0
     report.cpus, report.machine_cpus = slurm_allocation.available_cpus(), os.cpu_count() or 1
     _import_libraries(report)
-    report.write(folder)
+    write_json(folder / f"node-{report.node}.json", asdict(report))
 
 
 def _try_claims(folder: Path, node: str) -> str:

@@ -71,16 +71,10 @@ class SbatchRequest:
         return ", ".join([*parts, f"{self.mem_mb or '?'} MB", f"{minutes} min"])
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Jobs that would not reach sbatch, and the error of Snakemake or of its Slurm plugin."""
-
-    jobs: tuple[str, ...]  # rule and wildcards, as in SbatchRequest
-    message: str
-
-
-def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest], list[Refusal]]:
+def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest], dict[str, list[str]]]:
     """What becomes of all jobs of a config: each one is requested of sbatch, or refused before.
+
+    The jobs that are refused are listed by the error of Snakemake or of its Slurm plugin.
 
     Raises:
         UserError: Snakemake does not end.
@@ -89,7 +83,7 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
                "--configfile", str(config_file)]  # fmt: skip
     entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
-        return [], [Refusal(("any job",), first_error(done.stderr))]
+        return [], {first_error(done.stderr): ["any job"]}
     requests, refused = list[SbatchRequest](), dict[str, list[str]]()
     for entry in entries:
         if "error" in entry:
@@ -101,7 +95,7 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
         )
         accepted, dataset = not done.returncode, entry["dataset"]
         requests.append(parse_request(entry["job"], line, accepted=accepted, response=done.stdout, dataset=dataset))
-    return sorted(requests, key=lambda each: each.job), [Refusal(tuple(jobs), text) for text, jobs in refused.items()]
+    return sorted(requests, key=lambda each: each.job), refused
 
 
 def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:

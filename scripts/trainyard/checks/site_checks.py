@@ -9,11 +9,11 @@ from pathlib import Path
 
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, Verdict, catch_errors
-from trainyard.checks.sbatch_requests import Refusal, SbatchRequest, request_jobs
+from trainyard.checks.sbatch_requests import SbatchRequest, request_jobs
 from trainyard.checks.storage import check_home, check_results
 from trainyard.cluster import host, slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import QUEUED, RUNNING, Limits, combine_limits, find_excesses
-from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition, PartitionSettings
+from trainyard.cluster.slurm_queries import TEMPORARY, Partition, PartitionSettings
 from trainyard.config.config import Config
 from trainyard.planning.memory_request import data_mib
 from trainyard.utils.errors import UserError
@@ -33,8 +33,8 @@ class Site:
     user: str = field(default_factory=host.user_name)
 
     @cached_property
-    def jobs(self) -> tuple[list[SbatchRequest], list[Refusal]]:
-        """The jobs of the config that would be submitted, and those that would not."""
+    def jobs(self) -> tuple[list[SbatchRequest], dict[str, list[str]]]:
+        """The jobs of the config that would be submitted, and those that would not, by the error."""
         return request_jobs(self.config_file, self.profile)
 
     @property
@@ -85,7 +85,7 @@ def check_slurm(site: Site) -> Iterator[Finding]:
 def check_accounting(site: Site) -> Iterator[Finding]:
     """Slurm keeps accounting, and the user has an account."""
     try:
-        names = sorted({each.account for each in slurm_queries.list_associations(site.user)})
+        names = sorted({account for account, _ in slurm_queries.list_associations(site.user)})
     except UserError as error:
         remedy = "jobs run without it, but accounts and ended jobs cannot be looked up"
         yield Finding("accounting", "unknown", str(error), remedy)
@@ -99,11 +99,10 @@ def check_accounting(site: Site) -> Iterator[Finding]:
 
 def check_jobs(site: Site) -> Iterator[Finding]:
     """Every job of the config reaches sbatch, and Slurm accepts it."""
-    requests, refusals = site.jobs
+    requests, refused = site.jobs
     remedy = f"correct the error in {site.profile} or {site.config_file}"
-    for each in refusals:
-        message = f"Snakemake does not submit {', '.join(each.jobs)}: {each.message}"
-        yield Finding("jobs", "fails", message, remedy)
+    for error, jobs in refused.items():
+        yield Finding("jobs", "fails", f"Snakemake does not submit {', '.join(jobs)}: {error}", remedy)
     yield from (check_request(each, site.partitions) for each in requests)
 
 
@@ -146,15 +145,18 @@ def check_account(site: Site) -> Iterator[Finding]:
         yield Finding("account", "unknown", str(error), "ask the site's administrators which accounts you may use")
 
 
-def compare_accounts(requests: Sequence[SbatchRequest], associations: Sequence[Association], user: str) -> Finding:
+def compare_accounts(
+    requests: Sequence[SbatchRequest], associations: Sequence[tuple[str, Sequence[str]]], user: str
+) -> Finding:
     """Whether a user's associations allow the accounts and qualities of service that the jobs name."""
     accounts = {each.options.account for each in requests} - {None}
     wanted_qos = {each.options.qos for each in requests} - {None}
-    if wrong := accounts - {each.account for each in associations}:
-        known = ", ".join(sorted({each.account for each in associations})) or "(none)"
+    charged = {account for account, _ in associations}
+    if wrong := accounts - charged:
+        known = ", ".join(sorted(charged)) or "(none)"
         remedy = f"set slurm_account in the profile to one of: {known}"
         return Finding("account", "fails", f"{', '.join(sorted(wrong))}: no account of {user}", remedy)
-    allowed = {qos for each in associations if not accounts or each.account in accounts for qos in each.qos}
+    allowed = {name for account, names in associations if not accounts or account in accounts for name in names}
     if wanted_qos - allowed:
         remedy = f"set qos in the profile to one of: {', '.join(sorted(allowed))}"
         return Finding("account", "fails", f"QoS {', '.join(sorted(wanted_qos - allowed))} is not allowed", remedy)

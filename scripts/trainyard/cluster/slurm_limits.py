@@ -65,7 +65,7 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     fitting = (row for row in of_user if row["Account"] == account and row["Partition"] in ("", partition))
     own = max(fitting, key=lambda row: row["Partition"], default={})  # for this partition only, if there is one
     if not (qos := qos or own.get("DefaultQOS", "")):
-        allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
+        allowed = next((names for charged, names in list_associations(user) if charged == account), [])
         qos = (allowed[0] if len(allowed) == 1 else "") or "normal"
     associations = {f"{user} in account {account}": own} if own else {}
     accounts, name = {row["Account"]: row for row in find_associations("user=")}, account

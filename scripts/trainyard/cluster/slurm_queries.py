@@ -305,18 +305,10 @@ def parse_resources(text: str) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class Association:
-    """An account that a user may charge, with the qualities of service that it allows."""
-
-    account: str
-    qos: tuple[str, ...]
-
-
-def list_associations(user: str) -> list[Association]:
-    """The associations of a user."""
+def list_associations(user: str) -> list[tuple[str, list[str]]]:
+    """The associations of a user: accounts to charge, each with the qualities of service that it allows."""
     rows = query_sacctmgr("associations", f"user={user}", columns=["Account", "QOS"])
-    return [Association(account=row["Account"], qos=tuple(row["QOS"].split(","))) for row in rows]
+    return [(row["Account"], row["QOS"].split(",")) for row in rows]
 
 
 def query_sacctmgr(*query: str, columns: Sequence[str]) -> list[dict[str, str]]:

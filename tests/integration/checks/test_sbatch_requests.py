@@ -58,7 +58,7 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
     done.parent.mkdir(parents=True)
     done.write_text("model\n")
     requests, refusals = site(slurm_account="lab", gpu_type="a100")
-    assert refusals == []
+    assert refusals == {}
     assert {each.job: each.dataset for each in requests} == {
         "fit_trees t": "tiny",
         "stage tiny": None,
@@ -78,9 +78,9 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
 def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
     requests, refusals = site("set-resources:\n  fit_trees: {slurm_account: labb}\n", slurm_account="lab")
     assert [each.job for each in requests] == ["stage tiny", "sweep s", "sweep_job several_0", "train x_1x1"]
-    (refusal,) = refusals
-    assert refusal.jobs == ("fit_trees t",)
-    assert "The given account labb appears to be invalid" in refusal.message
+    ((error, jobs),) = refusals.items()
+    assert jobs == ["fit_trees t"]
+    assert "The given account labb appears to be invalid" in error
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,11 @@ def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
     ],
 )
 def test_if_snakemake_itself_fails_its_error_is_shown(site, lines, replaced, message):
-    requests, (refusal,) = site(lines, **replaced)
+    requests, refusals = site(lines, **replaced)
     assert requests == []
-    assert refusal.jobs == ("any job",)
-    assert message in refusal.message
+    ((error, jobs),) = refusals.items()
+    assert jobs == ["any job"]
+    assert message in error
 
 
 def test_the_first_error_is_shown_or_the_last_lines():

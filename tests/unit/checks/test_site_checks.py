@@ -63,8 +63,8 @@ def test_a_request_is_checked_against_the_partitions(asked, verdict, message):
 
 
 KNOWN = [
-    slurm_queries.Association(account="lab", qos=("normal", "long")),
-    slurm_queries.Association(account="other", qos=("normal",)),
+    ("lab", ("normal", "long")),
+    ("other", ("normal",)),
 ]
 ACCOUNTS = [
     (["--qos=long"], "ok", "the user's default; QoS long", ""),
