@@ -183,7 +183,8 @@ class _Script:
         for chunk in self._chunks:  # what follows from another parameter, such as a folder named after it, is no key
             for name in chunk.sets & chosen:
                 others = (chunk.uses & chosen) - {name} - indices
-                if any(not self._contains(other, name) for other in others):
+                pairs = (zip(self._values[name], self._values[other], strict=True) for other in others)
+                if any(part not in whole for pair in pairs for part, whole in pair):  # as a word of a line is
                     chosen.discard(name)
         lines, originals, keys, needed = list[str](), list[_Chunk](), dict[str, list[str]](), exported
         for chunk in reversed(self._chunks):
@@ -204,10 +205,6 @@ class _Script:
             f"export {name}={value}" for name, value in _VARIABLES.items() if any(name in text for text in lines)
         ]
         return "\n".join([*exports, *filter(str.strip, lines)]) + "\n", keys
-
-    def _contains(self, whole: str, part: str) -> bool:
-        """Whether the values of a variable are parts of those of another one, as a word of a line is."""
-        return all(one in other for one, other in zip(self._values[part], self._values[whole], strict=True))
 
     def _assignment(self, name: str, chunk: _Chunk, keys: dict[str, list[str]]) -> str:
         """The line that sets a variable in a trial; adds its key, or one for each option that its value has."""

@@ -130,11 +130,8 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         sweep["sample"] = {"count": TRIALS, "values": values}
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
-        sweep["metrics"] = {
-            key: value
-            for key in ("file", "tensorboard", "pattern", "sample")
-            if (value := getattr(observed.metrics, key))
-        }
+        keys = ("file", "tensorboard", "pattern", "sample")
+        sweep["metrics"] = {key: value for key in keys if (value := getattr(observed.metrics, key))}
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})
     notes = [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]

@@ -73,7 +73,9 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
     drills, loss = _listed(results / DRILL), "what its resume drill did, to look into"
     found += (_with_locks("drill", f"sweep {path.name}", [path], loss) for path in drills)
     root = results.resolve()
-    inside = (each for each in found if each.paths and all(_is_inside(path, root) for path in each.paths))
+    inside = (
+        each for each in found if each.paths and all(path.parent.resolve().is_relative_to(root) for path in each.paths)
+    )
     return sorted(inside, key=lambda each: KINDS.index(each.kind))
 
 
@@ -106,10 +108,6 @@ def _with_locks(kind: Kind, owner: str, paths: list[Path], loss: str, *, locks: 
 def _listed(folder: Path) -> list[Path]:
     """The folders in a folder that are not elsewhere; none if it is absent."""
     return sorted(path for path in folder.glob("*") if path.is_dir() and not path.is_symlink())
-
-
-def _is_inside(path: Path, root: Path) -> bool:
-    return path.parent.resolve().is_relative_to(root)
 
 
 def space_of(paths: Iterable[Path]) -> tuple[int, int]:

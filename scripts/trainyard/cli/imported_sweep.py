@@ -43,15 +43,10 @@ class ImportedSweep:
             raise UserError(
                 f"{source} cannot be imported; this would be its config:\n{write_yaml(content)}{error}"
             ) from None
-        lines = [
-            f"Imported from {source}.",
-            *(["What to look at, and what was not carried over:"] if self.notes else []),
-        ]
-        lines += (
-            line
-            for note in self.notes
-            for line in textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
-        )
+        lines = [f"Imported from {source}."]
+        lines += ["What to look at, and what was not carried over:"] if self.notes else []
+        for note in self.notes:
+            lines += textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
         return "".join(f"# {line}\n" for line in lines) + write_yaml(content)
 
 

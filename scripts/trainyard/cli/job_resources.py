@@ -69,10 +69,8 @@ class Jobs(ABC):
 
     rule: ClassVar[str]
 
-    def __init__(self, config: Config, results: Path, profile: Profile, *, is_main: bool = True) -> None:
-        """`is_main`: no other Snakemake has started this one, as in a job."""
+    def __init__(self, config: Config, results: Path, profile: Profile) -> None:
         self._config, self._results, self._profile = config, results, profile
-        self._submits = is_main and profile.has_scheduler  # a message states what a job costs before it is submitted
 
     @abstractmethod
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
@@ -92,7 +90,7 @@ class Jobs(ABC):
 
     def _describe_excess(self) -> str:
         """That the walltime of a job on CPUs is longer than one may take, for messages; "" if it is not."""
-        return self._profile.describe_excess(self.rule, 0) if self._submits else ""
+        return self._profile.describe_excess(self.rule, 0) if self._profile.submits else ""
 
     def cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node; Snakemake reduces the number to the CPUs of the machine."""
@@ -191,24 +189,18 @@ class SweepJobs(Jobs):
     rule = "sweep"
 
     def __init__(
-        self,
-        config: Config,
-        results: Path,
-        profile: Profile,
-        *,
-        is_main: bool = True,
-        is_dry_run: Callable[[], bool] = lambda: True,
+        self, config: Config, results: Path, profile: Profile, *, is_dry_run: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(config, results, profile, is_main=is_main)
-        self._is_main, self._is_dry_run = is_main, is_dry_run
+        super().__init__(config, results, profile)
+        self._is_dry_run = is_dry_run
         self._plans: dict[tuple[str, int, str], Plan] = {}
         self._predicting, self._predicted = threading.Lock(), set[str]()
 
     def _shows_plans(self) -> bool:
         """Otherwise the job's program alone shows its plan, on the same terminal or log."""
-        return self._submits or (self._is_main and self._is_dry_run())
+        return self._profile.submits or (self._profile.is_main and self._is_dry_run())
 
-    def _plan(self, name: str, attempt: int) -> Plan:
+    def plan(self, name: str, attempt: int = 1) -> Plan:
         """The plan of a sweep: one per attempt, since a retry requests what is left, and one per state of the data.
 
         Snakemake evaluates resources before the dataset is staged, and again when the job is submitted.
@@ -227,10 +219,6 @@ class SweepJobs(Jobs):
             )
         return self._plans[key]
 
-    def first_plan(self, name: str) -> Plan:
-        """The plan of a sweep as its jobs are first submitted."""
-        return self._plan(name, 1)
-
     def names(self, *, several_jobs: bool) -> str:
         """A regular expression that matches the names of the sweeps with one job, or of those with several."""
         sweeps = self._config.sweeps.items()
@@ -242,7 +230,7 @@ class SweepJobs(Jobs):
         What is pending decides only how many are submitted. With another number of jobs, Snakemake would make the
         tables again, because their inputs would be others.
         """
-        state, sweep = self._plan(name, 1).state, self._config.sweeps[name]
+        state, sweep = self.plan(name).state, self._config.sweeps[name]
         if sweep.slots.jobs == "auto" and not self._profile.has_scheduler:
             return 1
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
@@ -250,7 +238,7 @@ class SweepJobs(Jobs):
 
     def _useful_jobs(self, name: str, attempt: int) -> int:
         """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""
-        plan = self._plan(name, attempt)
+        plan = self.plan(name, attempt)
         jobs = min(plan.request.parallel_jobs, plan.state.requests.jobs or math.inf)
         return int(jobs) if plan.forecast.pending or plan.state.to_reparse else 0
 
@@ -275,7 +263,7 @@ class SweepJobs(Jobs):
             if name in self._predicted:
                 return
             self._predicted.add(name)
-            plan = self._plan(name, attempt)
+            plan = self.plan(name, attempt)
             queue = self._profile.queue(self.rule, plan.request.slots.gpus_per_node)
             try:
                 found = forecast_jobs(plan, queue, self._config, self._results, plan.request.walltime_minutes)
@@ -305,7 +293,7 @@ class SweepJobs(Jobs):
     @override
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
-        state = self._plan(wildcards.name, 1).state
+        state = self.plan(wildcards.name).state
         table = state.folder / "trials.csv"
         if table.exists() and self._shows_plans() and 0 < state.failed_before == len(state.unfinished):
             failed = f"{state.failed_before} of {len(state.trials)} trials failed"
@@ -314,7 +302,7 @@ class SweepJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        number, plan = int(getattr(wildcards, "job", 0)), self._plan(wildcards.name, attempt)
+        number, plan = int(getattr(wildcards, "job", 0)), self.plan(wildcards.name, attempt)
         if number or not self._shows_plans():
             return f"sweep {wildcards.name}{self._describe_number(wildcards, attempt)}"
         if not plan.forecast.pending:
@@ -336,29 +324,29 @@ class SweepJobs(Jobs):
         if (number := getattr(wildcards, "job", None)) is None:
             return ""
         is_useful = attempt > 1 or int(number) < self._useful_jobs(wildcards.name, attempt)
-        condition = "" if is_useful or not self._submits else ", only if it is needed"
+        condition = "" if is_useful or not self._profile.submits else ", only if it is needed"
         return f": job {int(number) + 1} of {self.job_count(wildcards.name)}{condition}"
 
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
-        slots = self._plan(wildcards.name, attempt).request.slots
+        slots = self.plan(wildcards.name, attempt).request.slots
         gpus = slots.gpus_per_node if self._config.sweeps[wildcards.name].slots.has_gpus else None
         nodes = slots.nodes_per_trial
         return Job(nodes, gpus, slots.cpus_per_node, ("--ntasks-per-node=1",) if nodes > 1 else ())
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        plan = self._plan(wildcards.name, attempt)
+        plan = self.plan(wildcards.name, attempt)
         node = self._profile.node_memory(self.rule, plan.request.slots.gpus_per_node)
         return sweep_memory(self._config, plan, self._results, node)
 
     @override
     def resources(self) -> dict[str, Callable[..., Any]]:
         def pending(wildcards: Wildcards, attempt: int) -> int:
-            return len(self._plan(wildcards.name, attempt).forecast.pending)
+            return len(self.plan(wildcards.name, attempt).forecast.pending)
 
         def runtime(wildcards: Wildcards, attempt: int) -> int:
-            return self._plan(wildcards.name, attempt).request.walltime_minutes
+            return self.plan(wildcards.name, attempt).request.walltime_minutes
 
         def useful(wildcards: Wildcards, attempt: int) -> int | None:
             return self._useful_jobs(wildcards.name, attempt) if hasattr(wildcards, "job") else None
@@ -373,19 +361,10 @@ class SweepJobs(Jobs):
         minutes = self._profile.fixed_minutes(self.rule) or self._profile.partition_minutes(self.rule)
         if math.isinf(minutes) or not self._config.sweeps:
             return None
-        gpus = self._profile.limits(self.rule).gpus
-        plans = (
-            plan_sweep(
-                self._config,
-                name,
-                self._results,
-                limit_minutes=minutes,
-                limit_gpus=gpus,
-                gpu_models=self.gpu_models(name),
-            )
-            for name in self._config.sweeps
-        )
-        jobs = max(plan.request.jobs for plan in plans)
+        jobs, gpus = 1, self._profile.limits(self.rule).gpus
+        for name in self._config.sweeps:
+            limits: dict[str, Any] = {"limit_minutes": minutes, "limit_gpus": gpus, "gpu_models": self.gpu_models(name)}
+            jobs = max(jobs, plan_sweep(self._config, name, self._results, **limits).request.jobs)
         return jobs + 1 if jobs > 1 else None
 
     def check(self) -> None:
@@ -472,7 +451,7 @@ class TrainJobs(Jobs):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
         details = f"{study.describe_step(wildcards.scale)}{describe_environment(study)}"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}{details}"
-        if not self._submits:
+        if not self._profile.submits:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         effect = self._profile.limits(self.rule).describe(0, gpus=row.gpus, max_gpus=row.gpus)

@@ -47,8 +47,8 @@ class Profile:
         """`is_main`: no other Snakemake has started this one, as in a job."""
         self._defaults, self._set = default_resources or {}, set_resources or {}
         self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
-        self._is_main = is_main
         self.gpu_type, self.has_scheduler = self.default("gpu_type"), bool(self.default("runtime"))
+        self.is_main, self.submits = is_main, is_main and self.has_scheduler  # a message then states what a job costs
 
     def default(self, name: str) -> str:
         """A resource of `default-resources`; "" if it is not there."""
@@ -133,7 +133,7 @@ class Profile:
 
     def limits(self, rule: str) -> JobLimits:
         """The limits of the accounting on the jobs of a rule; none in a job, which submits no other."""
-        if not self.has_scheduler or not self._is_main:
+        if not self.submits:
             return JobLimits()
         default = next((each.name for each in self._partitions if each.default), "")
         partition = (self.setting(rule, "slurm_partition") or default).split(",")[0]

@@ -36,6 +36,7 @@ import shlex
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +117,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
         self._looks = 0  # at output files
-        self._outputs: dict[str, list[float | None]] = {}  # by Slurm job: when its files were changed, at the last look
+        # By Slurm job: when its files were changed, at the last look, if all were there
+        self._outputs: dict[str, list[float] | None] = {}
         try:
             Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
         except UserError as error:
@@ -138,7 +140,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         if job.is_group():
             self._submit(job)
             return
-        live = self._find_live_job(job, listed)
+        live = next((each for each in self._live_jobs(listed) if each.comment == _comment(job)), None)
         if not self._may_use(job, listed):
             self._idle.append(job)
             return
@@ -225,14 +227,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         named = self.workflow.executor_settings.exclude_failed_nodes or ""
         return set(filter(None, (name.strip() for name in named.split(","))))
 
-    def _find_live_job(self, job: Any, listed: Collection[UserJob]) -> UserJob | None:
-        """The listed job for the same rule and wildcards in this folder.
-
-        None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
-        """
-        return next((each for each in self._live_jobs(listed) if each.comment == _comment(job)), None)
-
     def _live_jobs(self, listed: Collection[UserJob]) -> list[UserJob]:
+        """The jobs in this folder, but for those that Slurm is ending, for hours if their node does not respond."""
         return [each for each in listed if each.is_live and str(each.folder) == self.workflow.workdir_init]
 
     def _list_jobs(self, *, max_age_seconds: float = 0) -> list[UserJob] | None:
@@ -348,10 +344,12 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return False
         self._looks += 1
         info = jobs[self._looks % len(jobs)]
-        now = [_changed_at(Path(file)) for file in info.job.output]
+        now = None
+        with suppress(OSError):  # one is not there
+            now = [Path(file).stat().st_mtime for file in info.job.output]
         before = self._outputs.get(info.external_jobid, now)
         self._outputs[info.external_jobid] = now
-        return now != before and None not in now
+        return now is not None and now != before
 
     def _may_continue(self, info: Any, job: UserJob) -> bool:
         """Whether a job is live, or Slurm ends it and may requeue it, or does not say yet how it ends."""
@@ -464,11 +462,3 @@ def _has_taken_up(job: Any) -> bool:
     output = Path(job.output[0])
     mark = output.parent / JOBS / COMPLETE if job.resources.get(USEFUL_JOBS) is None else output
     return job.params.get("results") in read_mark(mark)
-
-
-def _changed_at(file: Path) -> float | None:
-    """When a file was changed, in Unix seconds; None if it is not there."""
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return None

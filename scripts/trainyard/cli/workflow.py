@@ -104,19 +104,13 @@ class Workflow:
         self._declared, self._results = results, prefixed or results
         self._deployment = {method.name for method in deployment}
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
-        self._check_site(map(Path, config_files))
-        self.config_file = config_copy(self.config, self._results)
-        self._submits = is_main and self._profile.has_scheduler
-        site = (self.config, self._results, self._profile)
-        self.stage = StagingJobs(*site, is_main=is_main)
-        self.sweep = SweepJobs(*site, is_main=is_main, is_dry_run=is_dry_run)
-        self.train = TrainJobs(*site, is_main=is_main)
-        self.fit_trees = TreeJobs(*site, is_main=is_main)
-
-    def _check_site(self, config_files: Iterable[Path]) -> None:
         self._profile.check()
-        used = (Path.cwd(), Path(sys.prefix), *config_files)
+        used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
+        self.config_file = config_copy(self.config, self._results)
+        site = (self.config, self._results, self._profile)
+        self.stage, self.train, self.fit_trees = StagingJobs(*site), TrainJobs(*site), TreeJobs(*site)
+        self.sweep = SweepJobs(*site, is_dry_run=is_dry_run)
 
     def program(self, name: str) -> Callable[..., str]:
         """The command line of a program in `scripts/` up to its own options, as a parameter of a rule.
@@ -244,7 +238,7 @@ class Workflow:
 
     def message(self, text: str) -> str:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
-        return text + (_REQUESTS if self._submits else "")
+        return text + (_REQUESTS if self._profile.submits else "")
 
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""
@@ -268,10 +262,9 @@ class Workflow:
         """The jobs of all studies whose results are missing, as `plan.py` plans them with these options."""
         minutes = {rule: each for rule in JOB_RULES if (each := self._profile.fixed_minutes(rule)) is not None}
         runtime = self._profile.walltime_minutes() if self._profile.has_scheduler else None
-        found = plan_jobs(
-            self.config, self._results, self.sweep.first_plan, runtime_minutes=runtime, set_minutes=minutes
+        return list(
+            plan_jobs(self.config, self._results, self.sweep.plan, runtime_minutes=runtime, set_minutes=minutes)
         )
-        return list(found)
 
     # ---- datasets
 

@@ -25,7 +25,7 @@ def yard_of(results, **sweeps):
 
 
 def finish(results, name, count, **sweeps):
-    trials = list(yard_of(results, **sweeps).sweep._plan(name, 1).state.trials)
+    trials = list(yard_of(results, **sweeps).sweep.plan(name).state.trials)
     with Journal.of_new_session(results / f"sweeps/{name}") as journal:
         for trial in trials[:count]:
             journal.append("started", trial=trial, attempt=1)
@@ -90,7 +90,7 @@ def test_the_dry_run_says_how_many_jobs_of_what_size_are_requested(tmp_path):
 def test_auto_is_one_job_without_a_scheduler_and_limited_by_the_accounting_with_one(tmp_path, monkeypatch):
     sweeps = {"s": {**sweep("auto"), "slots": {"jobs": "auto"}}}
     here = Workflow({"sweeps": sweeps}, results=tmp_path).sweep
-    assert (here.job_count("s"), here._plan("s", 1).request.parallel_jobs) == (1, 1)
+    assert (here.job_count("s"), here.plan("s").request.parallel_jobs) == (1, 1)
     limits = JobLimits((Limits("QOS a", {"gres/gpu in all jobs": 2}),))
     monkeypatch.setattr(Profile, "limits", lambda *_: limits)
     jobs = yard_of(tmp_path, **sweeps).sweep
@@ -111,14 +111,14 @@ def test_the_prediction_for_submitted_jobs_is_recorded_once(tmp_path, slurm, ans
         job = SimpleNamespace(is_group=lambda: False, resources=resources, wildcards=wildcards, attempt=1 + number)
         yard.prepare_submission(job)
     yard.prepare_submission(SimpleNamespace(is_group=lambda: False, resources={}, wildcards=SimpleNamespace()))
-    (found,) = yard_of(tmp_path, s=sweep(2)).sweep._plan("s", 1).state.submissions
+    (found,) = yard_of(tmp_path, s=sweep(2)).sweep.plan("s").state.submissions
     assert (found.first_start_seconds, found.end_seconds) == (first, None)
 
 
 def test_that_slurm_does_not_respond_is_no_reason_to_submit_nothing(tmp_path, slurm):
     yard = yard_of(tmp_path, s=sweep(2))
     yard.sweep.record_prediction("s", 1)
-    (found,) = yard_of(tmp_path, s=sweep(2)).sweep._plan("s", 1).state.submissions
+    (found,) = yard_of(tmp_path, s=sweep(2)).sweep.plan("s").state.submissions
     assert (found.first_start_seconds, found.end_seconds) == (None, None)
 
 

@@ -286,7 +286,7 @@ def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, mo
     config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
     finished(tmp_path, {1: 1.0, 2: 2.0})
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
-    jobs = yard.sweep._plan("depth", 1).request.jobs
+    jobs = yard.sweep.plan("depth").request.jobs
     assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).request.jobs
     assert yard.sweep.retries() == jobs + 1
 
