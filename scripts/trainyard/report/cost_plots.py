@@ -147,13 +147,10 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
             axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
         left += width
     for row, end in zip(strategies.itertuples(), left, strict=True):
-        text = f"{row.wasted_fraction:.0%} wasted"
-        axes.annotate(text, (end, row.Index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        style.annotate(axes, f"{row.wasted_fraction:.0%} wasted", (end, row.Index), (4, 0), va="center")
     names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
-    axes.set_yticks(rows, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
-    axes.invert_yaxis()
+    style.label_rows(axes, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
     axes.margins(x=0.15)
-    axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"requested {unit}-seconds")
     style.figure_of(axes).legend(loc="outside upper center", ncols=3, fontsize=9)
 

@@ -44,11 +44,9 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
     style.figure_of(axes).set_figheight(1.5 + 0.35 * len(rows))
     shares = found.shares.sort_values("mean", ascending=False)
     axes.barh(rows, shares["mean"].clip(lower=0), xerr=shares["error"], height=0.6, color=COLORS[4], capsize=3)
-    axes.set_yticks(rows, [names[key] for key in shares.index])
-    axes.invert_yaxis()
+    style.label_rows(axes, [names[key] for key in shares.index])
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"share of the variance of {ranked.label}")
     title = f"{found.trials} trials, of which a random forest predicts {found.explained:.0%} of the variance"
     style.set_title(axes, f"importance of the varied keys, from {title}")

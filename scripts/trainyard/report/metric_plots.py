@@ -154,21 +154,17 @@ def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
         _name_ticks(axes, list(dict.fromkeys(values.astype(str))))
     elif style.is_log_scale(values, log):
         style.set_log_scale(axes, "x", values)
-    elif len(marks) <= MAX_MARKS and _have_space(axes, marks):
-        axes.set_xticks(marks)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
+        longest = max(len(f"{mark:.4g}") for mark in marks)
+        if len(marks) <= MAX_MARKS and np.all(np.diff(marks) * _letters(axes) >= np.ptp(marks) * (longest + 1)):
+            axes.set_xticks(marks)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
 
 
 def _letters(axes: Axes) -> float:
     """How many letters fit beside each other below an axis."""
     return style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
-
-
-def _have_space(axes: Axes, marks: np.ndarray) -> bool:
-    """Whether each mark of the x axis can have its number below it."""
-    longest = max(len(f"{mark:.4g}") for mark in marks)
-    return bool(np.all(np.diff(marks) * _letters(axes) >= np.ptp(marks) * (longest + 1)))
 
 
 def _name_ticks(axes: Axes, names: list[str]) -> None:
@@ -178,13 +174,8 @@ def _name_ticks(axes: Axes, names: list[str]) -> None:
     turned = sum(map(len, shown)) + 2 * len(shown) > width
     most = int(width / 3) if turned else len(names)
     step = -(-len(names) // max(1, most))
-    axes.set_xticks(
-        range(0, len(names), step),
-        shown[::step],
-        rotation=40 if turned else 0,
-        ha="right" if turned else "center",
-        rotation_mode="anchor" if turned else "default",
-    )
+    how: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    axes.set_xticks(range(0, len(names), step), shown[::step], **how)
     axes.set_xlim(-0.5, len(names) - 0.5)
 
 
@@ -254,8 +245,7 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
             border = table[table.index == "Pareto front"].sort_values(horizontal)
             axes.plot(border[horizontal], border[vertical], color=COLORS[0], linewidth=0.8, drawstyle=step)
         for place, each in ranking.spread_of_front.items():
-            at = each.means[horizontal], each.means[vertical]
-            axes.annotate(str(place), at, textcoords="offset points", xytext=(5, 4), fontsize=8)
+            style.annotate(axes, str(place), (each.means[horizontal], each.means[vertical]), (5, 4))
         which: Literal["x", "y"]
         for which, name in (("x", horizontal), ("y", vertical)):
             better = "lower" if ranking.objectives[name] == "min" else "higher"

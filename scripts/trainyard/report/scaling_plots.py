@@ -33,7 +33,12 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
         values = ideal["ratio"] if axes is left else ideal["ratio"] / ideal["ratio"]
         axes.plot(ideal["gpus"], values, "--", color="#777777", label="ideal")
         _plot_measured(axes, scaling, over)
-        _set_gpu_axis(axes, gpus)
+        if gpus.max() > 8:
+            axes.set_xscale("log", base=2)
+        ticks = _apart(sorted(set(gpus)), is_log=gpus.max() > 8)
+        axes.set_xticks(ticks, [str(count) for count in ticks])
+        axes.minorticks_off()
+        axes.margins(x=0.15)
         axes.set_xlabel("GPUs" if (scaling["device"] != "cpu").all() else "ranks (on CPUs)")
     _name_scales(left, scaling)
     if gpus.max() > 8:
@@ -43,16 +48,8 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     left.set_ylabel(f"speedup over {base['scale']}")
     left.legend(loc="upper left")
     right.axhline(EFFICIENT, color=COLORS[1], linewidth=0.8, linestyle=":")
-    right.annotate(
-        f"{EFFICIENT:.0%}: does not pay below",
-        (0.02, EFFICIENT),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, -2),
-        textcoords="offset points",
-        va="top",
-        fontsize=8,
-        color=COLORS[1],
-    )
+    shape: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "top", "color": COLORS[1]}
+    style.annotate(right, f"{EFFICIENT:.0%}: does not pay below", (0.02, EFFICIENT), (0, -2), **shape)
     right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
@@ -66,10 +63,8 @@ def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
     value = scaling["speedup"].astype(float) / over
     low, high = scaling["speedup_low"] / over, scaling["speedup_high"] / over
     single = scaling["nodes"] == 1
-    for chosen, name, shape, color in (
-        (single, "one node", "o-", COLORS[0]),
-        (~single, "several nodes", "s-", COLORS[1]),
-    ):
+    groups = ((single, "one node", "o-", COLORS[0]), (~single, "several nodes", "s-", COLORS[1]))
+    for chosen, name, shape, color in groups:
         rows = scaling[chosen].sort_values("gpus").index
         if len(rows):
             spread = [(value - low)[rows], (high - value)[rows]]
@@ -78,15 +73,6 @@ def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
             )
     best = scaling.index[scaling["recommended"].astype(bool)]
     axes.plot(scaling["gpus"][best], value[best], "o", markersize=13, fillstyle="none", color="black")
-
-
-def _set_gpu_axis(axes: Axes, gpus: pd.Series) -> None:
-    if gpus.max() > 8:
-        axes.set_xscale("log", base=2)
-    ticks = _apart(sorted(set(gpus)), is_log=gpus.max() > 8)
-    axes.set_xticks(ticks, [str(count) for count in ticks])
-    axes.minorticks_off()
-    axes.margins(x=0.15)
 
 
 def _apart(counts: Sequence[int], *, is_log: bool) -> list[int]:
@@ -106,15 +92,7 @@ def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
         counts = _apart(sorted(set(rows["gpus"])), is_log=is_log)
         offset, sides = ((-8, 4), ("right", "bottom")) if is_single else ((8, -4), ("left", "top"))
         for row in rows[rows["gpus"].isin(counts)].drop_duplicates("gpus").itertuples():
-            axes.annotate(
-                row.scale,
-                (row.gpus, row.speedup),
-                xytext=offset,
-                textcoords="offset points",
-                ha=sides[0],
-                va=sides[1],
-                fontsize=8,
-            )
+            style.annotate(axes, row.scale, (row.gpus, row.speedup), offset, ha=sides[0], va=sides[1])
 
 
 def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
@@ -166,9 +144,7 @@ def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
         bottom += height
     for place, row in enumerate(scaling.itertuples()):
         text = "\n".join(f"{share[row.Index]:.0%}" for share in reversed(shares.values()))
-        axes.annotate(
-            text, (place, row.step_ms_p50), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
-        )
+        style.annotate(axes, text, (place, row.step_ms_p50), (0, 3), ha="center")
     axes.margins(y=0.25)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("scale (nodes x GPUs per node)" + (", on CPUs" if (scaling["device"] == "cpu").any() else ""))

@@ -143,16 +143,12 @@ def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
         name = {"train": "training", "val": "validation"}[split]
         bars = axes.barh(rows + offset, trees[split], height=0.32, color=color, label=name)
         axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
-    axes.set_yticks(
-        rows,
-        [
-            f"{row.model}\n{format_precise_duration(row.seconds)}, {count_of(row.threads, 'thread')}"
-            for row in trees.itertuples()
-        ],
-    )
-    axes.invert_yaxis()
+    labels = [
+        f"{row.model}\n{format_precise_duration(row.seconds)}, {count_of(row.threads, 'thread')}"
+        for row in trees.itertuples()
+    ]
+    style.label_rows(axes, labels)
     axes.margins(x=0.12)
-    axes.grid(axis="y", visible=False)
     axes.set_xlabel({"accuracy": "accuracy", "rmse": "RMSE (in the target's unit)"}[trees["metric"].iloc[0]])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
 
@@ -167,8 +163,6 @@ def plot_feature_importances(*panels: Axes, models: Sequence[str], shares: pd.Da
             style.write_in_center(axes, "no importances: the model has no splits")
             continue
         axes.barh(np.arange(len(top)), top["importance"], height=0.6, color=style.COLORS[4])
-        axes.set_yticks(np.arange(len(top)), [style.shorten(str(name), 24) for name in top["feature"]])
-        axes.invert_yaxis()
+        style.label_rows(axes, [style.shorten(str(name), 24) for name in top["feature"]])
         axes.xaxis.set_major_formatter(PercentFormatter(1))
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"share of the gain of all splits\n({len(top)} of {count_of(len(used), 'feature')} in use)")

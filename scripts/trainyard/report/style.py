@@ -126,6 +126,18 @@ def label_lanes(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Label the rows of horizontal bars, at 0, 1, ..., from the top down."""
+    axes.set_yticks(range(len(labels)), list(labels))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def annotate(axes: Axes, text: str, point: tuple[Any, Any], offset: tuple[float, float], **options: Any) -> None:
+    """Write a small text beside a point, this many typographic points away."""
+    axes.annotate(text, point, xytext=offset, textcoords="offset points", fontsize=8, **options)
+
+
 def set_title(axes: Axes, text: str) -> None:
     """Set the title of the figure, wrapped to its width."""
     figure = figure_of(axes)
@@ -152,11 +164,8 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def mark_time(axes: Axes, first: float, last: float) -> str:
     """Set the ticks of an x axis in seconds to round numbers of a unit that suits its length; return the unit."""
     unit, length = time_unit(last - first)
-    ticks = [
-        tick
-        for tick in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
-        if first <= tick * length <= last
-    ]
+    found = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
+    ticks = [tick for tick in found if first <= tick * length <= last]
     axes.set_xticks([tick * length for tick in ticks], [f"{tick:g}" for tick in ticks])
     return unit
 

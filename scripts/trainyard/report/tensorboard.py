@@ -102,20 +102,16 @@ def _sweep_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
     keys = varied_keys(list(state.trials.values()))
     runs = {}
     for trial, content in state.trials.items():
-        if (shown := _attempt_to_show(state, trial)) is not None:
+        # The attempt that ended the trial, or else the last one that has reported an epoch, or else the last one.
+        counting = [each for each in state.attempts_at(trial) if each.generation >= state.sweep.retrain]
+        candidates = [each for each in counting if each.epochs] or counting
+        if (shown := state.end(trial) or next(reversed(candidates), None)) is not None:
             settings = {key: value_at(content.settings, key) for key in keys}
             ended = None if shown.outcome in (TrialStatus.RUNNING, TrialStatus.INTERRUPTED) else shown.end
             points = _trial_points(state, shown)
             start = min(each.start for each in state.attempts_at(trial) if each.generation == shown.generation)
             runs[trial] = Run(start, settings, points, None if ended is None else (ended, shown.outcome in WITH_RESULT))
     return runs
-
-
-def _attempt_to_show(state: SweepState, trial: str) -> Attempt | None:
-    """The attempt that ended a trial, or else the last one that has reported an epoch, or else the last one."""
-    counting = [each for each in state.attempts_at(trial) if each.generation >= state.sweep.retrain]
-    candidates = [each for each in counting if each.epochs] or counting
-    return state.end(trial) or next(reversed(candidates), None)
 
 
 def _trial_points(state: SweepState, shown: Attempt) -> list[Point]:

@@ -39,7 +39,11 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     run["lane"] = run["slot"].map(lane_of)
     begin, stop = (held[name] - held["job"].map(origin) for name in ("first", "last"))
     draw_bars(axes, held["slot"].map(lane_of), begin, stop, color=IDLE, edge=0)
-    _draw_attempts(axes, run, color_of := _trial_colors(ranked))
+    key = ranked.colored_key
+    shown = ranked.table[key] if key else ranked.colors_of(ranked.values)
+    color_of = dict(zip(ranked.table["trial"], shown, strict=True))
+    color_of = _value_colors(color_of, ranked.log.get(key)) if key else color_of
+    _draw_attempts(axes, run, color_of)
     job_count = lanes["order_job"].nunique()
     names = [_lane_name(row) + f", job {row.order_job + 1}" * (job_count > 1) for row in lanes.itertuples()]
     style.label_lanes(axes, names)
@@ -47,7 +51,6 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     axes.set_xlim(0, end or 1.0)
     omitted = " (pauses between jobs omitted)" * bool(pauses.any())
     axes.set_xlabel(f"{style.mark_time(axes, 0, end)} since the first trial started{omitted}")
-    key = ranked.colored_key
     if key is None:
         ranked.add_colorbar(axes, below=True)
     labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), color_of)
@@ -90,14 +93,6 @@ def _lanes(run: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
     lanes = pd.concat([used, unused], ignore_index=True) if len(unused) else used
     lanes = lanes.assign(order_job=lanes["slot"].map(order_jobs).fillna(0).astype(int))
     return lanes.sort_values(["order_job", "node", "slot"], ignore_index=True)
-
-
-def _trial_colors(ranked: PlottedTrials) -> dict[str, Any]:
-    """The color of each trial."""
-    trials, key = ranked.table["trial"], ranked.colored_key
-    if key is None:
-        return dict(zip(trials, ranked.colors_of(ranked.values), strict=True))
-    return _value_colors(dict(zip(trials, ranked.table[key], strict=True)), ranked.log.get(key))
 
 
 def _value_colors(values: Mapping[str, Any], log: bool | None) -> dict[str, Any]:

@@ -68,16 +68,8 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
         is_log = style.is_log_scale(points["value"], curve.endswith("loss") or None)
         title = f"of the best {MAX_CURVES} trials" if len(trials) > MAX_CURVES else ""
         panels.append(_curves(curve, told, title, LOG if is_log else LINEAR))
-    config = {
-        "axis": {
-            "gridOpacity": 0.3,
-            "labelLimit": 90,
-            "titleLimit": 240,
-            "labelOverlap": "greedy",
-            "labelSeparation": 6,
-        },
-        "view": {"stroke": None},
-    }
+    axis = {"gridOpacity": 0.3, "labelLimit": 90, "titleLimit": 240, "labelOverlap": "greedy", "labelSeparation": 6}
+    config = {"axis": axis, "view": {"stroke": None}}
     return {"datasets": data, "data": {"name": "trials"}, "concat": panels, "config": config}
 
 
