@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -55,39 +54,21 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@dataclass(frozen=True)
-class StepTask:
-    """This task of the step that runs `node_step`: one per node, or with --per-gpu one per GPU."""
-
-    number: int
-    count: int
-    node_rank: int
-    local_rank: int
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "StepTask":
-        """With --per-gpu, nodes are in the order of Slurm, whose first task is rank 0."""
-        if arguments.per_gpu:
-            return cls(*(int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "NODEID", "LOCALID")))
-        nodes = arguments.nodes.split(",")
-        rank = find_node_rank(nodes)
-        return cls(rank, len(nodes), rank, 0)
-
-
 def main() -> int:
     """Run the command; returns its exit code, as a shell would."""
     arguments = _parse_arguments()
+    nodes = arguments.nodes.split(",")
     if error := _gpu_error(arguments.command):
         print(error, file=sys.stderr, flush=True)
         report_problem(arguments.rendezvous, error)  # not a failure of the script, which may resume
         return 1
-    task = StepTask.of(arguments)
-    rendezvous = Rendezvous(arguments.rendezvous, arguments.nodes.split(","), rank=task.node_rank, everywhere=True)
+    task, tasks, node_rank, local_rank = find_task(nodes, per_gpu=arguments.per_gpu)
+    rendezvous = Rendezvous(arguments.rendezvous, nodes, rank=node_rank, everywhere=True)
     try:
-        endpoint = rendezvous.await_release() if task.local_rank else rendezvous.meet_and_release()
+        endpoint = rendezvous.await_release() if local_rank else rendezvous.meet_and_release()
     except RendezvousError:
         return 1  # user_script reports it
-    values = {NODE_RANK: str(task.node_rank), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
+    values = {NODE_RANK: str(node_rank), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
@@ -95,12 +76,25 @@ def main() -> int:
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
     telemetry = record_telemetry(arguments.folder, host.node_name(), root=root, overwrite=arguments.overwrite)
-    with nullcontext() if task.local_rank else telemetry:
+    with nullcontext() if local_rank else telemetry:
         code = wait_as_shell(process)
     # After a stop request, wait for the other tasks: srun would end them before they have saved their state.
     seconds = arguments.grace_seconds if stop_request.is_made else 0.0
-    end_together(arguments.rendezvous, task=task.number, tasks=task.count, code=code, seconds=seconds)
+    end_together(arguments.rendezvous, task=task, tasks=tasks, code=code, seconds=seconds)
     return code
+
+
+def find_task(nodes: Sequence[str], *, per_gpu: bool) -> tuple[int, int, int, int]:
+    """This task of its step, the number of tasks, the rank of its node, and its rank there.
+
+    With `per_gpu`, nodes are in the order of Slurm, whose first task is rank 0; otherwise, each has one task.
+    """
+    if per_gpu:
+        names = ("PROCID", "NTASKS", "NODEID", "LOCALID")
+        task, tasks, node_rank, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in names)
+        return task, tasks, node_rank, local_rank
+    rank = find_node_rank(nodes)
+    return rank, len(nodes), rank, 0
 
 
 def _gpu_error(command: Sequence[str]) -> str:

@@ -60,10 +60,7 @@ def _looks_typed(values: pd.Series) -> bool:
     """Whether a column has text that a reader of CSV would take for a number or a boolean."""
     if pd.api.types.is_numeric_dtype(values):
         return False
-    try:
-        texts = [value for value in values.unique() if isinstance(value, str)]
-    except TypeError:  # lists
-        texts = [value for value in values if isinstance(value, str)]
+    texts = {value for value in values if isinstance(value, str)}
     return any(text.strip().lower() in ("true", "false") or is_number(text) for text in texts)
 
 

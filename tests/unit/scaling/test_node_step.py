@@ -1,6 +1,5 @@
 """The program that wraps the launcher of a user's script on each node."""
 
-import argparse
 import os
 import signal
 import subprocess
@@ -87,7 +86,8 @@ def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_sru
     monkeypatch.setenv("SLURMD_NODENAME", "a")
     for name in ("PROCID", "NTASKS", "NODEID", "LOCALID"):
         monkeypatch.setenv(f"SLURM_{name}", "1")
-    assert node_step.StepTask.of(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)).node_rank == rank
+    _, _, node_rank, _ = node_step.find_task(["a", "b"], per_gpu=per_gpu)
+    assert node_rank == rank
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,10 @@ def start_ray(
         # where `patches` does not replace them, would stay for 62 s, trying to reach a server that is gone, and
         # workers that are still starting would create Ray's folders again.
         mark = stack.enter_context(processes_ended(folders=[str(directory), *cleanup]))
-        stack.enter_context(environment_variables(mark))
-        stack.enter_context(_environment(directory))
+        token = directory / "token"
+        with os.fdopen(os.open(token, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(_TOKEN)
+        stack.enter_context(environment_variables({**mark, **ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}))
         with _timed(into=seconds, name="import_ray_seconds"):
             importlib.import_module("ray")
         if parent:
@@ -115,52 +117,41 @@ def start_ray(
 
 
 def _start(directory: Path, *, gpus: int, cpus: int) -> None:
-    import ray
-
-    with shielded_children(), _handler_of_sigterm_kept(), _failures_named():
-        ray.init(
-            address="local",  # otherwise it may connect to a cluster that an earlier job left behind
-            num_gpus=gpus,
-            num_cpus=cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            # Ray makes its own directory readable for everyone; the parent has mode 0700.
-            _temp_dir=str(directory / "r"),
-        )
-
-
-@contextlib.contextmanager
-def _failures_named() -> Iterator[None]:
-    """Raise a RayEndedError if Ray, which raises errors of all types, does not start: a daemon was killed, or crashed.
-
-    Errors of the file system stay as they are.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, OSError) and storage_error(error):
-            raise
-        raise RayEndedError(f"Ray did not start on {host.node_name()}: {error}") from error
-
-
-@contextlib.contextmanager
-def _handler_of_sigterm_kept() -> Iterator[None]:
-    """Keep the handler of SIGTERM while Ray starts, which replaces it by one that exits.
+    """Start Ray, and keep the handler of SIGTERM, which Ray replaces by one that exits.
 
     The signal may come meanwhile although this thread blocks it, since other threads do not.
+
+    Raises:
+        RayEndedError: a daemon was killed, or crashed, for which Ray raises errors of all types. Errors of the file
+            system stay as they are.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    except SystemExit:
-        if callable(before):
-            before(signal.SIGTERM, None)
-        raise
-    finally:
-        if signal.getsignal(signal.SIGTERM) is not ignore_signal:  # as after a stop request
-            signal.signal(signal.SIGTERM, before)
+    import ray
+
+    with shielded_children():
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(
+                address="local",  # otherwise it may connect to a cluster that an earlier job left behind
+                num_gpus=gpus,
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # Ray makes its own directory readable for everyone; the parent has mode 0700.
+                _temp_dir=str(directory / "r"),
+            )
+        except SystemExit:
+            if callable(before):
+                before(signal.SIGTERM, None)
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and storage_error(error):
+                raise
+            raise RayEndedError(f"Ray did not start on {host.node_name()}: {error}") from error
+        finally:
+            if signal.getsignal(signal.SIGTERM) is not ignore_signal:  # as after a stop request
+                signal.signal(signal.SIGTERM, before)
 
 
 def _reap_raylet(has_ended: threading.Event) -> None:
@@ -192,13 +183,3 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     into[name] = time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def _environment(directory: Path) -> Iterator[None]:
-    """Set the environment variables of Ray within the block; the token is in a file with mode 0600."""
-    path = directory / "token"
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(_TOKEN)
-    with environment_variables({**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}):
-        yield
