@@ -35,15 +35,8 @@ SRUN_ENDED: Final = "terminating srun, which still runs although its tasks have 
 # Objects between two collections: what Snakemake imports stays, and to look through it again takes 0.1 s of CPU time.
 GARBAGE_THRESHOLD: Final = 100_000
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
-KEPT: Final = {
-    "SLURM_CONF",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "SLURM_RESTART_COUNT",
-    "SLURM_SUBMIT_DIR",
-    "SLURM_SUBMIT_HOST",
-}
+KEPT: Final = {"SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT",
+               "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}  # fmt: skip
 
 
 def without_options(environment: Mapping[str, str]) -> dict[str, str]:

@@ -88,16 +88,10 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     sessions = state.sessions_of_results.values()
     if code := describe_mismatch(state) or describe_origin(next(iter(sessions), None)):
         facts["code"] = code
+    picture = _embed_picture(results / "plots/sweeps" / name / f"{plot}.png")
+    failures, steps = list_failures(state), list_next_steps(state, ranking)
     return Summary(
-        f"Sweep {name}",
-        answer,
-        facts,
-        cost,
-        list_failures(state),
-        list_next_steps(state, ranking),
-        more=more,
-        picture=_embed_picture(results / "plots/sweeps" / name / f"{plot}.png"),
-        about_picture=about_plot,
+        f"Sweep {name}", answer, facts, cost, failures, steps, more=more, picture=picture, about_picture=about_plot
     )
 
 

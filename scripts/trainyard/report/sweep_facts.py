@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from trainyard.config.config import Pricing
-from trainyard.config.sweep import Sweep, Uniform, Unit
+from trainyard.config.sweep import Uniform, Unit
 from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.accounting import covered_seconds
@@ -193,7 +193,8 @@ def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
         values, found = tried[key].dropna(), [each.values[key] for each in ranking.leaders]
         if not found or None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:
             continue  # lists cannot be counted
-        drawn = _range_of(state.sweep, key)
+        sources = (source.values.get(key) for source in (state.sweep.sample, state.sweep.search) if source)
+        drawn = next((each for each in sources if isinstance(each, Uniform)), None)  # the range of the draws, if any
         low, high = (drawn.low, drawn.high) if drawn else (values.min(), values.max())
         if not all(low <= value <= high for value in found):  # it is not drawn, but of `grid` or `trials`
             continue
@@ -203,9 +204,3 @@ def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
             if all(abs(scale(value) - scale(end)) <= near for value in found):
                 where = f"is close to {end:g}, the {word} of its range" if drawn else f"is the {word} that was tried"
                 yield f"The best {key}, {best:g}, {where}: try {further} ones."
-
-
-def _range_of(sweep: Sweep, key: str) -> Uniform | None:
-    """The range from which the values of a key are drawn, if they are."""
-    sources = (source.values.get(key) for source in (sweep.sample, sweep.search) if source)
-    return next((each for each in sources if isinstance(each, Uniform)), None)

@@ -76,18 +76,16 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
 def _points(encoding: dict[str, Any]) -> dict[str, Any]:
     """A layer with a point for each trial, and a ring around that of the best one."""
     marked, best = {"param": "hover", "empty": False}, {"test": "datum.is_best"}
+    stopped = {"test": f"datum.status === '{TrialStatus.STOPPED}'", "value": STOPPED}
     return {
         "params": [
             {"name": "brush", "select": {"type": "interval", "resolve": "intersect"}},
             {"name": "hover", "select": {"type": "point", "fields": ["trial"], "on": "mouseover", "clear": "mouseout"}},
         ],
         "mark": {"type": "point", "filled": True, "clip": True, "strokeWidth": 2},
-        "encoding": encoding
-        | {
-            "color": {
-                "condition": {"test": f"datum.status === '{TrialStatus.STOPPED}'", "value": STOPPED},
-                "value": {"expr": "tone"},
-            },
+        "encoding": {
+            **encoding,
+            "color": {"condition": stopped, "value": {"expr": "tone"}},
             "stroke": {"condition": best | {"value": {"expr": "ink"}}, "value": None},
             "opacity": {"condition": {"param": "brush", "value": 0.8}, "value": 0.12},
             "size": {"condition": [marked | {"value": 200}, best | {"value": 120}], "value": 40},

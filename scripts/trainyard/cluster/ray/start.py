@@ -91,7 +91,6 @@ def start_ray(
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
-    seconds: dict[str, float] = {}
     has_ended = threading.Event()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(
@@ -105,13 +104,16 @@ def start_ray(
         with os.fdopen(os.open(token, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(_TOKEN)
         stack.enter_context(environment_variables({**mark, **ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}))
-        with _timed(into=seconds, name="import_ray_seconds"):
-            importlib.import_module("ray")
+        began = time.perf_counter()
+        importlib.import_module("ray")
+        seconds = {"import_ray_seconds": time.perf_counter() - began}
         if parent:
             stack.callback(parent.close)
         stack.callback(_shut_down)
-        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(parent.serve(directory) if parent else ()):
+        began = time.perf_counter()
+        with trimmed_ray_init(parent.serve(directory) if parent else ()):
             _start(directory, gpus=gpus, cpus=cpus)
+        seconds["ray_init_seconds"] = time.perf_counter() - began
         _reap_raylet(has_ended)
         yield RunningRay(seconds, has_ended)
 
@@ -176,10 +178,3 @@ def _shut_down() -> None:
 
     with trimmed_ray_shutdown():
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    into[name] = time.perf_counter() - start
