@@ -6,15 +6,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
 from trainyard.config.sweep import AUTO_JOBS, CommandSweep, Slots
-from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.order import jobs_needed, makespan
-from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
+
+if TYPE_CHECKING:
+    from trainyard.planning.plan import Plan
 
 FAST_TOLERANCE: Final = 0.05  # options at most this much longer than the fastest count as equally fast
 CHEAP_TOLERANCE: Final = 0.02
@@ -70,10 +71,14 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
     return found
 
 
+def per_node_option(slots: Slots) -> tuple[str, int]:
+    """The option with the GPUs per node, or without GPUs the slots, and how many of them a trial has."""
+    return "gpus_per_node" if slots.has_gpus else "slots_per_node", max(1, int(slots.node_share))
+
+
 def _sizes(limit: Slots) -> Iterator[Slots]:
     """Jobs and GPUs or slots of each, by ascending product; of equal products, the one with the fewest jobs."""
-    key = "gpus_per_node" if limit.has_gpus else "slots_per_node"
-    step = max(1, int(limit.node_share))
+    key, step = per_node_option(limit)
     per_node = range(step, getattr(limit, key) + 1, step)
     found: dict[int, tuple[int, int]] = {}
     for jobs in range(1, limit.most_jobs + 1):
@@ -112,24 +117,10 @@ def choose_option(
 
 
 class JobRequest:
-    """What is requested from Slurm to run the pending trials.
+    """What is requested from Slurm to run the pending trials, within the limits of the plan."""
 
-    No job may exceed `limit_minutes`; with a goal, all together request at most `limit_gpus`; `jobs: auto` is at most
-    `limit_jobs`. With `fixed_minutes`, each requests this walltime.
-    """
-
-    def __init__(
-        self,
-        state: SweepState,
-        forecast: DurationForecast,
-        *,
-        limit_minutes: float = math.inf,
-        limit_gpus: float = math.inf,
-        limit_jobs: float = math.inf,
-        fixed_minutes: float | None = None,
-    ) -> None:
-        self._state, self._forecast, self._limit_minutes, self._limit_gpus = state, forecast, limit_minutes, limit_gpus
-        self._limit_jobs, self._fixed_minutes = limit_jobs, fixed_minutes
+    def __init__(self, plan: "Plan") -> None:
+        self._plan, self._state, self._forecast = plan, plan.state, plan.forecast
 
     @cached_property
     def slots(self) -> Slots:
@@ -163,7 +154,7 @@ class JobRequest:
             return useful, ""
         limits = [
             (useful, "as many as find a trial" if useful < AUTO_JOBS else "its limit"),
-            (self._limit_jobs, "as many as may run at once"),
+            (self._plan.limit_jobs, "as many as may run at once"),
         ]
         if seconds := self._forecast.seconds:
             work = sum(seconds.values()) / self.slots.count
@@ -218,7 +209,7 @@ class JobRequest:
         """
         startup = self._state.startup_seconds if self._forecast.seconds else 0.0
         found = list_options(self._forecast.durations(self._forecast.pending), self._state.max_slots, startup=startup)
-        return [option for option in found if option.gpus <= self._limit_gpus] or found[:1]
+        return [option for option in found if option.gpus <= self._plan.limit_gpus] or found[:1]
 
     def _max_seconds(self, option: GpuOption) -> float:
         """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""
@@ -292,9 +283,9 @@ class JobRequest:
     @property
     def walltime_minutes(self) -> int:
         """The walltime to request."""
-        if self._fixed_minutes is not None:
-            return int(self._fixed_minutes)
-        return int(min(self.needed_minutes, max(1.0, min(self._limit_minutes, self.budget_seconds // 60))))
+        if self._plan.fixed_minutes is not None:
+            return int(self._plan.fixed_minutes)
+        return int(min(self.needed_minutes, max(1.0, min(self._plan.limit_minutes, self.budget_seconds // 60))))
 
     @property
     def jobs(self) -> int:
@@ -304,7 +295,7 @@ class JobRequest:
         cannot resume must end within one job, and start longest first.
         """
         expected, forecast = self.predicted_seconds, self._forecast
-        if self.needed_minutes <= self._limit_minutes or self.predicted_range is None or not expected:
+        if self.needed_minutes <= self._plan.limit_minutes or self.predicted_range is None or not expected:
             return 1
         useful = max(60.0, self._useful_seconds)
         if self._state.sweep.can_resume:
@@ -321,12 +312,12 @@ class JobRequest:
     @property
     def _useful_seconds(self) -> float:
         """Seconds of training in the longest job that can be requested."""
-        return 60 * self._limit_minutes - self._state.startup_seconds - self.margin_seconds
+        return 60 * self._plan.limit_minutes - self._state.startup_seconds - self.margin_seconds
 
     def check_limit(self) -> None:
         """Raise a UserError if the longest job that can be requested has no time to train."""
         if self._useful_seconds <= 0:
-            limit = format_duration(60 * self._limit_minutes)
+            limit = format_duration(60 * self._plan.limit_minutes)
             taken = format_duration(self._state.startup_seconds + self.margin_seconds)
             raise UserError(
                 f"sweeps.{self._state.name}: a job may take {limit} at most, but its start and its end, with the grace "
@@ -346,7 +337,7 @@ class JobRequest:
         """The error if a trial exceeds the longest job: which one, and what to do."""
         longest = self.too_long[0]
         least = format_duration(self._forecast.min_seconds[longest])
-        limit = format_duration(60 * self._limit_minutes)
+        limit = format_duration(60 * self._plan.limit_minutes)
         is_command = isinstance(self._state.sweep, CommandSweep)
         key = "`checkpoint`" if is_command else "`resumable: true` if the function can resume"
         remedy = f"request a partition with a longer limit, or give {key}"

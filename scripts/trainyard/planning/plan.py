@@ -36,14 +36,7 @@ class Plan:
     @cached_property
     def request(self) -> JobRequest:
         """The job that the pending trials need."""
-        return JobRequest(
-            self.state,
-            self.forecast,
-            limit_minutes=self.limit_minutes,
-            limit_gpus=self.limit_gpus,
-            limit_jobs=self.limit_jobs,
-            fixed_minutes=self.fixed_minutes,
-        )
+        return JobRequest(self)
 
     def with_slots(self, slots: Slots) -> "Plan":
         """The plan of jobs with exactly these slots."""
@@ -71,13 +64,9 @@ def plan_sweep(
     which then reads new lines only.
     """
     sweep = config.sweeps[name]
-    state, price = (
-        read_state(sweep, name, results, gpu_models=gpu_models, fold=fold),
-        config.pricing.per_hour(sweep.slots.unit),
-    )
+    state = read_state(sweep, name, results, gpu_models=gpu_models, fold=fold)
     most = limit_minutes if fixed_minutes is None else fixed_minutes
-    limits = {"limit_minutes": most, "limit_gpus": limit_gpus, "limit_jobs": limit_jobs}
-    return Plan(state, **limits, fixed_minutes=fixed_minutes, price=price)
+    return Plan(state, most, limit_gpus, limit_jobs, fixed_minutes, price=config.pricing.per_hour(sweep.slots.unit))
 
 
 def read_state(

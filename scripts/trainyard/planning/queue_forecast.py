@@ -23,7 +23,7 @@ from trainyard.cluster.slurm_queries import (
 )
 from trainyard.config.config import Config
 from trainyard.config.sweep import Slots
-from trainyard.planning.job_request import STARTUP_FACTOR
+from trainyard.planning.job_request import STARTUP_FACTOR, per_node_option
 from trainyard.planning.memory_request import node_memory, sweep_memory
 from trainyard.planning.plan import Plan
 from trainyard.utils.errors import UserError
@@ -126,18 +126,13 @@ def forecast_shapes(plan: Plan, queue: Queue, config: Config, results: Path) -> 
 def _small_jobs(plan: Plan) -> Plan:
     """The plan with the jobs of `RULE`; with the requested one while the number of trials per GPU must be measured."""
     own, jobs = plan.request.slots, plan.request.parallel_jobs
-    key, step = _per_node(own)
+    key, step = per_node_option(own)
     if plan.state.sweep.slots.gpus_per_trial == "auto":
         return plan.with_slots(own.model_copy(update={"jobs": jobs}))
     auto = own.model_copy(update={"jobs": "auto", key: step})
     units = jobs * own.units // auto.units  # jobs like these for the requested GPUs
     found = replace(plan, limit_jobs=plan.limit_jobs * own.units / auto.units).with_slots(auto).request.parallel_jobs
     return plan.with_slots(auto.model_copy(update={"jobs": min(found, units)}))
-
-
-def _per_node(slots: Slots) -> tuple[str, int]:
-    """The option with the GPUs per node, or without GPUs the slots, and how many of them a trial has."""
-    return "gpus_per_node" if slots.has_gpus else "slots_per_node", max(1, int(slots.node_share))
 
 
 def _size(slots: Slots) -> tuple[Any, ...]:
@@ -179,7 +174,7 @@ def _shapes(plan: Plan, small: Plan, queue: Queue) -> Iterator[Plan]:
     """The plan with the jobs that it requests, then one job and two on as many GPUs, and then the small jobs."""
     own, jobs = plan.request.slots, plan.request.parallel_jobs
     yield (first := plan.with_slots(own.model_copy(update={"jobs": jobs})))
-    key, step = _per_node(own)
+    key, step = per_node_option(own)
     total = jobs * getattr(own, key)
     if own.has_gpus:
         most = max((each.gpu_count(queue.gpu_type) for each in queue.partitions), default=0)
