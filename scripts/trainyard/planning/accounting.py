@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
-from trainyard.config.sweep import Slots, Unit
+from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
 from trainyard.planning.order import lower_bound
@@ -39,12 +39,7 @@ KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` re
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RequestedJob:
-    """A job that was or would be requested."""
-
-    seconds: float  # of walltime
-    units: int  # GPUs or CPUs
+RequestedJob = tuple[float, int]  # seconds of walltime, and GPUs or CPUs
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ def estimate_others(
     return [
         make_strategy(
             name,
-            [RequestedJob(startup + each, units) for each in seconds],
+            [(startup + each, units) for each in seconds],
             durations,
             running_unit_seconds=sum(durations) * units_per_trial,
             units_total=units * count,
@@ -108,14 +103,14 @@ def make_strategy(
     basis: str,
 ) -> Strategy:
     """The row of trials with these `durations` that run on `slots` slots in the requested jobs."""
-    job_seconds = sum(each.seconds for each in requests)
-    unit_seconds = sum(each.seconds * each.units for each in requests)
+    job_seconds = sum(seconds for seconds, _ in requests)
+    unit_seconds = sum(seconds * units for seconds, units in requests)
     return Strategy(
         strategy=name,
         requested_seconds_per_job=job_seconds / max(1, len(requests)),
         jobs=len(requests),
         requested_job_seconds=job_seconds,
-        units_per_job=sum(each.units for each in requests) / max(1, len(requests)),
+        units_per_job=sum(units for _, units in requests) / max(1, len(requests)),
         units_total=units_total,
         requested_unit_seconds=unit_seconds,
         running_unit_seconds=running_unit_seconds,
@@ -173,31 +168,22 @@ class _MeasuredJob:
     beside: Sequence[Session]  # the runs at the same time, including this one
 
     def row(self, kept: KeptSeconds) -> dict[str, Any]:
-        info, record = self.run.info, self.record
-        return {
-            "job": info.job,
-            "node": info.node,
+        recorded = {name: getattr(self.run.info, name, None) for name in JOB_COLUMNS}
+        return recorded | {
             "start": self.run.start,
-            "slots": info.slots,
-            "nodes": info.nodes,
             "units": self.units,
-            "pending": info.pending,
             **self._counts(),
-            "predicted_seconds": info.predicted_seconds,
-            "predicted_low_seconds": info.predicted_low_seconds,
-            "predicted_high_seconds": info.predicted_high_seconds,
             **self._measured(),
             "startup_seconds": self.run.startup_seconds,
             "requested_seconds": self.requested_seconds,
             "elapsed_seconds": self.elapsed_seconds,
             "used_fraction": self.elapsed_seconds / self.requested_seconds if self.requested_seconds else None,
-            "allocated_tres": record.allocated_tres if record else "",
+            "allocated_tres": self.record.allocated_tres if self.record else "",
             **self._unit_seconds(kept),
-            "basis": self.basis,
+            "basis": _basis(self.record),
             "counted": self.is_counted,
             "session": self.run.name,
             "order_job": self.run.order_job,
-            "code": info.code,
             **self._queued(),
         }
 
@@ -263,16 +249,12 @@ class _MeasuredJob:
 
     def _units_of(self, attempt: Attempt) -> float:
         """GPUs of an attempt; without GPUs, CPUs."""
-        return attempt.gpus_per_trial if self._slots.has_gpus else self.units / (self.run.info.slots or 1)
-
-    @property
-    def _slots(self) -> Slots:
-        return self.state.sweep.slots
+        return attempt.gpus_per_trial if self.state.sweep.slots.has_gpus else self.units / (self.run.info.slots or 1)
 
     @property
     def units(self) -> int:
         """GPUs of the job; in a sweep without GPUs, CPUs."""
-        return self.run.units(self._slots)
+        return self.run.units(self.state.sweep.slots)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -287,10 +269,6 @@ class _MeasuredJob:
     def requested_seconds(self) -> float | None:
         """The requested walltime; None if none was requested."""
         return self.record.requested_seconds if self.record else self.run.info.walltime_seconds
-
-    @property
-    def basis(self) -> str:
-        return _basis(self.record)
 
     @property
     def is_counted(self) -> bool:
@@ -354,7 +332,7 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
 
 
 def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float) -> Strategy:
-    requested = [RequestedJob(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
+    requested = [(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
     is_requested = all(job.requested_seconds for job in jobs)
     runs = [job.run for job in jobs]
     busy = [(run.first_start, run.last_end) for run in runs if run.first_start and run.last_end]
@@ -367,7 +345,7 @@ def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running
         slots=max(1, _most_at_once(runs, [run.info.slots or 1 for run in runs])),
         makespan=covered_seconds(busy),
         startup_unit_seconds=sum(job.startup_seconds * job.units for job in jobs),
-        basis=(jobs[-1].basis if jobs else _basis(None)) + ("" if is_requested else NOT_REQUESTED),
+        basis=_basis(jobs[-1].record if jobs else None) + ("" if is_requested else NOT_REQUESTED),
     )
 
 

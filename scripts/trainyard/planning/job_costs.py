@@ -12,7 +12,7 @@ from typing import Any
 from trainyard.config.config import Config, Trees
 from trainyard.config.scaling import EFFICIENT, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import fit_digest, result_digest
-from trainyard.planning.accounting import RequestedJob, Strategy, estimate_others, make_strategy
+from trainyard.planning.accounting import Strategy, estimate_others, make_strategy
 from trainyard.planning.plan import Plan, dataset_digest
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of, format_duration, format_time
@@ -180,9 +180,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
     ideal = high = None
     if summary:
-        is_same_work = (
-            isinstance(study, TrainScaling) or study.mode == "strong"
-        )  # a training has the same images at each scale
+        # A training has the same images at each scale.
+        is_same_work = isinstance(study, TrainScaling) or study.mode == "strong"
         ideal = summary["train_seconds"] * (summary["gpus"] / gpus if is_same_work else 1.0)
         if isinstance(study, TrainScaling):  # `patience` may have ended it, and a quick test may have had fewer epochs
             ideal *= study.train.epochs / summary.get("epochs", study.train.epochs)
@@ -244,7 +243,7 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     others = estimate_others(durations, units_per_trial=share, startup=startup, basis="predicted")
     packed = make_strategy(
         "packed",
-        [RequestedJob(60.0 * request.walltime_minutes, request.slots.units)] * request.all_jobs,
+        [(60.0 * request.walltime_minutes, request.slots.units)] * request.all_jobs,
         durations,
         running_unit_seconds=sum(durations) * share,
         units_total=request.slots.units * request.parallel_jobs,

@@ -11,7 +11,6 @@ from sweep_journals import killed_session, session_of, write_session
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import (
-    RequestedJob,
     compare_strategies,
     estimate_others,
     jobs_table,
@@ -41,7 +40,7 @@ def test_the_published_numbers_of_a_packed_job_are_reproduced_and_what_it_really
     """They asked for 200 s on 4 GPUs."""
     row = make_strategy(
         "packed",
-        [RequestedJob(200, 4)],
+        [(200, 4)],
         DEPTH,
         running_unit_seconds=178.5,
         units_total=4,
