@@ -1,12 +1,12 @@
 """The fold of a sweep's journals: attempts at trials, runs of the driver, and what else their events record."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from trainyard.config.sweep import Slots
-from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
+from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import (
     OLD_JOURNAL,
@@ -306,24 +306,11 @@ def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     return grouped
 
 
-_FINISHED: Final = frozenset({TrialStatus.FINISHED})
-_RESULTS: Final = {  # by whether attempts that were stopped early, and those that diverged, are admitted
-    (False, False): _FINISHED,
-    (True, False): WITH_RESULT,
-    (False, True): _FINISHED | {TrialStatus.DIVERGED},
-    (True, True): CONCLUSIVE,
-}
-
-
 def find_result(
-    attempts: Iterable[Attempt], generation: int = 0, *, early: bool = False, diverged: bool = False
+    attempts: Iterable[Attempt], generation: int = 0, *, of: Collection[TrialStatus] = (TrialStatus.FINISHED,)
 ) -> Attempt | None:
-    """The latest finished attempt of at least this generation (`retrain`), or None.
-
-    `early` and `diverged` admit attempts that were stopped early or diverged.
-    """
-    allowed = _RESULTS[early, diverged]
-    counting = [each for each in attempts if each.outcome in allowed and each.generation >= generation]
+    """The latest attempt of at least this generation (`retrain`) with one of these outcomes, or None."""
+    counting = [each for each in attempts if each.outcome in of and each.generation >= generation]
     return counting[-1] if counting else None
 
 

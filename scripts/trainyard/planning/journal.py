@@ -127,23 +127,12 @@ class Ended(TrialEvent):
 
 
 _PROGRAM: Final = ("precision", "exit_code", "output", "tail", "metrics_digest", "energy_kwh")
-END_FIELDS: Final[
-    dict[TrialStatus, tuple[str, ...]]
-] = {  # in the journal's order; None is omitted, except for `seconds`
+# In the journal's order; None is omitted, except for `seconds`.
+END_FIELDS: Final[dict[TrialStatus, tuple[str, ...]]] = {
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
     TrialStatus.STOPPED: ("metrics", "seconds", "why", "rule", *_PROGRAM),
     TrialStatus.DIVERGED: ("error", "seconds", "early", "rule", *_PROGRAM, "failure", "log"),
-    TrialStatus.UNREADABLE: (
-        "error",
-        "seconds",
-        "log",
-        "output",
-        "precision",
-        "exit_code",
-        "tail",
-        "metrics_digest",
-        "energy_kwh",
-    ),
+    TrialStatus.UNREADABLE: ("error", "seconds", "log", *_PROGRAM),
     TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
     TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),
 }

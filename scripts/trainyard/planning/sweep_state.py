@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol, TypeGuard
 from trainyard.config.metric_names import DURATION
 from trainyard.config.sweep import CommandSweep, Slots, Stop, Sweep, TrainSweep
 from trainyard.config.train import Train
-from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
+from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.config.trials import (
     RESULT_VERSION,
     Trial,
@@ -316,7 +316,7 @@ class SweepState:
 
     def result(self, trial: str) -> Attempt | None:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
-        return find_result(self._counting(trial), self.sweep.retrain, early=True)
+        return find_result(self._counting(trial), self.sweep.retrain, of=WITH_RESULT)
 
     @cached_property
     def sessions_of_results(self) -> dict[str, SessionStarted | None]:
@@ -334,7 +334,7 @@ class SweepState:
 
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""
-        end = find_result(self._counting(trial), self.sweep.retrain, early=True, diverged=True)
+        end = find_result(self._counting(trial), self.sweep.retrain, of=CONCLUSIVE)
         return end or self.unreadable(trial)
 
     def _counting(self, trial: str) -> list[Attempt]:
@@ -484,12 +484,8 @@ class SweepState:
 
     def output_of(self, attempt: Attempt) -> Path:
         """The file with the output of a user's program."""
-        return (
-            self.folder
-            / "trials"
-            / folder_name(attempt.trial, attempt.generation, attempt.takeover)
-            / output_name(attempt.number)
-        )
+        name = folder_name(attempt.trial, attempt.generation, attempt.takeover)
+        return self.folder / "trials" / name / output_name(attempt.number)
 
     def continued_by(self, attempt: Attempt) -> list[Attempt]:
         """The attempts that an attempt has continued from a checkpoint, the latest first."""

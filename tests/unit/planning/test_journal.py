@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sweep_journals import decode_all, fold_attempts, read_journal, session_of, write_session
+from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.planning.attempts import Fold, find_result, whole_epochs, whole_seconds
 from trainyard.planning.journal import Journal, decode, encode
 from trainyard.utils.event_log import read_events
@@ -38,8 +39,8 @@ def test_a_trial_that_diverged_is_settled_but_has_no_result():
         decode_all([{"event": "started", **of_it}, {"event": "diverged", **of_it, "error": "NaN", "seconds": 1.0}])
     )
     assert find_result(tries) is None
-    assert find_result(tries, diverged=True) is tries[0]
-    assert find_result(tries, 1, diverged=True) is None, "trained again on purpose"
+    assert find_result(tries, of=CONCLUSIVE) is tries[0]
+    assert find_result(tries, 1, of=CONCLUSIVE) is None, "trained again on purpose"
 
 
 def test_the_first_end_of_an_attempt_counts(tmp_path):
@@ -249,7 +250,7 @@ LINES = f"""
 {{"event":"stopped","time":1.5,"trial":"a","attempt":1,"metrics":{{}},"seconds":1.0,"why":"asha",{PROGRAM}}}
 {{"event":"diverged","time":1.5,"trial":"a","attempt":1,"error":"NaN","seconds":1.0,"early":"asha",{PROGRAM}}}
 {{"event":"unreadable","time":1.5,"trial":"a","attempt":1,"error":"no metrics","seconds":1.0,"log":"x.log",\
-"output":"x.log","exit_code":0,"tail":"","heard":"d"}}
+"exit_code":0,"output":"x.log","tail":"","heard":"d"}}
 {{"event":"failed","time":1.5,"trial":"a","attempt":1,"error":"boom","seconds":null,"log":"x.log","retried":true}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"ended":1.0}}
