@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from pathlib import Path
 
 import pandas as pd
 from trainyard.cli import command_line
@@ -10,7 +11,7 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import config_copy, read_config
 from trainyard.data.staged import Staged
 from trainyard.programs.user_environment import code_record
-from trainyard.results.provenance import describe_difference, sessions_of_models
+from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.trees import boosting
 from trainyard.utils.csv_files import write_rows, write_table
 from trainyard.utils.locks import hold
@@ -41,7 +42,8 @@ def main(arguments: argparse.Namespace) -> None:
         shares = boosting.importances(folder / "models", study.models)
         write_table(pd.DataFrame(shares, columns=["model", "feature", "importance"]), folder / "importances.csv")
         write_rows(rows, folder / "trees.csv")
-    if mismatch := describe_difference("models were fitted", sessions_of_models(study, folder)):
+    receipts: dict[str, list[Path]] = {name: [folder / "models" / f"{name}.json"] for name in study.models}
+    if mismatch := describe_difference("models were fitted", read_sessions(receipts)):
         log.info("%s", mismatch)
 
 

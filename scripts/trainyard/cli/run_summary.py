@@ -16,7 +16,7 @@ from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
-from trainyard.results.provenance import describe_difference, describe_mismatch, sessions_of_scales
+from trainyard.results.provenance import describe_difference, describe_mismatch, read_sessions
 from trainyard.results.ranking import describe_deciding_trials, describe_ranking, rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
@@ -156,7 +156,8 @@ class RunSummary:
         from trainyard.utils.csv_files import read_table  # pandas takes a second to import
 
         study = self.config.scaling[name]
-        mismatch = describe_difference("scales ran", sessions_of_scales(study, study.scales, table.parent))
+        found = {scale: [table.parent / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
+        mismatch = describe_difference("scales ran", read_sessions(found))
         return [f"scaling {name}: {recommendation(read_table(table))}", *[f"  {mismatch}"] * bool(mismatch)]
 
     def _next_steps(self) -> list[str]:

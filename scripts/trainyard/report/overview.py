@@ -18,14 +18,7 @@ from trainyard.report.pages import format_number, write_template
 from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import describe_cost, list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
-from trainyard.results.provenance import (
-    Sessions,
-    describe_difference,
-    describe_mismatch,
-    describe_origin,
-    sessions_of_models,
-    sessions_of_scales,
-)
+from trainyard.results.provenance import describe_difference, describe_mismatch, describe_origin, read_sessions
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
@@ -69,7 +62,7 @@ def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
     for name in config.scaling:
         yield _summarize_scaling(config, name, results)
     for name in config.trees:
-        yield _summarize_trees(config, name, results)
+        yield _summarize_trees(name, results)
 
 
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
@@ -120,11 +113,10 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
     seconds, ended = format_duration(spent_seconds.sum()), _ended(chain(*done.values()))
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
-    code = _code("scales ran", sessions_of_scales(study, done, folder))
     return Summary(
         title,
         recommendation(measured),
-        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **code},
+        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **_code("scales ran", done)},
         spent,
         rows=_scale_rows(table),
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
@@ -132,7 +124,7 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     )
 
 
-def _summarize_trees(config: Config, name: str, results: Path) -> Summary:
+def _summarize_trees(name: str, results: Path) -> Summary:
     path, title = results / "trees" / name / "trees.csv", f"Trees {name}"
     try:
         table = read_table(path)
@@ -140,12 +132,13 @@ def _summarize_trees(config: Config, name: str, results: Path) -> Summary:
         return Summary(title, NO_RESULT, {"missing": MISSING})
     models, seconds = count_of(len(table), "model"), format_precise_duration(table["seconds"].sum())
     ran = f"{models}, {seconds} of fitting, {_ended([path])}"
-    code = _code("models were fitted", sessions_of_models(config.trees[name], path.parent))
-    return Summary(title, describe_best_model(table), {"ran": ran, **code})
+    receipts = {model: [path.parent / "models" / f"{model}.json"] for model in table["model"]}
+    return Summary(title, describe_best_model(table), {"ran": ran, **_code("models were fitted", receipts)})
 
 
-def _code(what: str, sessions: Sessions) -> dict[str, str]:
+def _code(what: str, results: Mapping[str, Iterable[Path]]) -> dict[str, str]:
     """The fact with which commits and versions scales or models were made, if that is known."""
+    sessions = read_sessions(results)
     code = describe_difference(what, sessions) or describe_origin(next(chain(*sessions.values()), None))
     return {"code": code} if code else {}
 

@@ -23,7 +23,7 @@ from trainyard.report.sweep_tables import (
 )
 from trainyard.report.trial_charts import trial_charts
 from trainyard.results.best_config import write_best
-from trainyard.results.provenance import describe_difference, sessions_of_scales
+from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
 from trainyard.scaling.speedups import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_table
@@ -115,8 +115,8 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour, kwh=config.pricing.kwh)
     write_table(table, folder / "scaling.csv")
     advice = recommendation(table)
-    mismatch = describe_difference("scales ran", sessions_of_scales(study, study.scales, folder))
-    for line in filter(None, [advice, mismatch]):
+    summaries = {scale: [run / "summary.json" for run in each] for scale, each in runs.items()}
+    for line in filter(None, [advice, describe_difference("scales ran", read_sessions(summaries))]):
         log.info("%s", line)
     return {"": advice, **group_scales(table)}
 

@@ -6,8 +6,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from trainyard.config.config import Trees
-from trainyard.config.scaling import Scaling
 from trainyard.planning.journal import SessionStarted
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of
@@ -33,43 +31,30 @@ def describe_mismatch(state: SweepState) -> str:
 
 
 def describe_difference(
-    what: str,
-    sessions: Sessions,
-    compared: Sequence[str] = _COMPARED,
-    members: Callable[[Sequence[str]], str] = ", ".join,
+    what: str, sessions: Sessions, compared: Sequence[str] = _COMPARED, count: Callable[[list[str]], str] = ", ".join
 ) -> str:
     """That sessions had different commits or versions, and which names had which; "" if none had."""
     found = {name: list(map(_known, each)) for name, each in sessions.items() if each}
     if any("commit" in each for each in chain(*found.values())):
         found = {name: [{"commit": "an unknown commit"} | each for each in group] for name, group in found.items()}
-    every = list(chain(*found.values()))
-    different = [key for key in compared if len({each[key] for each in every if key in each}) > 1]
+    values = {key: {each[key] for each in chain(*found.values()) if key in each} for key in compared}
+    different = [key for key in compared if len(values[key]) > 1]
     groups: dict[str, list[str]] = {}
     for name, group in found.items():
         texts = (", ".join(each[key] for key in different if key in each) for each in group)
         groups.setdefault(" and ".join(dict.fromkeys(text or "unknown versions" for text in texts)), []).append(name)
-    parts = (f"{text} ({members(names)})" for text, names in groups.items())
+    parts = (f"{text} ({count(names)})" for text, names in groups.items())
     return f"{what} with different versions: {', '.join(parts)}" if different else ""
 
 
-def sessions_of_scales(study: Scaling, scales: Iterable[str], folder: Path) -> Sessions:
-    """The sessions in which scales of the study in `folder` were trained, also those of their repeats, by scale."""
-    paths = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in scales}
-    return {scale: list(chain(*map(_read_sessions, each))) for scale, each in paths.items()}
-
-
-def sessions_of_models(study: Trees, folder: Path) -> Sessions:
-    """The sessions in which the models of the study in `folder` were fitted, by model."""
-    return {model: _read_sessions(folder / "models" / f"{model}.json") for model in study.models}
-
-
-def _read_sessions(path: Path) -> list[SessionStarted]:
-    """The sessions that a result names; those of earlier versions name none."""
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text())
-    entries = content.get("sessions") or [content.get("session") or {}]
-    return [SessionStarted(code=entry.get("code"), versions=entry.get("versions")) for entry in entries]
+def read_sessions(results: Mapping[str, Iterable[Path]]) -> Sessions:
+    """The sessions that results name: summaries of scales, receipts of models. Those of earlier versions name none."""
+    sessions: dict[str, list[SessionStarted]] = {}
+    for name, paths in results.items():
+        contents = [json.loads(path.read_text()) for path in paths if path.exists()]
+        entries = chain(*(each.get("sessions") or [{}] for each in contents))
+        sessions[name] = [SessionStarted(code=each.get("code"), versions=each.get("versions")) for each in entries]
+    return sessions
 
 
 def _known(session: SessionStarted | None) -> dict[str, str]:

@@ -25,12 +25,7 @@ from trainyard.planning.plan import dataset_digest
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, shift_epoch
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
-from trainyard.programs.user_environment import (
-    code_record,
-    find_interpreter,
-    resolve_program_paths,
-    script_interpreter,
-)
+from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import check_allocation, script_command

@@ -111,13 +111,7 @@ def fit_trial(config: Mapping[str, Any], context: Context) -> dict[str, float]:
 
 
 def fit(
-    study: Trees,
-    name: TreeModel,
-    staged: Staged,
-    folder: Path,
-    *,
-    threads: int,
-    session: Mapping[str, Any] | None = None,
+    study: Trees, name: TreeModel, staged: Staged, folder: Path, *, threads: int, session: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Fit one model and save it in its library's format, unless an identical fit exists.
 
@@ -147,9 +141,9 @@ def fit(
         settings[names["early_stopping_rounds"]] = study.early_stopping
     settings |= {names.get(key, key): value for key, value in study.given(name).items()}
     row, shares = _fit(study, name, settings, tabular(staged), folder)
-    record = dict(session or {})
-    record["versions"] = record.get("versions", {}) | {name: import_module(name).__version__}
-    write_json(receipt, {"identity": identity, "row": row, "importances": shares, "session": record})
+    library = {name: import_module(name).__version__}
+    sessions = [session | {"versions": session["versions"] | library}] if session else []
+    write_json(receipt, {"identity": identity, "row": row, "importances": shares, "sessions": sessions})
     return row
 
 

@@ -62,7 +62,7 @@ def test_waiting_threads_leave_the_cpu_to_others():
 def test_images_are_classified(digits, tmp_path, name):
     session = code_record(STUDY, config="0123abcd")
     row = boosting.fit(STUDY, name, digits, tmp_path, threads=2, session=session)
-    kept = json.loads((tmp_path / f"{name}.json").read_text())["session"]
+    (kept,) = json.loads((tmp_path / f"{name}.json").read_text())["sessions"]
     assert (kept["code"], kept["config"]) == (session["code"], "0123abcd")
     assert sorted(kept["versions"]) == sorted(["python", "trainyard", name])
     assert row["metric"] == "accuracy"

@@ -2,22 +2,15 @@
 
 import pytest
 from sweep_journals import write_session
-from trainyard.config.config import Trees
 from trainyard.config.load import check_config
-from trainyard.config.scaling import ScriptScaling
 from trainyard.planning.plan import read_state
 from trainyard.results.best_config import write_best
-from trainyard.results.provenance import (
-    describe_difference,
-    describe_mismatch,
-    describe_origin,
-    sessions_of_models,
-    sessions_of_scales,
-)
+from trainyard.results.provenance import describe_difference, describe_mismatch, describe_origin, read_sessions
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import write_json
 
 OLD, NEW = {"python": "3.12.3", "torch": "2.9.0", "trainyard": "0.1.0"}, {"python": "3.12.3", "torch": "2.10.0"}
+SCALES = ("1x1", "1x2", "1x4")
 FIRST, SECOND = {"code": "1a", "versions": OLD}, {"code": "2b", "versions": NEW}
 
 
@@ -76,12 +69,11 @@ def test_trials_of_different_commits_and_versions_are_told_in_a_line(
 )  # fmt: skip
 def test_scales_and_repeats_of_different_commits_and_versions_are_told_in_a_line(tmp_path, summaries, expected):
     """A scale that several sessions have trained has several; one of an earlier version of Trainyard, or null, none."""
-    study = ScriptScaling(script="t.py", scales=["1x1", "1x2", "1x4"], repeats=2)
     for run, sessions in summaries.items():
         write_json(tmp_path / run / "summary.json", {"sessions": sessions} if run == "1x1" or sessions else {})
-    sessions = sessions_of_scales(study, study.scales, tmp_path)
+    runs = {scale: [tmp_path / scale / repeat / "summary.json" for repeat in (".", "repeat-2")] for scale in SCALES}
     start = "scales ran with different versions: "
-    assert describe_difference("scales ran", sessions) == (start + expected if expected else "")
+    assert describe_difference("scales ran", read_sessions(runs)) == (start + expected if expected else "")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +84,11 @@ def test_scales_and_repeats_of_different_commits_and_versions_are_told_in_a_line
     ],
 )
 def test_tree_models_that_were_fitted_in_different_environments_are_told_in_a_line(tmp_path, now, expected):
+    receipts = {name: [tmp_path / f"{name}.json"] for name in ("xgboost", "lightgbm")}
     for name, versions in {"xgboost": {"xgboost": "3.0"}, "lightgbm": now}.items():
         session = {"code": "1a", "versions": {"python": "3.12.3", **versions}, "config": "0123abcd"}
-        write_json(tmp_path / f"models/{name}.json", {"session": session})
-    found = describe_difference("models were fitted", sessions_of_models(Trees(dataset="d"), tmp_path))
+        write_json(receipts[name][0], {"sessions": [session]})
+    found = describe_difference("models were fitted", read_sessions(receipts))
     assert found == (f"models were fitted with different versions: {expected}" if expected else "")
 
 
