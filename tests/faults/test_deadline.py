@@ -85,21 +85,6 @@ def journal_of(project):
 
 
 @pytest.mark.slow
-def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):
-    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
-    slow.write(lasting(3, 3, 3))
-    done = run_for(slow, STOP_SECONDS + 2, after="finished", check=False)
-    assert done.returncode == 1
-    rows = journal_of(slow)
-    assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was started in vain"
-    assert "stopped before the end of the walltime" in done.stdout
-    assert "the same command continues from here" in done.stdout
-    assert len(rows) == 1
-    run_for(slow, 600, check=True)
-    assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
-
-
-@pytest.mark.slow
 def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     """Ten minutes are left. A trial of two hours could start, but all of its progress would be lost."""
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")

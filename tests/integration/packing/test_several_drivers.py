@@ -19,14 +19,6 @@ def each_once(drivers, trials=TRIALS):
     return sorted(ended_by_file(drivers.folder).values()) == [1] * trials
 
 
-def test_three_drivers_run_each_trial_once(drivers):
-    drivers.write()
-    drivers.end(*map(drivers.start, range(3)))
-    assert each_once(drivers)
-    assert sorted(drivers.ran().values()) == [1] * TRIALS
-    assert (drivers.folder / "jobs/complete").exists()
-
-
 def test_when_one_is_killed_and_one_comes_late_only_what_ran_is_repeated(drivers):
     drivers.write()
     first, second = drivers.start(0), drivers.start(1)
@@ -99,7 +91,6 @@ def test_two_drivers_of_a_search_draw_each_number_once(drivers):
     "stop",
     [
         {"method": "asha", "grace_period": 1, "reduction_factor": 3},
-        {"method": "hyperband", "epochs": 9, "reduction_factor": 3},
         {"method": "percentile", "options": {"percentile": 50, "n_startup_trials": 2}},
     ],
 )

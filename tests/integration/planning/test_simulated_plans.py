@@ -3,8 +3,6 @@
 These are benchmarks/calibration.py and benchmarks/order.py in small.
 """
 
-import statistics
-
 import calibration
 import pytest
 from order import simulate
@@ -34,12 +32,3 @@ def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished,
 def test_the_depth_sweep_ends_within_one_percent_of_the_lower_bound():
     """From the first trial that finishes, its durations follow from their relative costs."""
     assert simulate("depth sweep: 20 trials", 4, 0.0, 0) <= 1.01
-
-
-@pytest.mark.parametrize("slots", [4, 8])
-def test_sweeps_with_noise_are_not_slower_than_longest_first(slots):
-    first, chosen = (
-        statistics.fmean(simulate("depth sweep: 20 trials", slots, 0.03, seed, longest_first=each) for seed in range(8))
-        for each in (True, False)
-    )
-    assert chosen <= first

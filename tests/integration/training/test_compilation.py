@@ -1,4 +1,4 @@
-"""The step under torch.compile: what is compiled, for which shapes, and what is released. No kernels are generated."""
+"""The step under torch.compile: what is compiled, for which shapes, and what is released."""
 
 from functools import partial
 
@@ -35,6 +35,16 @@ def traced(monkeypatch):
 def sizes(graphs):
     """Images in the batch of each graph, whose first input is a batch."""
     return [next(each.shape[0] for each in inputs if each.dtype == torch.uint8) for inputs, _ in graphs]
+
+
+@pytest.mark.slow
+def test_a_training_with_the_compilers_kernels_has_the_same_metrics(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    spec = changed(LEARNER, epochs=1)
+    compiled = start(changed(spec, compile=True), data)
+    assert warm_up(compiled).seconds > 0
+    assert compiled.module is not compiled.model
+    assert_close([numbers(row) for row in compiled.epochs()], train(spec, data)[0])
 
 
 def test_normalization_model_and_loss_are_one_piece(data, graphs):
@@ -118,7 +128,7 @@ def test_each_replay_of_cuda_graphs_begins_a_step(compiled, monkeypatch):
     assert calls == ["begin", "step", "begin", "step", "step", "step"]
 
 
-@pytest.mark.parametrize(("part", "values"), [(True, {}), (True, {"precision": "bf16"}), ("blocks", {})])
+@pytest.mark.parametrize(("part", "values"), [(True, {"precision": "bf16"}), ("blocks", {})])
 def test_recomputed_activations_are_compiled(data, traced, part, values):
     """And update the running statistics of batch normalization once."""
     spec = changed(SPEC, model_args={"blocks": 3, "width": 4}, epochs=1, **values)

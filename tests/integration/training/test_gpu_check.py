@@ -124,6 +124,7 @@ def test_a_training_that_is_kept_fails_the_check_of_memory(tmp_path, monkeypatch
         return kept[-1]
 
     monkeypatch.setattr(memory, "start", start)
+    monkeypatch.setattr(memory, "KINDS", {"plain": {}})
     status, found = run(tmp_path, "kept")
     assert status == 1
     assert "more tensors in the second round: {'plain': " in found["checks"][0][2]

@@ -27,14 +27,28 @@ def digits(tmp_path_factory):
     return stage(Digits(source="digits"), tmp_path_factory.mktemp("digits"))
 
 
+def staged_table(folder, table, target="price"):
+    table.to_csv(folder / "table.csv", index=False)
+    return stage(Table(source="table", path=str(folder / "table.csv"), target=target), folder / "staged")
+
+
+def opened(name, folder):
+    """A saved model, opened by its own library."""
+    import lightgbm  # these take a second
+    import xgboost
+
+    if name == "xgboost":
+        return xgboost.Booster(model_file=folder / "xgboost.ubj")
+    return lightgbm.Booster(model_file=folder / "lightgbm.txt")
+
+
 @pytest.fixture(scope="module")
 def prices(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prices")
     generator = np.random.default_rng(0)
     table = pd.DataFrame({"size": generator.uniform(size=300), "street": generator.choice(["north", "south"], 300)})
     table["price"] = 3 * table["size"] + (table["street"] == "north") + generator.normal(scale=0.05, size=300)
-    table.to_csv(folder / "prices.csv", index=False)
-    return stage(Table(source="table", path=str(folder / "prices.csv"), target="price"), folder / "staged")
+    return staged_table(folder, table)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +58,7 @@ def patients(tmp_path_factory):
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(400, 3)), columns=["a", "b", "c"])
     noise = np.random.default_rng(1).normal(size=400)
     table["state"] = np.where(table["a"] + noise > 1.2, "ill", "healthy")
-    table.to_csv(folder / "patients.csv", index=False)
-    return stage(Table(source="table", path=str(folder / "patients.csv"), target="state"), folder / "staged")
+    return staged_table(folder, table, "state")
 
 
 def test_waiting_threads_leave_the_cpu_to_others():
@@ -82,22 +95,19 @@ def test_a_column_of_booleans_with_missing_values_is_fitted(tmp_path, name):
     generator = np.random.default_rng(0)
     table = pd.DataFrame({"old": generator.choice(np.array([True, False, None]), 300)})
     table["price"] = (table["old"] == True) + generator.normal(scale=0.05, size=300)  # noqa: E712
-    table.to_csv(tmp_path / "prices.csv", index=False)
-    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
-    row = boosting.fit(STUDY, name, stage(dataset, tmp_path / "staged"), tmp_path / "models", threads=1)
+    row = boosting.fit(STUDY, name, staged_table(tmp_path, table), tmp_path / "models", threads=1)
     assert row["val"] < 0.2, "the spread of prices is 0.5"
 
 
 def test_saved_models_open_in_their_own_libraries_and_predict_the_same(digits, tmp_path):
-    import lightgbm  # these take a second
     import xgboost
 
     study = STUDY.model_copy(update={"rounds": 4})
     rows = {name: boosting.fit(study, name, digits, tmp_path, threads=2) for name in ("xgboost", "lightgbm")}
     images, labels = digits.split("val").images.reshape(360, -1), digits.split("val").labels
     predicted = {
-        "xgboost": xgboost.Booster(model_file=tmp_path / "xgboost.ubj").predict(xgboost.DMatrix(images)).argmax(1),
-        "lightgbm": lightgbm.Booster(model_file=tmp_path / "lightgbm.txt").predict(images).argmax(1),
+        "xgboost": opened("xgboost", tmp_path).predict(xgboost.DMatrix(images)).argmax(1),
+        "lightgbm": opened("lightgbm", tmp_path).predict(images).argmax(1),
     }
     for name, row in rows.items():
         assert np.mean(predicted[name] == labels) == row["val"]
@@ -135,7 +145,7 @@ def test_lightgbm_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp
     by_hand = lightgbm.train(
         {"objective": "multiclass", "num_class": 10, "verbosity": -1, **params}, lightgbm.Dataset(images, labels)
     )
-    saved = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
+    saved = opened("lightgbm", tmp_path)
     assert saved.num_trees() == by_hand.num_trees() == 30, "one of each class per round"
     assert np.array_equal(saved.predict(images), by_hand.predict(images))
 
@@ -152,7 +162,7 @@ def test_no_name_of_a_parameter_loses_to_a_default(digits, tmp_path, params):
     images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
     settings = {"objective": "multiclass", "num_class": 10, "verbosity": -1, "seed": 0, "num_threads": 1, **params}
     by_hand = lightgbm.train(settings, lightgbm.Dataset(images, labels), num_boost_round=3)
-    saved = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
+    saved = opened("lightgbm", tmp_path)
     assert np.array_equal(saved.predict(images), by_hand.predict(images))
 
 
@@ -167,7 +177,7 @@ def test_xgboost_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_
     images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
     data = xgboost.DMatrix(images, labels)
     by_hand = xgboost.train({"objective": "multi:softprob", "num_class": 10, **params}, data, num_boost_round=3)
-    saved = xgboost.Booster(model_file=tmp_path / "xgboost.ubj")
+    saved = opened("xgboost", tmp_path)
     assert np.allclose(saved.predict(data), by_hand.predict(data))
 
 
@@ -229,13 +239,13 @@ def test_early_stopping_is_that_of_the_libraries(digits, tmp_path):
     settings = {"objective": "multi:softprob", "num_class": 10, "nthread": 1}
     by_hand = xgboost.train(settings, train, 200, evals=[(val, "v")], early_stopping_rounds=3, verbose_eval=False)
     assert rows["xgboost"]["best_iteration"] == rows["xgboost"]["rounds"] == by_hand.best_iteration + 1 < 190
-    saved = xgboost.Booster(model_file=tmp_path / "xgboost.ubj")
+    saved = opened("xgboost", tmp_path)
     assert np.array_equal(saved.predict(val), by_hand.predict(val, iteration_range=(0, by_hand.best_iteration + 1)))
     train, settings = lightgbm.Dataset(images, labels), {"objective": "multiclass", "num_class": 10, "verbosity": -1}
     settings |= {"num_threads": 1, "early_stopping_round": 3}
     by_hand = lightgbm.train(settings, train, 200, [lightgbm.Dataset(held, held_labels, reference=train)])
     assert rows["lightgbm"]["best_iteration"] == rows["lightgbm"]["rounds"] == by_hand.best_iteration < 190
-    assert np.array_equal(lightgbm.Booster(model_file=tmp_path / "lightgbm.txt").predict(held), by_hand.predict(held))
+    assert np.array_equal(opened("lightgbm", tmp_path).predict(held), by_hand.predict(held))
 
 
 def test_cross_validation_is_that_of_scikit_learn(digits, tmp_path):
@@ -260,20 +270,14 @@ def test_the_rows_of_a_fold_do_not_choose_the_rounds_that_predict_them(prices, t
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_log_loss_and_auc_are_those_of_scikit_learn(digits, patients, tmp_path, name):
+    import xgboost
     from sklearn.metrics import log_loss, roc_auc_score
 
     for staged in (digits, patients):
         row = boosting.fit(STUDY.model_copy(update={"rounds": 3}), name, staged, tmp_path / staged.digest, threads=1)
-        data = boosting.tabular(staged)
-        if name == "xgboost":
-            import xgboost
-
-            saved = xgboost.Booster(model_file=tmp_path / staged.digest / "xgboost.ubj")
-            found = saved.predict(xgboost.DMatrix(data.val, enable_categorical=True))
-        else:
-            import lightgbm
-
-            found = lightgbm.Booster(model_file=tmp_path / staged.digest / "lightgbm.txt").predict(data.val)
+        data, saved = boosting.tabular(staged), opened(name, tmp_path / staged.digest)
+        rows = xgboost.DMatrix(data.val, enable_categorical=True) if name == "xgboost" else data.val
+        found = saved.predict(rows)
         assert row["val_log_loss"] == pytest.approx(log_loss(data.val_target, found), rel=1e-5)
         assert row["val_auc"] == pytest.approx(roc_auc_score(data.val_target, found, multi_class="ovr"), rel=1e-5)
 
@@ -335,14 +339,10 @@ def test_importances_are_shares_of_the_gain_that_the_library_reports(prices, dig
         shares = [row["importance"] for row in rows]
         assert sum(shares) == pytest.approx(1)
         assert shares == sorted(shares, reverse=True)
+        model = opened(name, tmp_path)
         if name == "xgboost":
-            import xgboost
-
-            gains = xgboost.Booster(model_file=tmp_path / "xgboost.ubj").get_score(importance_type="total_gain")
+            gains = model.get_score(importance_type="total_gain")
         else:
-            import lightgbm
-
-            model = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
             gains = dict(zip(model.feature_name(), model.feature_importance("gain"), strict=True))
         best = max(gains, key=gains.get)
         assert shares[0] == pytest.approx(gains[best] / sum(gains.values()))
@@ -396,9 +396,7 @@ def test_the_names_of_columns_may_have_any_characters(tmp_path, name):
     generator = np.random.default_rng(0)
     names = ["size [m]", "size {m}", "<5", "a:b", 'c, "d"']
     table = pd.DataFrame(generator.uniform(size=(300, 5)), columns=names).assign(price=generator.uniform(size=300))
-    table.to_csv(tmp_path / "prices.csv", index=False)
-    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
-    row = boosting.fit(STUDY, name, stage(dataset, tmp_path / "staged"), tmp_path / "models", threads=1)
+    row = boosting.fit(STUDY, name, staged_table(tmp_path, table), tmp_path / "models", threads=1)
     assert row["train"] < row["val"]
 
 
@@ -407,17 +405,14 @@ def test_the_names_of_columns_may_have_any_characters(tmp_path, name):
 def test_columns_with_similar_names_are_different_features(tmp_path, name, names):
     """LightGBM replaces spaces by underscores."""
     table = pd.DataFrame(np.random.default_rng(0).uniform(size=(60, 4)), columns=[*names, "price"])
-    table.to_csv(tmp_path / "prices.csv", index=False)
-    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
-    staged = stage(dataset, tmp_path / "staged")
+    staged = staged_table(tmp_path, table)
     assert boosting.fit(STUDY, name, staged, tmp_path / "models", threads=1)["train"] < 1
 
 
 def test_probabilities_of_two_classes_are_scored(tmp_path):
     """With this objective, XGBoost returns a column for each of two classes, but one number for each of three."""
     table = pd.DataFrame({"x": np.arange(60.0), "y": ["low"] * 30 + ["high"] * 30})
-    table.to_csv(tmp_path / "table.csv", index=False)
-    staged = stage(Table(source="table", path=str(tmp_path / "table.csv"), target="y"), tmp_path / "staged")
+    staged = staged_table(tmp_path, table, "y")
     study = Trees(dataset="d", rounds=5, params={"xgboost": {"objective": "multi:softprob", "num_class": 2}})
     assert boosting.fit(study, "xgboost", staged, tmp_path / "models", threads=1)["val"] > 0.9
 
@@ -436,8 +431,7 @@ def test_rounds_that_are_left_to_xgboost_are_its_own(digits, tmp_path):
 
 def test_an_error_of_xgboost_itself_is_one_line(tmp_path):
     table = pd.DataFrame({"ratio": [np.inf, *np.arange(99)], "price": np.arange(100) / 2})
-    table.to_csv(tmp_path / "prices.csv", index=False)
-    staged = stage(Table(source="table", path=str(tmp_path / "prices.csv"), target="price"), tmp_path / "staged")
+    staged = staged_table(tmp_path, table)
     message = r"^xgboost cannot be fitted with {.*}: Check failed: valid: Input data contains `inf` [^\n]*set to `inf`$"
     with pytest.raises(UserError, match=message):
         boosting.fit(STUDY, "xgboost", staged, tmp_path / "models", threads=1)

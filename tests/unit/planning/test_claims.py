@@ -312,15 +312,6 @@ def test_all_of_an_old_journal_counts_and_its_open_attempts_have_ended(tmp_path,
     assert [run.info.job for run in fold.sessions] == ["7", A]
 
 
-def test_journals_that_appear_later_are_read(tmp_path, write):
-    fold = Fold(tmp_path).update()
-    assert fold.attempts == {}
-    write(B).start("t1")
-    assert outcomes(fold.update()) == {("t1", 1): "running"}
-    write(A).start("t2").finish("t2")
-    assert outcomes(fold.update()) == {("t1", 1): "running", ("t2", 1): "finished"}
-
-
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
 def test_who_has_failed_for_good_does_not_depend_on_the_order_of_the_journals(tmp_path, write, order):
     for session in order:

@@ -71,15 +71,6 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
     assert Fold(tmp_path).update().attempts["a", 2].outcome == "finished", "only the end of its line is missing"
 
 
-def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
-    path = write_one_of_each(tmp_path)
-    lines = path.read_bytes().splitlines()
-    lines[2] = b"\x00" * 40
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    assert fold_attempts(read_journal(tmp_path))[-1].outcome == "finished"
-    assert "skipped damaged lines: 3" in caplog.text
-
-
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -24,14 +24,6 @@ durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)
 
 
-@given(durations, slots)
-def test_no_schedule_beats_the_lower_bound_and_longest_first_is_near_it(seconds, count):
-    longest_first = makespan(sorted(seconds, reverse=True), count)
-    bound = lower_bound(seconds, count)
-    assert longest_first >= bound * (1 - 1e-12)
-    assert makespan(seconds, count) >= bound * (1 - 1e-12)
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_longest_first_keeps_grahams_bound(seconds, count):
