@@ -27,7 +27,7 @@ CONFIG = {
         },
     },
     "scaling": {
-        "pair": {"dataset": "tiny", "train": {**TRAIN, "lr": 0.02}, "scales": ["1x2", "2x1"], "mode": "strong"},
+        "pair": {"dataset": "tiny", "train": {**TRAIN, "lr": 0.02}, "scales": ["1x2", "2x1"], "mode": "strong"}
     },
 }
 

@@ -199,11 +199,7 @@ SWEEPS = {
     },
     "training": {"dataset": "tiny", "train": {**TRAIN, "model_args": {"waits_at": 12}}, "trials": [{"lr": 0.1}]},
 }
-ENDINGS_OF = {
-    "command": list(ENDINGS),
-    "training": ["preemption", "timeout"],
-    "function": ["preemption", "Ctrl-C"],
-}
+ENDINGS_OF = {"command": list(ENDINGS), "training": ["preemption", "timeout"], "function": ["preemption", "Ctrl-C"]}
 
 
 def tries(project: Project, name: str):

@@ -404,10 +404,7 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
 @pytest.mark.parametrize(
     ("sweep", "expected"),
     [
-        (
-            {"metrics": {"pattern": "e (?P<val_error_rate>{number})"}},
-            "s.mode: a smaller val_error_rate is better",
-        ),
+        ({"metrics": {"pattern": "e (?P<val_error_rate>{number})"}}, "s.mode: a smaller val_error_rate is better"),
         ({"metrics": {"pattern": "e (?P<score>{number})"}}, "s.mode: a larger score is better, by its name"),
         ({"metrics": {"pattern": "e (?P<score>{number})"}, "mode": "max"}, ""),
         ({"metrics": {"pattern": "e (?P<val_accuracy>{number})"}}, ""),

@@ -74,18 +74,12 @@ CASES = {
         RESUMES,
         {"": ("ok", AS_BEFORE), ".grace_seconds": ("warning", "did not end at SIGTERM, and was killed after the 1 s")},
     ),
-    "noisy": (
-        RESUMES,
-        {"": ("ok", "resumes with epoch 7 .* (two undisturbed runs do|less than it varies)")},
-    ),
+    "noisy": (RESUMES, {"": ("ok", "resumes with epoch 7 .* (two undisturbed runs do|less than it varies)")}),
     "shuffles again": (RESUMES, {"": ("ok", "loss differs by .*, less than it varies")}),
     "forgets the schedule": (RESUMES, {"": ("FAILS", "loss then differs by .* from .*, and two .* not at all")}),
     "ignores": (RESUMES, {"": ("FAILS", "starts over .* gets 06.pt to resume from: check `resume:")}),
     "saves nothing": ({}, {"": ("warning", "starts over .* have it save a checkpoint to {trial_dir}")}),
-    "finds its own": (
-        {"metrics": {"pattern": "loss (?P<loss>{number})"}},
-        {"": ("ok", AS_BEFORE)},
-    ),
+    "finds its own": ({"metrics": {"pattern": "loss (?P<loss>{number})"}}, {"": ("ok", AS_BEFORE)}),
     "saves elsewhere": (
         RESUMES,
         {

@@ -86,11 +86,7 @@ def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
 @pytest.mark.parametrize(
     ("lines", "replaced", "message"),
     [
-        (
-            "slurm-partition-config: gone.yaml",
-            {},
-            "WorkflowError:\nPartition configuration file not found",
-        ),
+        ("slurm-partition-config: gone.yaml", {}, "WorkflowError:\nPartition configuration file not found"),
         ("", {"gpu_type": "'a 100'"}, "UserError: gpu_type: 'a 100' is not a GPU type"),
         ("", {"executor": "local"}, "the executor is local: set `executor: slurm` in the profile"),
     ],

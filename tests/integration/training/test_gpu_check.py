@@ -145,9 +145,7 @@ def let_start(monkeypatch, module, change):
 def other_training(monkeypatch, module, number, **values):
     """Let a check start its `number`-th training with other values of the spec."""
     let_start(
-        monkeypatch,
-        module,
-        lambda at, spec, options: (rig.changed(spec, **values) if at == number else spec, options),
+        monkeypatch, module, lambda at, spec, options: (rig.changed(spec, **values) if at == number else spec, options)
     )
 
 

@@ -84,12 +84,7 @@ def test_an_account_is_checked_against_the_users_accounts(options, verdict, mess
 
 LONG = Limits(
     origin="QOS long",
-    amounts={
-        "minutes of walltime": 120,
-        "jobs in the queue": 2,
-        "gres/gpu per job": 2,
-        "gres/gpu:a100 in all jobs": 3,
-    },
+    amounts={"minutes of walltime": 120, "jobs in the queue": 2, "gres/gpu per job": 2, "gres/gpu:a100 in all jobs": 3},
 )
 ACCOUNT = Limits("account lab", {"minutes of walltime": 30, "node per job": 1, "mem in all jobs": 9000})
 TOTAL = Limits("QOS long", {"gres/gpu:a100 in all jobs": 3})

@@ -260,11 +260,7 @@ def test_a_script_whose_parameters_cannot_be_found_runs_as_it_is(work):
 
 @pytest.mark.parametrize(
     ("array", "message"),
-    [
-        (None, "has no line `#SBATCH --array=`"),
-        ("1-", "'1-' is neither a task ID nor a"),
-        ("a,2", "'a' is neither"),
-    ],
+    [(None, "has no line `#SBATCH --array=`"), ("1-", "'1-' is neither a task ID nor a"), ("a,2", "'a' is neither")],
 )
 def test_without_task_ids_there_is_one_clear_error(work, array, message):
     with pytest.raises(UserError, match=re.escape(message)):

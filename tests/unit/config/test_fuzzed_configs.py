@@ -42,20 +42,7 @@ KEYS = [(*place, name) for place, model in SECTIONS.items() for name in model.mo
 KEYS += [(place[0], "a;b") for place in SECTIONS] + [("datasets",), ("sweeps",), ("scaling",), ("unknown",)]
 
 SHELL = "; touch executed; `touch executed` $(touch executed) | & > executed ' \" \\ \n * ~ ! # {n} %s"
-TEXTS = [
-    "",
-    "a",
-    "lr",
-    "1x2",
-    "a:b",
-    "x.csv",
-    SHELL,
-    f"x {SHELL}",
-    "../..",
-    "-x",
-    "\x1b[2J",
-    "9" * 5000,
-]
+TEXTS = ["", "a", "lr", "1x2", "a:b", "x.csv", SHELL, f"x {SHELL}", "../..", "-x", "\x1b[2J", "9" * 5000]
 NUMBERS = [0, 1, 2, 8, -1, 2**31, 2**63, 10**400, 0.5, 5e-324, 1e308, float("nan"), float("inf"), float("-inf")]
 texts = st.sampled_from(TEXTS)
 anything = st.recursive(

@@ -100,10 +100,7 @@ def test_repeats_run_each_configuration_with_further_seeds_and_the_first_one_is_
     [
         ({"command": "./run {lr}", "grid": {"lr": [1]}}, "repeats needs your program's seed: give args: {seed: 0}"),
         ({"command": "./run {args}", "grid": {"seed": [1, 2]}}, "repeats varies the seed, as seed does: give one of"),
-        (
-            {"command": "./run {args}", "args": {"seed": "a"}, "grid": {"lr": [1]}},
-            "from seed, which is 'a'",
-        ),
+        ({"command": "./run {args}", "args": {"seed": "a"}, "grid": {"lr": [1]}}, "from seed, which is 'a'"),
     ],
 )
 def test_repeats_need_a_seed(fields, wrong):

@@ -144,11 +144,7 @@ def write_table(path, table):
 
 BAD_TABLES = [
     (lambda path: path, "price", "cannot be read"),
-    (
-        lambda path: write_table(path, frame()),
-        "prize",
-        "no target column 'prize'; columns: size, colour, kind, price",
-    ),
+    (lambda path: write_table(path, frame()), "prize", "no target column 'prize'; columns: size, colour, kind, price"),
     (
         lambda path: write_table(path, frame().assign(price=[None] + [1.0] * 39)),
         "price",

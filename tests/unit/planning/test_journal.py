@@ -209,10 +209,7 @@ def test_a_resumed_trial_has_all_of_its_epochs_and_seconds(how, seconds, epochs)
     assert [row["epoch"] for row in whole_epochs(tries, tries[-1])] == epochs
 
 
-@pytest.mark.parametrize(
-    ("told", "early"),
-    [({"early": "asha"}, "asha"), ({"exit_code": 0}, ""), ({}, "")],
-)
+@pytest.mark.parametrize(("told", "early"), [({"early": "asha"}, "asha"), ({"exit_code": 0}, ""), ({}, "")])
 def test_of_what_has_diverged_it_is_known_whether_it_was_ended_early(told, early):
     of_trial = {"trial": "a", "attempt": 1}
     events = [{"event": "started", "time": 1.0, **of_trial}, {"event": "diverged", "time": 2.0, **of_trial, **told}]

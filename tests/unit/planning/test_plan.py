@@ -106,12 +106,7 @@ def test_after_patience_a_prediction_is_that_of_all_epochs(tmp_path, patience, f
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"stop": {"method": "median"}},
-        {"slots": {"gpus_per_node": 8, "gpus_per_trial": "auto"}},
-    ],
+    "changes", [{}, {"stop": {"method": "median"}}, {"slots": {"gpus_per_node": 8, "gpus_per_trial": "auto"}}]
 )
 def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
     """The best order on eight slots; longest first if trials may be stopped early, or if the slots are still open."""

@@ -260,14 +260,8 @@ def test_a_whole_section_can_be_drawn():
 @pytest.mark.parametrize(
     ("search", "wrong"),
     [
-        (
-            {"options": {"n_startup_trial": 3}},
-            "tpe has no option n_startup_trial; did you mean 'n_startup_trials'",
-        ),
-        (
-            {"method": "nsgaii", "options": {"population_size": 1}},
-            "`population_size` must be greater than or",
-        ),
+        ({"options": {"n_startup_trial": 3}}, "tpe has no option n_startup_trial; did you mean 'n_startup_trials'"),
+        ({"method": "nsgaii", "options": {"population_size": 1}}, "`population_size` must be greater than or"),
         ({"options": {"n_startup_trials": "20"}}, "n_startup_trials: '20' is of another type: give int"),
         ({"method": "brute_force", "values": VALUES}, "brute_force cannot run every value of lr: give a list, step"),
         ({"values": {"lr": {"low": 0, "high": 1, "guess": 3}}}, "guess (3.0) is not from 0.0 to 1.0"),

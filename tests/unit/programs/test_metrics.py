@@ -53,10 +53,7 @@ def test_a_row_of_several_patterns_is_complete_once_all_have_matched(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "first", "second"),
-    [
-        ("m.jsonl", '{"acc": 0.5, "note": "x"}\n{"ac', 'c": 0.75}\n'),
-        ("m.csv", "acc,note\n0.5,x\n0.", "75,y\n"),
-    ],
+    [("m.jsonl", '{"acc": 0.5, "note": "x"}\n{"ac', 'c": 0.75}\n'), ("m.csv", "acc,note\n0.5,x\n0.", "75,y\n")],
 )
 def test_an_incomplete_row_is_read_once_it_is_complete(tmp_path, name, first, second):
     found = reported(tmp_path, file=name)

@@ -78,14 +78,7 @@ def test_a_program_gets_the_values_of_the_user_for_what_rules_and_ray_change(she
     shell.delenv("VIRTUAL_ENV")
     found = program_environment()
     assert found == found | {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/home/me/env", "OTHER": "1"}
-    assert not found.keys() & {
-        "LD_LIBRARY_PATH",
-        "PYTHONBREAKPOINT",
-        "MAKEFLAGS",
-        "MAKELEVEL",
-        "MFLAGS",
-        RECORD,
-    }
+    assert not found.keys() & {"LD_LIBRARY_PATH", "PYTHONBREAKPOINT", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", RECORD}
 
 
 @pytest.mark.parametrize("given", ["", "bin/python"])

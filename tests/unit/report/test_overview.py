@@ -68,8 +68,7 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "where"),
-    [(["n3", "n2"], "2 nodes"), (["n2", "n2"], "node n2"), (["n1,n2", "n3,n4"], "4 nodes")],
+    ("nodes", "where"), [(["n3", "n2"], "2 nodes"), (["n2", "n2"], "node n2"), (["n1,n2", "n3,n4"], "4 nodes")]
 )
 def test_a_sweep_that_went_on_elsewhere_names_no_single_node(tmp_path, nodes, where):
     config = write_results(tmp_path, GRID, [finished(3.0), finished(2.0)])

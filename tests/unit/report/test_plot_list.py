@@ -17,10 +17,7 @@ SWEEPS = {
     "seeds beside one key": ({"grid": {"lr": [1, 2, 3, 4], "seed": [1, 2, 3, 4, 5]}}, ("parallel",)),
     "trials with other keys": ({"grid": {"lr": [1, 2]}, "trials": [{"width": 1}]}, ("parallel",)),
     "one key beside a constant one": ({"trials": [{"lr": 1, "width": 2}, {"lr": 2, "width": 2}]}, ()),
-    "too few for five keys": (
-        {"sample": {"count": 24, "values": dict.fromkeys("abcde", RANGE)}},
-        ("parallel",),
-    ),
+    "too few for five keys": ({"sample": {"count": 24, "values": dict.fromkeys("abcde", RANGE)}}, ("parallel",)),
     "a search": (
         {"search": {"method": "tpe", "trials": 20, "values": {"lr": RANGE, "x": [1, 2]}}, "metric": "rmse"},
         ("parallel", "importance"),

@@ -152,10 +152,7 @@ PLOTS = {
         lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("blocks")),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks", "seconds since"],
     ),
-    "gantt by name": (
-        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("model")),
-        ["labels: model"],
-    ),
+    "gantt by name": (lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("model")), ["labels: model"]),
     "gantt of trials": (lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked()), ["labels: trial"]),
     "gantt by boolean": (
         lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("nesterov")),

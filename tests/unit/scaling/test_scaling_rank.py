@@ -26,11 +26,7 @@ from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
 IMAGES = Synthetic(source="synthetic", images=40, val_images=8, height=8, width=8)
-KEYS = [
-    ("collective_timeout_minutes", 1),
-    ("find_unused_parameters", True),
-    ("cpus_per_gpu", 2),
-]
+KEYS = [("collective_timeout_minutes", 1), ("find_unused_parameters", True), ("cpus_per_gpu", 2)]
 
 
 @pytest.mark.parametrize(("key", "value"), KEYS)

@@ -225,10 +225,7 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
         ({"loss": "own_objective:broken"}, "RuntimeError: no kernel for that"),
         ({"loss": "own_objective:weighted"}, "missing 1 required positional argument: 'weight'"),
         ({"loss": "torch.nn:CrossEntropyLoss", "loss_args": {"gamma": 1}}, "unexpected keyword argument 'gamma'"),
-        (
-            {"loss": "own_objective:of_classes", "augment": {"mixup": 0.2}},
-            "of_classes': IndexError",
-        ),
+        ({"loss": "own_objective:of_classes", "augment": {"mixup": 0.2}}, "of_classes': IndexError"),
         ({"metrics": ["own_objective:batch_mean"]}, r"metric 'own_objective:batch_mean': .* one value per image"),
         (
             {"metrics": ["own_objective:broken"]},

@@ -29,11 +29,7 @@ def waited(monkeypatch, launched):
 
 @pytest.mark.parametrize(
     ("device", "fits", "first", "second"),
-    [
-        ("cpu", 100, [4] * 5, [2] * 10),
-        ("cuda:0", 100, [16, 4], [8, 8, 4]),
-        ("cuda:0", 8, [16, 8, 8, 4], [8, 8, 4]),
-    ],
+    [("cpu", 100, [4] * 5, [2] * 10), ("cuda:0", 100, [16, 4], [8, 8, 4]), ("cuda:0", 8, [16, 8, 8, 4], [8, 8, 4])],
 )
 def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_fit(device, fits, first, second):
     """20 images, after micro-batches of 4 and of 2."""
