@@ -105,28 +105,24 @@ def _parse(command: str) -> shell_syntax.CommandLine:
     return shell_syntax.parse_command(command, PLACEHOLDER)
 
 
-def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
-    """Raise a ValueError if the value of a placeholder in an arithmetic expansion, $((...)), is not a number."""
-    for name, where in _parse(command).placeholders if isinstance(command, str) else ():
-        if where == shell_syntax.ARITHMETIC and type(value := values(name)) not in (int, float):
+def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a shell would not take a value as it is.
+
+    In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
+    not quoted.
+    """
+    values = make_values(command, args, predefined)
+    script = _script_index(command) if isinstance(command, list) else None
+    shell_line = command if isinstance(command, str) else "" if script is None else command[script]
+    for name, where in _parse(shell_line).placeholders:
+        value = values(name)
+        if script is not None and _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(format_argument(value)):
+            problem = f"in which the shell would interpret {format_argument(value)!r}"
+            remedy = "write the command as text instead of a list, since Trainyard quotes the values of text"
+            raise ValueError(f"{{{name}}} is in the script of a shell's -c, {problem}: {remedy}")
+        if script is None and where == shell_syntax.ARITHMETIC and type(value) not in (int, float):
             remedy = _ASSIGN.format(name=f"{{{name}}}")
             raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
-
-
-def check_list_values(command: Command, values: Callable[[str], Any]) -> None:
-    """Raise a ValueError if a shell would not take a value in the script of `[bash, -c, script]` as it is.
-
-    In a list, values are not quoted.
-    """
-    script = _script_index(command) if isinstance(command, list) else None
-    for name, where in _parse(command[script]).placeholders if script is not None else ():
-        text = format_argument(values(name))
-        if not _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(text):
-            continue
-        raise ValueError(
-            f"{{{name}}} is in the script of a shell's -c, in which the shell would interpret {text!r}: write the "
-            "command as text instead of a list, since Trainyard quotes the values of text"
-        )
 
 
 def _script_index(words: list[str]) -> int | None:

@@ -198,12 +198,7 @@ def study_of_trial(train: Train, dataset: str, *, scale: str, cpus: int) -> dict
     """
     nodes, gpus = split_scale(scale)
     given = train.model_dump(mode="json", exclude_unset=True)
-    study: dict[str, Any] = {
-        "dataset": dataset,
-        "train": given,
-        "scales": [scale],
-        "cpus_per_gpu": max(1, cpus // gpus),
-    }
+    study = {"dataset": dataset, "train": given, "scales": [scale], "cpus_per_gpu": max(1, cpus // gpus)}
     if nodes * gpus > 1:
         given["batch_size"] = train.batch_size * train.accumulation
         study["mode"] = "strong"

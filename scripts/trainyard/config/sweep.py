@@ -44,12 +44,10 @@ from trainyard.config.placeholders import (
     PORT,
     TRIAL_PLACEHOLDERS,
     Command,
-    check_arithmetic,
-    check_list_values,
     check_quoting,
+    check_values,
     dotted_items,
     insert_resume_option,
-    make_values,
 )
 from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint, invalid
 from trainyard.config.user_programs import (
@@ -887,9 +885,9 @@ class Sweep(Section):
         return self
 
     @property
-    @abstractmethod
     def seed_key(self) -> str | None:
         """The key of the random seed."""
+        return "seed"
 
     @property
     def first_seed(self) -> Any:
@@ -1054,11 +1052,6 @@ class TrainSweep(Sweep):
             raise invalid(f"the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor")
         return self
 
-    @property
-    def seed_key(self) -> str:
-        """The seed of `train`."""
-        return "seed"
-
     @cached_property
     def base(self) -> dict[str, Any]:
         """What the config sets of `train`."""
@@ -1202,9 +1195,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
         if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
             raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
         texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1, GPUS: 1}
-        values = make_values(self.command, settings, texts)
-        check_arithmetic(self.command, values)
-        check_list_values(self.command, values)
+        check_values(self.command, settings, texts)
         return UserProgram(command=self.command, args=settings, code=self.code_digest)
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from trainyard.config.config import TREE_TRIAL, TreeModel, Trees
 from trainyard.config.placeholders import dotted_items, insert_resume_option
@@ -120,20 +120,17 @@ def _expand(sweep: Sweep) -> Expansion:
         return expansion
     for place, count in _counts(sweep).items():
         if count > MAX_TRIALS:
-            expansion.errors.append(
-                (place, ValueError(f"has {min(count, 10**300):.3g} configurations; {MAX_TRIALS:,} are the limit"))
-            )
+            message = f"has {min(count, 10**300):.3g} configurations; {MAX_TRIALS:,} are the limit"
+            expansion.errors.append((place, ValueError(message)))
     if expansion.errors:
         return expansion
     for repeat, (place, values) in itertools.product(range(sweep.repeats_of_all), _configurations(sweep)):
         try:
             trial = make_trial(sweep, with_seed(sweep, values, repeat))
             content = trial.content
-        except WeightsError as error:
-            expansion.errors.append((place if "pretrained" in values else "train.pretrained", error))
-            continue
-        except (ValidationError, ValueError) as error:
-            expansion.errors.append((place, error))
+        except (WeightsError, ValueError) as error:
+            is_of_all = isinstance(error, WeightsError) and "pretrained" not in values
+            expansion.errors.append(("train.pretrained" if is_of_all else place, error))
             continue
         if place == "search":
             expansion.examples.append(trial)

@@ -62,6 +62,13 @@ def _files_of(path: Path) -> list[Path]:
     return [each for each in files if not {"__pycache__", ".git"}.intersection(each.relative_to(path).parts)]
 
 
+MetricsFile = Annotated[
+    str,
+    Field(pattern=r"\.(jsonl|txt|log|json|csv)$"),
+    hint("a metrics file must end in .jsonl, .txt or .log (JSON lines), .json or .csv"),
+]
+
+
 class Metrics(Section):
     """Where Trainyard finds the metrics of a program: rows of numbers by name.
 
@@ -72,14 +79,7 @@ class Metrics(Section):
     searched, without escape codes such as colors.
     """
 
-    file: (
-        Annotated[
-            str,
-            Field(pattern=r"\.(jsonl|txt|log|json|csv)$"),
-            hint("a metrics file must end in .jsonl, .txt or .log (JSON lines), .json or .csv"),
-        ]
-        | None
-    ) = Field(
+    file: MetricsFile | None = Field(
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
         "`{out_dir}` in a scaling study). `.jsonl`, `.txt`, `.log`: a JSON object per line; `.csv`: with a header; "
