@@ -192,11 +192,8 @@ def _check_numbers(values: list[Any]) -> list[Any]:
 
 
 def _check_numbers_of_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_key: dict[str, list[Any]] = {}
-    for key, value in (item for values in trials for item in values.items()):
-        by_key.setdefault(key, []).append(value)
-    for values_of_key in by_key.values():
-        _check_numbers(values_of_key)
+    for key in dict.fromkeys(key for values in trials for key in values):
+        _check_numbers([values[key] for values in trials if key in values])
     return trials
 
 
@@ -266,12 +263,8 @@ def _order_by_conditions(varied: dict[str, Any]) -> dict[str, Any]:
     return ordered
 
 
-def _keep_order(varied: dict[str, Any]) -> dict[str, Any]:
-    return _order_by_conditions(varied) if any(map(condition_of, varied.values())) else varied
-
-
-Grid = Annotated[dict[str, GridValues], AfterValidator(_keep_order)]
-Draws = Annotated[dict[str, Draw], Field(min_length=1), AfterValidator(_keep_order)]
+Grid = Annotated[dict[str, GridValues], AfterValidator(_order_by_conditions)]
+Draws = Annotated[dict[str, Draw], Field(min_length=1), AfterValidator(_order_by_conditions)]
 
 _DRAWS: Final = (
     "For each key, a list of choices, a range `{low: , high: , log: , integer: , step: }`, or one of these with a "
@@ -456,14 +449,10 @@ _OF_RULE: Final = {  # the keys that decide
 }
 
 
-def _number_or_text(value: Any) -> str:
-    return "text" if isinstance(value, str) else "number"
-
-
 MAX_JOBS: Final = 100
 JobCount = Annotated[
     Annotated[int, Field(ge=1, le=MAX_JOBS), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
-    Discriminator(_number_or_text),
+    Discriminator(lambda value: "text" if isinstance(value, str) else "number"),
 ]
 
 

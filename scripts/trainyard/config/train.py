@@ -108,17 +108,13 @@ def _value_types(annotation: Any) -> Iterator[Any]:
             yield member
 
 
-_TEXT: Final = invalid("text instead of a number: write it without quotes")
-_TRUE: Final = invalid("true instead of a number")
-
-
 def _find_mistake(value: Any) -> PydanticCustomError | None:
     """The error if a value is a number written as text, or true, or if it is a mapping that contains such a value."""
     if isinstance(value, dict):
         return next(filter(None, map(_find_mistake, value.values())), None)
     if isinstance(value, str):
-        return _TEXT if is_number(value) else None
-    return _TRUE if value is True else None
+        return invalid("text instead of a number: write it without quotes") if is_number(value) else None
+    return invalid("true instead of a number") if value is True else None
 
 
 MetricName = Annotated[
