@@ -6,6 +6,9 @@ Time, nodes, GPUs, Ray and the trials are simulated (tools/simulated_cluster); t
 its plan, packer, queue, failure policy, time limits and journal. The order of trials, walltimes, retries, retired slots
 and consecutive jobs are its own decisions. Each row is the mean over some seeds.
 
+One driver has all nodes, and the GPUs of a failed node stay idle until its job ends. Trainyard itself submits a job for
+each node: a failed node ends its own job, and the next one has a healthy node.
+
 Published rates of failures:
 
 - Llama 3: 419 unexpected interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 2024, table 5), which are

@@ -55,8 +55,9 @@ class Account:
 class Cluster:
     """The nodes of one job after another; it takes the place of the module `ray`.
 
-    A node that fails is away until the job ends; the next job has healthy nodes only. Failures are drawn for all GPUs
-    of the cluster, so that they do not depend on what runs there.
+    A node that fails is away until the job ends, whose driver survives it; a real job has one node, and ends with it.
+    The next job has healthy nodes only. Failures are drawn for all GPUs of the cluster, so that they do not depend on
+    what runs there.
     """
 
     def __init__(
