@@ -45,14 +45,8 @@ class ReportTable:
     best: int | None = None
 
 
-@dataclass(frozen=True)
-class Charts:
-    """Charts of trials, whose selection filters the table that follows them."""
-
-    spec: Mapping[str, Any]  # in Vega-Lite
-
-
-Part = ReportTable | Charts | str
+# A dict has charts of trials, in Vega-Lite, whose selection filters the table that follows them.
+Part = ReportTable | dict[str, Any] | str
 Parts = Mapping[str, Part]  # headings, and what is below them
 
 
@@ -89,10 +83,8 @@ def _to_html(part: Part, table_id: str, name: str) -> str:
     """A part of a page; `name` is that of its CSV file."""
     if isinstance(part, str):
         return Markup("<p>{}</p>").format(part)
-    if isinstance(part, Charts):
-        return Markup('<p>{}</p><div id="charts" data-spec="{}"></div>').format(
-            CHARTS_HINT, _pack(json.dumps(part.spec))
-        )
+    if isinstance(part, dict):
+        return Markup('<p>{}</p><div id="charts" data-spec="{}"></div>').format(CHARTS_HINT, _pack(json.dumps(part)))
     from itables import JavascriptFunction, to_html_datatable
 
     shown = part.frame.replace("", None).dropna(axis="columns", how="all")
@@ -144,7 +136,7 @@ def _library(parts: frozenset[type]) -> str:
         from itables.javascript import generate_init_offline_itables_html
 
         library = generate_init_offline_itables_html(options.dt_bundle)
-    if Charts in parts:
+    if dict in parts:
         from snakemake.assets import Assets  # what Snakemake's own report draws with
 
         scripts = (Assets.get_content(f"{name}/{name}.js") for name in ("vega", "vega-lite", "vega-embed"))

@@ -11,7 +11,7 @@ from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
-from trainyard.report.pages import MAX_ROWS, Charts, Part, Parts, ReportTable, write_page
+from trainyard.report.pages import MAX_ROWS, Part, Parts, ReportTable, write_page
 from trainyard.report.study_plots import rank_trials
 from trainyard.report.sweep_tables import (
     RESERVED,
@@ -87,7 +87,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     return {
         "": "; ".join(describe_ranking(ranking)),
         **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
-        **({"Trials compared": Charts(spec)} if spec else {}),
+        **({"Trials compared": spec} if spec else {}),
         "Trials": arranged,
         **stopped,
         "Cost, compared with other strategies": ReportTable(turned),
