@@ -38,27 +38,12 @@ from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import typed_argv
 
 log = logging.getLogger("workflow")
-
-
 # The end of a message with a scheduler. Snakemake fills in what the job requests after all overrides.
 _REQUESTS: Final = (
     "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem} "
     "({resources.memory}), walltime: {resources.runtime} min"
 )
-
-CATEGORIES: Final = {
-    "overview": "Overview",
-    "sweeps": "Sweeps",
-    "scaling": "Scaling",
-    "trees": "Tree models",
-    "data": "Data",
-}
 TABLE_LABELS: Final = {"sweeps": "trials: charts and table", "scaling": "table", "trees": "table"}
-DERIVED_TABLES: Final = {  # made by tables.py
-    "sweeps": ["strategies", "jobs", "ranking"],
-    "scaling": ["scaling"],
-    "trees": [],
-}
 
 
 @dataclass(frozen=True)
@@ -74,8 +59,11 @@ class Workflow:
     """The checked config, as the Snakefile sees it."""
 
     name_pattern = NAME_PATTERN
-    categories: Final = ordered_labels(CATEGORIES)
-    derived_tables = DERIVED_TABLES
+    categories: Final = ordered_labels(
+        {"overview": "Overview", "sweeps": "Sweeps", "scaling": "Scaling", "trees": "Tree models", "data": "Data"}
+    )
+    # Made by tables.py
+    derived_tables: ClassVar = {"sweeps": ["strategies", "jobs", "ranking"], "scaling": ["scaling"], "trees": []}
     # Of rules that run where Snakemake does. Snakemake's own default of mem_mb depends on the sizes of inputs, which it
     # cannot find out for a report, and warns.
     here: ClassVar = {"machine": 1, "mem_mb": 2000}
