@@ -128,8 +128,7 @@ def check_nodes(job: JobReport, nodes: Sequence[NodeReport], *, nonce: str, lock
 
 def check_reports(reports: Reports) -> Iterator[Finding]:
     """A step ran on every node of the job."""
-    missing = set(reports.job.nodes) - {each.node for each in reports.nodes}
-    if missing:
+    if missing := set(reports.job.nodes) - {each.node for each in reports.nodes}:
         remedy = "the nodes must have this folder and this Python at the same paths"
         message = f"no report from {', '.join(sorted(missing))}: {reports.job.step_error or 'the job ended before'}"
         yield Finding("node", "fails", message, remedy)

@@ -74,8 +74,7 @@ def check_files_and_code(site: Site) -> Iterator[Finding]:
 
 def check_slurm(site: Site) -> Iterator[Finding]:
     """Slurm's programs are on PATH, and its controller responds."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         remedy = "run this on a login node of the cluster; some sites need `module load slurm`"
         yield Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}", remedy)
     else:
@@ -231,8 +230,7 @@ def check_memory(site: Site) -> Iterator[Finding]:
     fitting = []
     for request in site.requests:
         kinds = [each for each in site.partitions if each.name == site.partition_of(request)]
-        finding = judge_memory(request, kinds, data_mb=data_mib(site.results, request.dataset))
-        if finding:
+        if finding := judge_memory(request, kinds, data_mb=data_mib(site.results, request.dataset)):
             yield finding
         else:
             fitting.append(request)

@@ -49,7 +49,7 @@ def status_view(
     running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
     blocks: list[list[RenderableType]] = []
     if plans:
-        blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(*each)) for each in zip(plans, opened, strict=True)])])
+        blocks.append([TerminalTable(SWEEP_COLUMNS, list(map(_row, plans, opened)))])
     requested = [f"sweep {plan.state.name}: {text}" for plan in plans if (text := _describe_requests(plan.state))]
     if requested:
         blocks.append([Text(line, style="yellow") for line in requested])
@@ -91,22 +91,17 @@ def describe_other_run(config: Config, file: Path, results: Path) -> str:
     return f"{file} as it is now has not run with these results: the config of the last run is {last}"
 
 
-def _row(plan: Plan, opened: Sequence[Attempt]) -> Iterator[str]:
+def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
     state, pending = plan.state, plan.forecast.pending
     running = len({attempt.trial for attempt in opened}.intersection(pending))
     outcomes = [last.outcome for name in pending if (last := state.last_attempt(name))]
     failed = outcomes.count(TrialStatus.FAILED)
     ends = [end.outcome for name in state.trials if (end := state.end(name))]
-    yield state.name
-    yield str(ends.count(TrialStatus.FINISHED))
-    yield str(ends.count(TrialStatus.STOPPED))
-    yield str(ends.count(TrialStatus.DIVERGED))
-    yield str(running)
-    yield str(failed + ends.count(TrialStatus.UNREADABLE))
-    yield str(len(pending) - running - failed)
-    yield str(len(state.trials))
+    counts = [*map(ends.count, (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED)), running]
+    counts += [failed + ends.count(TrialStatus.UNREADABLE), len(pending) - running - failed, len(state.trials)]
     left = _seconds_left(plan, opened)
-    yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
+    time_left = "-" if not pending else "unknown yet" if left is None else format_duration(left)
+    return [state.name, *map(str, counts), time_left]
 
 
 def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:

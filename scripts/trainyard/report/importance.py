@@ -31,8 +31,7 @@ class Importance:
 
 def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
     """A bar per varied key, sorted by importance; or why there is none."""
-    reason = why_unknown(ranked)
-    if reason:
+    if reason := why_unknown(ranked):
         style.write_in_center(axes, f"no importance: {reason}")
         return
     found = measure_importance(ranked)

@@ -76,8 +76,7 @@ def surplus_of(folder: Path, kept: Collection[Path]) -> Iterator[Path]:
 def reduce_folders(folders: Folders) -> None:
     """Remove the surplus of some folders, but for those in which a process still runs."""
     for folder, kept in folders.items():
-        surplus = list(surplus_of(folder, kept))
-        if surplus:
+        if surplus := list(surplus_of(folder, kept)):
             with suppress(LockHeldError), claim_folder(folder, purpose="removing files", grace_seconds=-CLAIM_SECONDS):
                 for path in surplus:
                     remove(path)

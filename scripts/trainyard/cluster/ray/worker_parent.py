@@ -121,8 +121,7 @@ def main() -> None:
             importlib.import_module(module)
         _seconds[module] = time.perf_counter() - began
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
-    command = _fork_workers(socket.socket(fileno=int(sys.argv[1])))
-    if command:
+    if command := _fork_workers(socket.socket(fileno=int(sys.argv[1]))):
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
         sys.path[sys.path.index(str(SCRIPTS))] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
