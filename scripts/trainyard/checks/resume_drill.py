@@ -41,14 +41,13 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.text import count_of, format_duration
+from trainyard.utils.text import count_of, format_duration, list_some
 
 FOLDER: Final = "drill"  # in the results
 POLL_SECONDS: Final = 0.2
 LAG_SECONDS: Final = 1.0  # at most, from the report of a row to its record
 LEAST_ROWS: Final = 3  # of metrics in an undisturbed run
 MOST_FILES: Final = 100_000  # in the folder where programs run, whose changes are looked for
-SHOWN_FILES: Final = 3
 CHECKPOINTS: Final = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|h5|npz)$|checkpoint", re.IGNORECASE)
 KILLED: Final = (-9, 137)  # exit codes
 # Metrics that differ from one run to the next although both are right: seconds, speeds, memory.
@@ -230,10 +229,10 @@ class _Drill:
             remedy = "let it save its state and exit at SIGTERM"
             yield Finding(f"{self._place}.grace_seconds", "warns", f"{grace} of its grace period", remedy)
         if same:
-            message = f"each run writes {_listed(same)} in {Path.cwd()}, where trials overwrite the files of others"
+            message = f"each run writes {list_some(same)} in {Path.cwd()}, where trials overwrite the files of others"
             yield Finding(f"{self._place}.workdir", "warns", message, "use {trial_dir}, or `workdir: trial`")
         elif others := sorted(set.union(*changed) if all(changed) else ()) + sorted(list_files(self._temporary)):
-            yield Finding(f"{self._place}.workdir", "ok", f"leaves {_listed(others)} outside of its folder")
+            yield Finding(f"{self._place}.workdir", "ok", f"leaves {list_some(others)} outside of its folder")
         if verdict.verdict == "ok":
             shutil.rmtree(self._folder)
 
@@ -347,7 +346,7 @@ def describe_start(
         message = f"it saved no checkpoint, `{pattern}`, before it was interrupted"
         return "unknown", message, "have it save one more often, or give the drill more time"
     elif pattern:
-        remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {_listed(saved) or 'none'}"
+        remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {list_some(saved)}"
     elif own:
         suggested = f"{'**/' if os.sep in own[0] else ''}*{Path(own[0]).suffix}"
         remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
@@ -470,8 +469,3 @@ def _is_skipped(folder: Path) -> bool:
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """The files that are new or were written."""
     return {name for name, state in after.items() if before.get(name) != state}
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
-    return ", ".join(names[:SHOWN_FILES]) + more

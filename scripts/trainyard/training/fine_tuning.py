@@ -17,6 +17,7 @@ from trainyard.config.weights import WeightsError, is_published, weights_digest
 from trainyard.data.torchvision_weights import remote_weights, weights_folder
 from trainyard.training.models import ModelError, inner_model
 from trainyard.utils.files import expand_path
+from trainyard.utils.text import list_some
 from trainyard.utils.typed_commands import script_call
 
 
@@ -95,7 +96,6 @@ def _check_matches(option: str, patterns: Iterable[str], names: Iterable[str]) -
 # weights if there is one, as it is what was validated, or `module`.
 ENTRIES: Final = ("state", "average", "module", "state_dict", "model_state_dict", "model")
 PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, and of our adapted models
-NAMED: Final = 3  # tensors in a message
 # torchvision renames the layers in its files of DenseNet outside of `load_state_dict`.
 _OLD_DENSENET: Final = re.compile(r"^(.*denselayer\d+\.(?:norm|conv))\.([12]\.\w+)$")
 _OTHER_OBJECT: Final = re.compile(r"GLOBAL ([\w.]+) was not an allowed global")  # in messages of `weights_only=True`
@@ -128,15 +128,17 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
         raise WeightsError(f"{path}: does not fit {spec.model}: {reason}{remedy}") from None
     loaded, skipped = len(theirs) - len(found.unexpected_keys), found.unexpected_keys
     if not loaded:
-        raise WeightsError(f"{path}: has none of the names of {spec.model}: {_listed(skipped)}, not {_listed([*ours])}")
+        raise WeightsError(
+            f"{path}: has none of the names of {spec.model}: {list_some(skipped)}, not {list_some([*ours])}"
+        )
     missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
     if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
-        raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {_listed(absent)} of the model")
+        raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {list_some(absent)} of the model")
     if others := _of_another_model(skipped, ours, output=[*missing, *replaced]):
-        raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {_listed(others)}")
+        raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {list_some(others)}")
     source, count = f"{path} (sha256 {weights_digest(str(path))[:8]})", f"{loaded} of {len(ours)} tensors"
     message = "pretrained %s: %s loaded, new output layer: %s, skipped: %s"
-    log.info(message, source, count, _listed(missing), _listed(skipped))
+    log.info(message, source, count, list_some(missing), list_some(skipped))
 
 
 def _is_new_output(theirs: Tensor, ours: Tensor | None, classes: int) -> bool:
@@ -150,11 +152,6 @@ def _of_another_model(skipped: list[str], ours: Iterable[str], *, output: list[s
     """The skipped names in parts that the model has, except its output layer: its architecture is another one."""
     parts = {name.partition(".")[0] for name in ours} - {name.partition(".")[0] for name in output}
     return [name for name in skipped if name.partition(".")[0] in parts]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}" if names else "none"
 
 
 # ---- files

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import append_whole
 from trainyard.utils.locks import hold
+from trainyard.utils.text import list_some
 
 Event = dict[str, Any]
 Decoded = TypeVar("Decoded")
@@ -222,9 +223,7 @@ class Reader(Generic[Decoded]):
             if decoded is not None:
                 yield decoded
         if damaged:
-            more = f" and {len(damaged) - LISTED_LINES:,} more" if len(damaged) > LISTED_LINES else ""
-            listed = ", ".join(map(str, damaged[:LISTED_LINES]))
-            log.warning("%s: skipped damaged lines: %s%s", self._path, listed, more)
+            log.warning("%s: skipped damaged lines: %s", self._path, list_some([*map(str, damaged)], LISTED_LINES))
 
     def _new_lines(self, limit: int | None) -> Iterator[bytes]:
         try:

@@ -2,7 +2,7 @@
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -52,6 +52,12 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+def list_some(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are; `none` without any."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "none"
 
 
 def printable(text: str) -> str:
