@@ -66,7 +66,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
         if group.is_main:
             stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
-        store = _store(study, staged, scale, folder)
+        spec = training_spec(study, scale, staged.digest)  # each has its own folder, which no other config overwrites
+        store = CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.message:
             log.warning("%s", copy.message)
@@ -245,9 +246,3 @@ def _read_note(store: CheckpointStore, name: str) -> Any:
     """The content of a file in the folder of the checkpoints, written by a previous attempt; None without it."""
     path = store.folder / name
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _store(study: TrainScaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
-    """The checkpoints of this training. Each spec has its own folder: a changed config does not overwrite them."""
-    spec = training_spec(study, scale, staged.digest)
-    return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)
