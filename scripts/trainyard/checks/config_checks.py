@@ -110,7 +110,7 @@ def _check_slots(checked: CheckedStudy) -> Iterator[Finding]:
 
 
 def _count_trials(sweep: Sweep) -> int:
-    return sweep.draw_count + len(expand(sweep).trials)
+    return sweep.distinct_draw_count + len(expand(sweep).trials)
 
 
 def _check_folder(checked: CheckedStudy) -> Iterator[Finding]:

@@ -166,6 +166,13 @@ class Uniform(Section):
         """The lowest and the highest value that can be drawn."""
         return (math.ceil(self.low), math.floor(self.highest)) if self.integer else (self.low, self.highest)
 
+    @property
+    def count(self) -> float:
+        """How many values can be drawn; infinite for a range of real numbers."""
+        if self.step:
+            return self.steps + 1
+        return self.ends[1] - self.ends[0] + 1 if self.integer else math.inf
+
 
 def is_seed(key: str) -> bool:
     """Whether a key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
@@ -892,6 +899,13 @@ class Sweep(Section):
     def draw_count(self) -> int:
         """The trials that a search draws; 0 without a search."""
         return self.search.trials * self.repeats_of_all if self.search else 0
+
+    @property
+    def distinct_draw_count(self) -> int:
+        """How many of them are different, at most."""
+        draws = self.search.values.values() if self.search else ()
+        counts = (each.count if isinstance(each, Uniform) else len(options_of(each)) for each in draws)
+        return int(min(self.draw_count, math.prod(counts, start=1.0) * self.repeats_of_all))
 
     def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
         """Check that trials report what they are judged by, among the metrics of a whole trial and of an epoch."""

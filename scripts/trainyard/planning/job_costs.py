@@ -258,7 +258,7 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
 def summarize_plan(plan: Plan) -> str:
     """The work, the request and the predicted time of a sweep's jobs: one line for `snakemake -n`."""
     state, slots = plan.state, plan.request.slots
-    again = ", ".join(_describe_again(plan.state))
+    again = ", ".join(filter(None, [*_describe_again(plan.state), plan.new_search]))
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
     if reread := len(state.to_reparse):
         what += f", {count_of(reread, 'output')} to re-read without running anything"

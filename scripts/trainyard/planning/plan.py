@@ -13,6 +13,7 @@ from trainyard.data.staged import read_meta
 from trainyard.planning.attempts import Fold, group_by_trial
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.job_request import JobRequest
+from trainyard.planning.search import describe_new_search
 from trainyard.planning.sweep_state import NOT_STAGED, SweepState, TrialSpace
 from trainyard.utils.errors import MissingResultError
 
@@ -37,6 +38,11 @@ class Plan:
     def request(self) -> JobRequest:
         """The job that the pending trials need."""
         return JobRequest(self)
+
+    @cached_property
+    def new_search(self) -> str:
+        """As `describe_new_search`."""
+        return describe_new_search(self.state)
 
     def with_slots(self, slots: Slots) -> "Plan":
         """The plan of jobs with exactly these slots."""

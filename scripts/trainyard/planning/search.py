@@ -22,10 +22,11 @@ from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
-from trainyard.planning.sweep_state import Suggestion, SweepState, Task
+from trainyard.planning.sweep_state import Suggestion, SweepState, Task, TrialSpace
 from trainyard.utils.errors import UserError
 from trainyard.utils.event_log import read_clock
 from trainyard.utils.files import digest_of
+from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:
     import optuna  # it takes a second: imported only where there is something to draw
@@ -224,6 +225,32 @@ def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | Non
     return params
 
 
+def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion | None:
+    """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
+    search, digest = space.sweep.search, space.dataset_digest
+    assert search is not None
+    with suppress(ValueError):  # of a config with other keys
+        trial = make_trial(space.sweep, values)
+        whole = {key: value_at(trial.settings, key) for key in search.values} | values
+        if params := params_of(search, whole):
+            same = make_trial(space.sweep, {key: whole[key] for key in whole if key in params or is_seed(key)})
+            if trial.identity(digest) == same.identity(digest) == name:
+                return Suggestion(trial, name, params, {})
+    return None
+
+
+def describe_new_search(state: SweepState) -> str:
+    """That a search begins although trials of an earlier config have ended, and how many count; "" otherwise."""
+    search, space = state.sweep.search, state.space
+    ends = {name: end for name in state.earlier_trials if (end := state.end(name))}
+    if not search or space.suggestions or not ends:
+        return ""
+    drawn = [end for name, end in ends.items() if search.learns and as_drawn(space, name, state.earlier_trials[name])]
+    goals = state.sweep.goals.keys() - {DURATION}
+    counting = sum(end.outcome == TrialStatus.DIVERGED or goals <= end.metrics.keys() for end in drawn)
+    return f"a new search, for which {counting} of {count_of(len(ends), 'earlier trial')} count"
+
+
 class Order(Protocol):
     """What a search needs of the order that the jobs of its sweep share."""
 
@@ -305,10 +332,9 @@ class SuggestionSource:
         self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
         if not self._search.learns:
             return
-        earlier = {name: tries[-1].values for name, tries in state.attempts.items() if name not in state.trials}
-        earlier = {name: values for name, values in earlier.items() if self._find_end(name)}
+        earlier = {name: values for name, values in state.earlier_trials.items() if self._find_end(name)}
         given = {name: trial.values for name, trial in self._configured.items()} | earlier
-        others = [self._as_drawn(name, values) for name, values in given.items()]
+        others = [as_drawn(space, name, values) for name, values in given.items()]
         others += [each for path in self._search.evidence for each in self._read_evidence(path)]
         for each in filter(None, others):
             found.setdefault(str(each.params), []).append(each)
@@ -316,18 +342,6 @@ class SuggestionSource:
         if others:
             count = sum(map(len, self._evidence))
             log.info("search: %d trials that it has not drawn count, %d do not fit", count, len(others) - count)
-
-    def _as_drawn(self, name: str, values: dict[str, Any]) -> Suggestion | None:
-        """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
-        sweep, digest = self._state.space.sweep, self._state.space.dataset_digest
-        with suppress(ValueError):  # of a config with other keys
-            trial = make_trial(sweep, values)
-            whole = {key: value_at(trial.settings, key) for key in self._search.values} | values
-            if params := params_of(self._search, whole):
-                same = make_trial(sweep, {key: whole[key] for key in whole if key in params or is_seed(key)})
-                if trial.identity(digest) == same.identity(digest) == name:
-                    return Suggestion(trial, name, params, {})
-        return None
 
     def _read_evidence(self, path: str) -> Iterator[Suggestion | None]:
         """The rows of a CSV file as if the search had drawn them; None for each other one, or without result."""

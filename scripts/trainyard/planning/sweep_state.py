@@ -62,7 +62,7 @@ class TrialSpace:
     """The trials of a sweep by identity. Identities are provisional until the dataset is staged.
 
     `trials` holds those of the config in its order, then those that were drawn by a search or as further seeds of the
-    best, then a placeholder for each one that will still be drawn, so that forecasts count them.
+    best, then a placeholder for each one that may still be drawn, so that forecasts count them.
     """
 
     def __init__(self, sweep: Sweep, dataset_digest: str, suggested: Sequence[Suggested] = ()) -> None:
@@ -76,7 +76,9 @@ class TrialSpace:
         self.trials |= self._placeholders(after=len(self.suggestions))
 
     def _placeholders(self, *, after: int) -> dict[str, Trial]:
-        numbers = [*range(after + 1, self.sweep.draw_count + 1), *(f"seed-{each + 1}" for each in range(self.unchosen))]
+        again = len(self.suggestions) - len({each.name for each in self.suggestions})
+        last = min(self.sweep.draw_count, self.sweep.distinct_draw_count + again)
+        numbers = [*range(after + 1, last + 1), *(f"seed-{each + 1}" for each in range(self.unchosen))]
         known = expand(self.sweep)
         example = Trial((known.examples or known.trials)[0].spec, {}) if numbers else None
         return {f"{_PLACEHOLDER}{number}": example for number in numbers if example}
@@ -125,7 +127,7 @@ class TrialSpace:
         sweep = self.sweep
         if not sweep.repeat_best or self.digest in self._chosen:
             return 0
-        count = sweep.draw_count + len(expand(sweep).trials)
+        count = sweep.distinct_draw_count + len(expand(sweep).trials)
         chosen = [repeats for repeats, each in enumerate(self.selections, 1) if each in self._chosen]
         return min(sweep.repeat_best, count) * (sweep.repeats - max(chosen, default=1))
 
@@ -309,6 +311,11 @@ class SweepState:
     def constant_keys(self) -> frozenset[str]:
         """The keys with the same value in all trials; labels, plots and sentences leave them out, tables do not."""
         return constant_keys(self.sweep)
+
+    @property
+    def earlier_trials(self) -> dict[str, dict[str, Any]]:
+        """The values of trials that have run and that the config no longer has, by identity."""
+        return {name: tries[-1].values for name, tries in self.attempts.items() if name not in self.trials}
 
     def attempts_at(self, trial: str) -> Sequence[Attempt]:
         """The attempts at a trial, oldest first."""

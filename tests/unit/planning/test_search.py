@@ -12,8 +12,9 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt, update_attempts
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
-from trainyard.planning.plan import plan_sweep
+from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.requests import UserRequest
 from trainyard.planning.search import OptunaStudy, SuggestionSource, read_evidence
 from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
@@ -128,6 +129,34 @@ def test_what_is_still_to_draw_has_a_place_in_the_plan():
     command = {"command": "./run {lr}", "metrics": {"file": "m.json"}}
     made = CommandSweep.model_validate({**command, "search": {"trials": 2, "values": {"lr": [0.1, 0.2]}}})
     assert list(TrialSpace(made, "digest").trials) == ["draw-1", "draw-2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [
+        ({"x": [1, 2, 3], "n": {"low": 1, "high": 4, "step": 2}}, 6),
+        ({"x": ["a", "b"], "n": {"low": 0.5, "high": 3, "integer": True, "when": {"x": "a"}}}, 6),
+        ({"x": [1, 2], "lr": {"low": 0, "high": 1}}, 20),
+    ],
+)
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_the_plan_counts_no_more_draws_than_there_are_configurations(tmp_path, values, count, repeats):
+    own = {"command": "./run {args}", "args": {"seed": 7}, "metrics": {"file": "m.json"}, "repeats": repeats}
+    search = {"method": "random", "trials": 20, "values": values}
+    config = check_config({"sweeps": {"s": own | {"search": search}}})
+    state = plan_sweep(config, "s", tmp_path).state
+    assert (len(state.unfinished), state.space.undrawn_count) == (count * repeats, 20 * repeats)
+    if count == 20:
+        return
+    with session_of(tmp_path / "sweeps/s") as journal:
+        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        while source.next_task():
+            assert len(plan_sweep(config, "s", tmp_path).state.trials) == count * repeats, "also what is drawn twice"
+    more = check_config({"sweeps": {"s": own | {"search": {**search, "trials": 30}}}})
+    state = plan_sweep(more, "s", tmp_path).state
+    assert len(state.trials) == count * repeats
+    more = check_config({"sweeps": {"s": own | {"search": {**search, "trials": 40}}}})
+    assert state.space.grow(more.sweeps["s"]) == []
 
 
 def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_trials():
@@ -398,6 +427,29 @@ def test_a_changed_range_keeps_the_results_that_fit(tmp_path):
     with searching(tmp_path, retrain=1) as (source, _, _):
         source.next_task()
         assert states_of(source) == ["RUNNING"], "what is to run again is no evidence"
+
+
+@pytest.mark.parametrize(
+    ("changes", "counting"),
+    [
+        ({"mode": "max"}, 4),
+        ({"metric": "val_loss"}, 0),  # which none has reported
+        ({"search": {"method": "random"}}, 0),
+        ({"retrain": 1}, None),
+        ({"search": {"trials": 30}}, None),
+    ],
+)
+def test_the_plan_says_that_a_search_begins_anew_and_how_many_trials_count(tmp_path, changes, counting):
+    with searching(tmp_path) as (source, _, end):
+        for number in range(4):
+            end(source.next_task().trial, float(number))
+    with searching(tmp_path, **changes) as (source, state, _):
+        says = f"20 of 20 trials pending (a new search, for which {counting} of 4 earlier trials count)"
+        told = summarize_plan(Plan(state))
+        assert says in told if counting is not None else "a new search" not in told
+        source.next_task()
+    with searching(tmp_path, **changes) as (_, state, _):
+        assert "a new search" not in summarize_plan(Plan(state)), "once it has drawn"
 
 
 def test_seeds_of_a_configuration_beside_a_search_count_with_their_mean(tmp_path):
