@@ -192,7 +192,7 @@ def summarize_savings(state: SweepState, stopped: pd.DataFrame) -> str:
     """One line about what early stopping saved; `stopped` is the `stopping_table`."""
     all_epochs = state.stop.epochs if state.stop else None
     counts = f"stopped early: {len(stopped)} of {len(state.trials)} trials"
-    if stopped.empty or all_epochs is None:
+    if all_epochs is None or stopped["saved_epochs"].isna().all():
         return counts
     total = all_epochs * len(state.trials)
     epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()

@@ -616,6 +616,7 @@ def test_a_stopped_trial_whose_output_has_no_epochs_has_unknown_savings(tmp_path
     rows = [line.partition(",")[2] for line in (tmp_path / "stopping.csv").read_text().splitlines()]
     assert rows[1:] == [",,53,,asha", "2,8,53,24,asha"]
     assert summarize_savings(state, table) == "stopped early: 2 of 2 trials; this saved 8 of 20 epochs (40.0%)"
+    assert summarize_savings(state, table[:1]) == "stopped early: 1 of 2 trials"
 
 
 def test_unknown_saved_seconds_are_not_reported(tmp_path):
