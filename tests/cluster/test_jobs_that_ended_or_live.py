@@ -79,16 +79,6 @@ def test_jobs_end_as_their_rules_do_if_slurmstepd_of_their_steps_was_killed(clus
     assert sum("1 of 1 steps (100%) done" in text for text in logs) == 1, "the end of the output"
 
 
-def test_a_job_that_slurm_will_never_start_is_reported(cluster, shared_dir):
-    (shared_dir / "Snakefile").write_text(GATED_JOBS)
-    options = ["--set-resources", "work:runtime=1441", "--", "one"]  # the partition allows a day
-    with snakemake_in_background(cluster, shared_dir, {}, *options, snakefile=shared_dir / "Snakefile") as running:
-        reason = "(work one) as it is: its walltime is above the limit of its partition (PartitionTimeLimit)"
-        output = (shared_dir / "snakemake.out").read_text
-        wait_until(lambda: reason in output(), what="the reason", while_running=running)
-        assert output().count("Slurm will not start job") == 1
-
-
 def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(cluster, shared_dir):
     """Of three jobs, one ends before the restart, one still runs and one is pending.
 

@@ -296,19 +296,15 @@ def test_a_key_with_the_same_value_in_all_trials_explains_no_failure():
 
 def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
     policy = FailurePolicy(retries=0)
-    for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.record_failure(failure(f"t{number}", place, error=f"exit code 2: {number}", exit_code=2))
-    assert policy.common_failure([HERE, BESIDE], []) is None
-    for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.record_failure(
-            failure(f"t{number}", place, error=f"No such file: trials/t{number}/in.csv --lr {number}")
-        )
-    assert policy.common_failure([HERE, BESIDE], []) is None
-    for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.record_failure(
-            TrialFailure(f"t{number}", place, f"No such file: {number}.csv", 1.0, values={"subject": number})
-        )
-    assert policy.common_failure([HERE, BESIDE], []) is None, "other subjects may have their files"
+    for error, exit_code, key in (
+        ("exit code 2: {n}", 2, ""),
+        ("No such file: trials/t{n}/in.csv --lr {n}", None, ""),
+        ("No such file: {n}.csv", None, "subject"),  # other subjects may have their files
+    ):
+        for number, place in enumerate([HERE, BESIDE, HERE]):
+            values = {key: number} if key else {}
+            policy.record_failure(TrialFailure(f"t{number}", place, error.format(n=number), 1.0, exit_code, values))
+        assert policy.common_failure([HERE, BESIDE], []) is None, error
     for number, place in enumerate([HERE, BESIDE, HERE]):
         error = f"exit code 2: in trials/t{number}: no such option: --lrr {number}"
         policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 2, values={"lr": number}))

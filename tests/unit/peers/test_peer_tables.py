@@ -7,12 +7,10 @@ from peers.tables import (
     PAGE,
     Column,
     not_first,
-    participants_table,
     results,
     summary,
     within_noise,
     work_table,
-    write_page,
 )
 from peers.works import works
 
@@ -34,11 +32,6 @@ def test_a_median_is_within_noise_if_its_range_reaches_into_that_of_the_best():
     runs = {"a": runs_of("a", 10, 12, 14), "b": runs_of("b", 13, 15, 16), "c": runs_of("c", 15, 16, 17), "none": []}
     assert within_noise(SECONDS, runs) == {"a", "b"}
     assert within_noise(SECONDS, {"a": [run("a", 1, seconds=None)]}) == set()
-
-
-def test_values_that_look_equal_are_equal():
-    runs = {"a": [run("a", 1, seconds=10.01)], "b": [run("b", 1, seconds=10.04)]}
-    assert within_noise(SECONDS, runs) == {"a", "b"}
 
 
 def test_the_table_has_medians_ranges_and_reasons():
@@ -77,24 +70,12 @@ def test_runs_of_another_scale_are_left_out():
     assert "### Depth sweep" in results(WORKS, [run("sbatch", 1)], PEERS, scale=1)
 
 
-def test_a_page_keeps_what_is_outside_the_markers(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n")
-    for _ in range(2):
-        write_page({"results": ["| a |"]}, page)
-        assert page.read_text() == "before\n<!-- results -->\n\n| a |\n\n<!-- end of results -->\nafter\n"
-
-
 def test_a_participant_over_its_limit_is_not_measured_again():
     late = [run("sbatch", 1, reason="not over after 9 s: 3 of 20 trials finished")]
     assert over_limit_before(run("sbatch", 2), late)
     assert not over_limit_before(run("srun-steps", 2), late)
     assert not over_limit_before(run("sbatch", 2, scale=0.5), late)
     assert not over_limit_before(run("sbatch", 2), [run("sbatch", 1)])
-
-
-def test_the_lines_a_user_writes_are_counted_without_comments():
-    assert PEERS["sbatch"].lines(WORKS["depth"]) == 5  # the command that submits, and four of job.sh
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -110,12 +91,6 @@ def test_participants_say_what_they_do(name):
             assert fill_in((*peer.submit, *peer.resume), work)
             assert peer.files(work), "what a user writes is in a file"
             assert not {path.name for path in peer.files(work)} & NOT_WRITTEN_BY_USERS
-
-
-def test_participants_without_runs_are_not_measured_yet():
-    table = participants_table({name: PEERS[name] for name in ("sbatch", "trainyard-function")}, {"sbatch": "22.05"})
-    assert "| Separate sbatch jobs | 22.05 |" in table[2]
-    assert "| Trainyard, a function | not measured yet |" in table[3]
 
 
 def test_the_page_lists_all_participants():

@@ -116,14 +116,6 @@ def test_a_trial_that_goes_on_after_an_interruption_is_not_judged_again_before_t
     assert "that have reached epoch 1;" in judge.verdict("t0", {"epoch": 2, "val_accuracy": 0}), "by another rule"
 
 
-def test_most_of_the_budget_is_saved_and_the_best_survives_if_it_is_seen_to_be():
-    ends = {trial: end for trial, _, end in reported(rule(), None) if end}
-    best = max(CURVES, key=lambda name: CURVES[name][-1])
-    assert len(ends) == 27
-    assert sum(ends.values()) < 27 * 27 / 2
-    assert ends[best] == 27
-
-
 def test_a_trial_is_not_ended_at_its_last_epoch():
     judge = rule(epochs=9)
     for number in range(9):

@@ -152,23 +152,11 @@ PLOTS = {
         lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("blocks")),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks", "seconds since"],
     ),
-    "gantt by name": (lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("model")), ["labels: model"]),
-    "gantt of trials": (lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked()), ["labels: trial"]),
-    "gantt by boolean": (
-        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("nesterov")),
-        ["labels: nesterov", "True"],
-    ),
     "gantt of several keys": (
         lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("blocks", "model")),
         ["labels: blocks, model", "10, x", "validation accuracy (higher is better)"],
     ),
-    "metric by boolean": (
-        lambda axes: metric_plots.plot_metric(axes, ranked=ranked("nesterov")),
-        ["nesterov = True", "False"],
-    ),
-    "metric with gaps": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("width")), ["width"]),
     "metric": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("blocks")), ["90.0% at blocks = 20"]),
-    "metric by name": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("model")), ["at model = y"]),
     "metric by several keys": (
         lambda left, right: metric_plots.plot_metric(left, right, ranked=ranked("blocks", "model")),
         ["90.0%", "blocks = 20", "model = y"],
