@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.planning.attempts import Attempt, Attempts, Fold, update_attempts
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.journal import SESSIONS, Event, Journal, TrialEvent, decode, journal_files
+from trainyard.planning.journal import SESSIONS, Ended, Event, Journal, Started, TrialEvent, decode, journal_files
 from trainyard.planning.sweep_state import SweepState, TrialSpace
 from trainyard.utils.event_log import read_decoded, read_events
 from trainyard.utils.locks import Holder
@@ -46,6 +47,12 @@ def write_session(folder: Path, records: Iterable[dict[str, Any]], *, number: in
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))
     return path
+
+
+def record_attempt(journal: Journal, trial: str, **end: Any) -> None:
+    """Record the first attempt at a trial, and how it ended: finished after a second, unless `end` says otherwise."""
+    journal.record(Started(trial=trial, attempt=1))
+    journal.record(Ended(trial=trial, attempt=1, **{"status": TrialStatus.FINISHED, "seconds": 1.0} | end))
 
 
 def journal_text(folder: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT, TINY, stage_tiny
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.planning.plan import plan_sweep
 
@@ -111,8 +111,7 @@ def submitted(cluster):
     stage_tiny(folder / "results")
     with session_of(folder / "results/sweeps/done") as journal:  # only the tables are missing
         for name in plan_sweep(check_config(CONFIG), "done", folder / "results").state.trials:
-            journal.append("started", trial=name, attempt=1)
-            journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})
+            record_attempt(journal, name, seconds=1.0)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
     options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
     targets = ["--", "sweeps", "scaling", "trees"]

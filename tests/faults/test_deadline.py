@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from project import ONE_RANK, ROOT, TINY, Project
-from sweep_journals import attempts_in, session_of
+from sweep_journals import attempts_in, record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.packing.trial_queue import STOP_SECONDS
 from trainyard.planning.plan import plan_sweep
@@ -94,8 +94,7 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     trials = plan_sweep(check_config(config), "s", slow.results).state.trials
     with session_of(slow.results / "sweeps/s") as journal:  # measured on a machine that is not busy
         for name, seconds in zip(trials, (0.5, 0.6, 0.7), strict=False):
-            journal.append("started", trial=name, attempt=1)
-            journal.append("finished", trial=name, attempt=1, seconds=seconds, metrics={})
+            record_attempt(journal, name, seconds=seconds)
     done = run_for(slow, 600, check=False)
     assert done.returncode == 1
     assert "none could end in time" in done.stdout

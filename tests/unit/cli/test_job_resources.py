@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from snakemake.settings.types import ResourceSettings
+from sweep_journals import record_attempt
 from trainyard.cli.job_resources import USEFUL_JOBS
 from trainyard.cli.profile import Profile
 from trainyard.cli.snakefile import _share_settings
@@ -28,8 +29,7 @@ def finish(results, name, count, **sweeps):
     trials = list(yard_of(results, **sweeps).sweep.plan(name).state.trials)
     with Journal.of_new_session(results / f"sweeps/{name}") as journal:
         for trial in trials[:count]:
-            journal.append("started", trial=trial, attempt=1)
-            journal.append("finished", trial=trial, attempt=1, seconds=1.0, metrics={"loss": 0.0})
+            record_attempt(journal, trial, seconds=1.0, metrics={"loss": 0.0})
 
 
 def wildcards_of(name, job):

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from project import ROOT
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
@@ -45,8 +44,7 @@ def finish(results, sweep, *metrics, failed=0):
             folder = results / f"sweeps/{sweep}/trials/{trial}"
             folder.mkdir(parents=True)
             (folder / "log").touch()  # of the command, beside what Trainyard keeps
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, seconds=1.0, **end))
+            record_attempt(journal, trial, **end)
 
 
 def job(rule, name="", scale="", state="finished"):

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.requests import UserRequest
 from trainyard.utils.errors import FinalError, UserError
@@ -27,8 +26,7 @@ def swept(results, last_error):
             (second, {"status": TrialStatus.FINISHED, "metrics": {"loss": 2.0}}),
             (last, {"status": TrialStatus.FAILED, "error": last_error}),
         ):
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, seconds=1.0, **fields))
+            record_attempt(journal, trial, **fields)
     return plan_sweep(config, "s", results).state
 
 
@@ -57,8 +55,7 @@ def test_the_most_common_cause_is_counted_without_the_names_and_values_of_trials
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial, lr in zip(trials, (0.1, 0.2, 0.3), strict=True):
             error = "ValueError: other" if lr == 0.1 else f"ValueError: lr {lr} is too large for {trial}"
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FAILED, error=error, seconds=1.0))
+            record_attempt(journal, trial, status=TrialStatus.FAILED, error=error)
     with pytest.raises(UserError, match=r"failed for good, 2 of them with: ValueError: lr 0\.2 is too large"):
         check_sweep(plan_sweep(config, "s", tmp_path).state)
 
@@ -70,8 +67,7 @@ def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again_unless_a_tr
     trials = list(plan_sweep(config, "s", tmp_path).state.trials)
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial, status in zip(trials, (TrialStatus.UNREADABLE, other or TrialStatus.UNREADABLE), strict=True):
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, status=status, error="none were found"))
+            record_attempt(journal, trial, status=status, error="none were found")
     state = plan_sweep(config, "s", tmp_path).state
     for trial in trials:
         output = state.output_of(state.attempts[trial][0])
@@ -86,8 +82,7 @@ def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tm
     config = check_config({"sweeps": {"s": SWEEP}})
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial in plan_sweep(config, "s", tmp_path).state.trials:
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, error="NaN", seconds=1.0))
+            record_attempt(journal, trial, status=TrialStatus.DIVERGED, error="NaN")
     with pytest.raises(FinalError, match="all 3 trials diverged"):
         check_sweep(plan_sweep(config, "s", tmp_path).state)
 
@@ -109,8 +104,7 @@ def test_cancelled_trials_are_not_missing_unless_there_is_no_other(tmp_path):
     for trial in others:
         claims.request(UserRequest("cancel", 1.0, trial=trial))
     with session_of(tmp_path / "sweeps/s") as journal:
-        journal.record(Started(trial=first, attempt=1))
-        journal.record(Ended(trial=first, attempt=1, status=TrialStatus.FINISHED, metrics={"loss": 1.0}, seconds=1.0))
+        record_attempt(journal, first, status=TrialStatus.FINISHED, metrics={"loss": 1.0})
     state = plan_sweep(config, "s", tmp_path).state
     check_sweep(state)
     assert summarize_sweep(state) == "sweep s: 1 trial finished, 2 cancelled, 0 failed"

@@ -5,7 +5,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from sweep_journals import killed_session, session_of
+from sweep_journals import killed_session, record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
@@ -24,8 +24,7 @@ def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}}}})
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial in TrialSpace(config.sweeps["s"], "no dataset").trials:
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, metrics={}, seconds=1.0))
+            record_attempt(journal, trial, status=TrialStatus.FINISHED, metrics={})
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
     assert run_sweep(config, "s", tmp_path).state.unfinished == []
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
@@ -180,8 +180,7 @@ def write_losses(results, *statuses, rule=None):
             digest = state.sweep.metrics.digest
             end = {"metrics": {"loss": float(text.split()[2])}, "seconds": 1.0, "metrics_digest": digest}
             stop = {"why": "asha: rank 2", "rule": rule} if status == TrialStatus.STOPPED else {}
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, status=status, **end, **stop))
+            record_attempt(journal, trial, status=status, **end, **stop)
             path = results / "sweeps/s/trials" / trial / "output-1.log"
             path.parent.mkdir(parents=True)
             path.write_text(text)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.checks.config_checks import check_use
 from trainyard.config.load import ConfigError, check_config
 from trainyard.config.sweep import Budget, Slots
@@ -103,8 +103,7 @@ def test_the_plan_says_how_many_trials_fit_and_requests_no_longer_walltime(tmp_p
     with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("session", slots=2, gpus=2, lead_seconds=0.0)
         for name in list(without.state.trials)[:2]:
-            journal.append("started", trial=name, attempt=1)
-            journal.append("finished", trial=name, attempt=1, seconds=600.0, metrics={})
+            record_attempt(journal, name, seconds=600.0)
     found = plan(tmp_path, budget={"gpu_hours": 1})
     assert found.request.trials_in_budget == 4, "two rounds of 10 minutes in half an hour, and the start-up"
     assert found.request.walltime_minutes in (29, 30), "half an hour, without what the journal says was spent"

@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+from sweep_journals import record_attempt
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import shared_order
@@ -472,8 +473,7 @@ def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_la
     """Also before they have recorded their start, when they decide whether there is work."""
     with Journal.of_new_session(tmp_path) as journal:
         journal.record(SessionStarted(run="this"))
-        journal.record(Started(trial=trials[0], attempt=1))
-        journal.record(Ended(trial=trials[0], attempt=1, status=TrialStatus.FAILED, error="x", retried=False))
+        record_attempt(journal, trials[0], status=TrialStatus.FAILED, error="x", retried=False)
         journal.leave()
     fold = Fold(tmp_path).update()
     state = SweepState("s", SWEEP, TrialSpace(SWEEP, "no dataset"), tmp_path)

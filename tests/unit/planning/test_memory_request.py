@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from torch import nn
 from torchvision import models
 from trainyard.cluster.job_memory import MemoryRecord
@@ -134,8 +134,7 @@ def test_a_job_that_only_writes_tables_needs_little(tmp_path):
     record(tmp_path / "sweeps/own", processes=4, process_peak_mib=50000)
     with session_of(tmp_path / "sweeps/own") as journal:
         for name in plan_sweep(check_config(CONFIG), "own", tmp_path).state.trials:
-            journal.append("started", trial=name, attempt=1)
-            journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})
+            record_attempt(journal, name, seconds=1.0)
     assert of_sweep(tmp_path, "own").mb == 4000
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.attempts import Session
@@ -346,8 +346,7 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
         names = list(plan(Path(folder), **values).state.trials)
         with session_of(Path(folder) / "sweeps/depth") as journal:
             for name, each in zip(names, seconds, strict=False):
-                journal.append("started", trial=name, attempt=1)
-                journal.append("finished", trial=name, attempt=1, seconds=each, metrics={})
+                record_attempt(journal, name, seconds=each)
         known = plan(Path(folder), **values)
         low, high = known.request.predicted_range
         assert low <= known.request.predicted_seconds <= high
@@ -604,8 +603,7 @@ def own_plan(results, *, limit_minutes=math.inf, gpu_models=(), **changes):
     if not (results / "sweeps").exists():
         with session_of(results / "sweeps/depth") as journal:
             for name in names[:2]:
-                journal.append("started", trial=name, attempt=1)
-                journal.append("finished", trial=name, attempt=1, seconds=5 * 3600.0, metrics={})
+                record_attempt(journal, name, seconds=5 * 3600.0)
     return plan_sweep(config, "depth", results, limit_minutes=limit_minutes, gpu_models=gpu_models)
 
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 from slurm_commands import SlurmCommands
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.cluster.slurm_queries import count_idle_gpus
 from trainyard.config.load import check_config
 from trainyard.planning.plan import plan_sweep
@@ -40,8 +40,9 @@ def test_the_trials_of_queued_jobs_end_as_worked_out_by_hand(durations, starts, 
 
 
 @pytest.fixture
-def busy(slurm: SlurmCommands) -> SlurmCommands:
+def busy(slurm: SlurmCommands, tmp_path, monkeypatch) -> SlurmCommands:
     """A Slurm in which three tasks can start now, four in 100 s, eight in 500 s and no more; sbatch writes `asked`."""
+    monkeypatch.chdir(tmp_path)
     slurm.prints("sinfo", PARTITIONS)
     lines = [
         'count=$(echo "$*" | sed "s/.*--ntasks=\\([0-9]*\\).*/\\1/")',
@@ -61,13 +62,11 @@ def forecast(folder, queue, slots, seconds=None, **changes):
         with session_of(folder / "sweeps/s") as journal:
             trials = list(plan_sweep(config, "s", folder).state.trials)
             for trial in trials[: len(trials) // 2]:
-                journal.append("started", trial=trial, attempt=1)
-                journal.append("finished", trial=trial, attempt=1, seconds=seconds, metrics={"loss": 0.0})
+                record_attempt(journal, trial, seconds=seconds, metrics={"loss": 0.0})
     return forecast_shapes(plan_sweep(config, "s", folder), queue, config, folder)
 
 
-def test_one_job_two_and_one_per_trial_are_compared(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_one_job_two_and_one_per_trial_are_compared(busy, tmp_path):
     queue = Queue("gpu", "a100", ("--qos=long",))
     found = forecast(tmp_path, queue, {"jobs": 4, "gpus_per_node": 2})
     sizes = [(each.jobs, each.gpus) for each in found]
@@ -83,8 +82,7 @@ def test_one_job_two_and_one_per_trial_are_compared(busy, tmp_path, monkeypatch)
     assert {(line["--partition"], line["--qos"], line["--time"]) for line in asked} == {("gpu", "long", "60")}
 
 
-def test_measured_durations_give_ends_and_shorter_walltimes(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_measured_durations_give_ends_and_shorter_walltimes(busy, tmp_path):
     found = forecast(tmp_path, Queue("gpu"), {"gpus_per_node": 2}, seconds=600.0, grid={"x": list(range(30))})
     one, short = found[:2]
     assert (one.jobs, one.gpus, one.is_requested, short.is_requested) == (1, 2, True, False)
@@ -111,8 +109,7 @@ def test_measured_durations_give_ends_and_shorter_walltimes(busy, tmp_path, monk
         ({"gpus_per_node": 4, "gpus_per_trial": "auto"}, math.inf, None, 1),  # measured in one job
     ],
 )
-def test_what_the_plan_recommends_is_what_jobs_auto_takes(busy, tmp_path, monkeypatch, slots, limit, seconds, jobs):
-    monkeypatch.chdir(tmp_path)
+def test_what_the_plan_recommends_is_what_jobs_auto_takes(busy, tmp_path, slots, limit, seconds, jobs):
     busy.runs("sbatch", 'echo "sbatch: Job 7 to start at $(date +%Y-%m-%dT%H:%M:%S) using 1 processors" >&2')
     trains = {"dataset": "d", "grid": {"lr": [n / 100 for n in range(1, 31)]}, "slots": slots}
     own = trains if slots.get("gpus_per_trial") == "auto" else {**SWEEP, "grid": {"x": list(range(30))}, "slots": slots}
@@ -121,8 +118,7 @@ def test_what_the_plan_recommends_is_what_jobs_auto_takes(busy, tmp_path, monkey
     if seconds:
         with session_of(tmp_path / "sweeps/s") as journal:
             for trial in list(plan.state.trials)[:15]:
-                journal.append("started", trial=trial, attempt=1)
-                journal.append("finished", trial=trial, attempt=1, seconds=seconds, metrics={"loss": 0.0})
+                record_attempt(journal, trial, seconds=seconds, metrics={"loss": 0.0})
         plan = plan_sweep(config, "s", tmp_path, limit_jobs=limit)
     found = forecast_shapes(plan, Queue("gpu"), config, tmp_path)
     best = [each for each in found if each.is_recommended]
@@ -130,24 +126,21 @@ def test_what_the_plan_recommends_is_what_jobs_auto_takes(busy, tmp_path, monkey
     assert best[0].is_requested == (slots.get("jobs") == "auto" or slots.get("gpus_per_trial") == "auto" or jobs == 8)
 
 
-def test_a_walltime_that_is_set_is_compared_with_no_other(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_walltime_that_is_set_is_compared_with_no_other(busy, tmp_path):
     config = check_config({"sweeps": {"s": {**SWEEP, "slots": {"gpus_per_node": 1}}}})
     forecast(tmp_path, Queue("gpu"), {"gpus_per_node": 1}, seconds=600.0)
     found = forecast_shapes(plan_sweep(config, "s", tmp_path, fixed_minutes=500), Queue("gpu"), config, tmp_path)
     assert [(each.walltime_minutes, each.is_requested) for each in found] == [(500, True)]
 
 
-def test_jobs_without_gpus_ask_for_cpus(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_jobs_without_gpus_ask_for_cpus(busy, tmp_path):
     slots = {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 4}
     found = forecast(tmp_path, Queue(), slots)
     assert [(each.jobs, each.cpus) for each in found] == [(1, 16), (2, 8), (4, 4)]
     assert not any("gpu" in line for line in (tmp_path / "asked").open())
 
 
-def test_jobs_with_the_nodes_of_a_trial_are_compared_with_no_others(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_jobs_with_the_nodes_of_a_trial_are_compared_with_no_others(busy, tmp_path):
     sweep = {"dataset": "d", "train": {"model": "cnn"}, "grid": {"lr": [0.1, 0.2, 0.3]}}
     sweep["slots"] = {"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 2}
     config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": sweep}})
@@ -158,8 +151,7 @@ def test_jobs_with_the_nodes_of_a_trial_are_compared_with_no_others(busy, tmp_pa
     assert {line["--gpus-per-task"] for line in asked} == {"2"}
 
 
-def test_a_shape_that_slurm_never_starts_is_not_recommended(busy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_shape_that_slurm_never_starts_is_not_recommended(busy, tmp_path):
     busy.fails("sbatch")
     found = forecast(tmp_path, Queue("gpu"), {"jobs": 9, "gpus_per_node": 2}, grid={"x": list(range(99))})
     assert {(each.first_start_seconds, each.last_start_seconds) for each in found} == {(math.inf, math.inf)}

@@ -4,11 +4,10 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.report.sweep_tables import ranking_table, trials_table
@@ -37,8 +36,7 @@ def swept(results, *ends, **options):
     with session_of(results / "sweeps/s") as journal:
         for number, (trial, end) in enumerate(zip(read_state(sweep, "s", results).trials, ends, strict=False)):
             status, metrics = end if isinstance(end, tuple) else (FINISHED, end)
-            journal.record(Started(trial=trial, attempt=1))
-            journal.record(Ended(trial=trial, attempt=1, seconds=9.0 - number, status=status, metrics=metrics))
+            record_attempt(journal, trial, seconds=9.0 - number, status=status, metrics=metrics)
     return read_state(sweep, "s", results)
 
 

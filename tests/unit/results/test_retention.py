@@ -1,7 +1,7 @@
 """What `keep` removes of the files of ended trials, and what it never removes."""
 
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
@@ -106,8 +106,7 @@ def test_nothing_is_removed_where_no_metric_ranks_the_trials(tmp_path):
     state = read_state(check_config({"sweeps": {"s": {"grid": GRID, **options}}}).sweeps["s"], "s", tmp_path)
     with session_of(state.folder) as journal:
         for name in state.trials:
-            journal.record(Started(trial=name, attempt=1))
-            journal.record(Ended(trial=name, attempt=1, status=FINISHED, metrics={"a": 1, "b": 2}, seconds=1.0))
+            record_attempt(journal, name, status=FINISHED, metrics={"a": 1, "b": 2})
             (state.folder / "trials" / name).mkdir(parents=True)
     assert reduced_folders(read_state(state.sweep, "s", tmp_path), "best 1") == {}
 

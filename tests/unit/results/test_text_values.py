@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sweep_journals import session_of
+from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config, read_config
 from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.report.study_plots import rank_trials
 from trainyard.report.study_tables import write_tables
@@ -67,8 +66,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
         state = read_state(config.sweeps["s"], "s", results)
         with session_of(results / "sweeps/s") as journal:
             for number, name in enumerate(state.trials):
-                journal.record(Started(trial=name, attempt=1))
-                journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, metrics={"score": number}))
+                record_attempt(journal, name, status=TrialStatus.FINISHED, metrics={"score": number})
         state = read_state(config.sweeps["s"], "s", results)
         write_sweep_tables(state, rank_sweep(state), results / "sweeps/s")
         page = write_tables(config, "sweeps", "s", results).read_text()
