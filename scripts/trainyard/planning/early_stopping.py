@@ -27,6 +27,7 @@ class EarlyStoppingRule:
         rungs = [first]  # at which trials are first compared: of each bracket
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
             rungs.append(rungs[-1] * factor)
+        self._unjudged: dict[str, set[int]] = defaultdict(set)  # epochs of each trial
         count, judge = len(rungs), _Comparison if stop.method in ("asha", "hyperband", "median") else _Pruner
         self._brackets = [judge(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
         self._shares = list(accumulate(math.ceil(count * factor**left / (left + 1)) for left in reversed(range(count))))
@@ -35,6 +36,8 @@ class EarlyStoppingRule:
                 time = attempt.epoch_times.get(row["epoch"], attempt.end)
                 was_seen = time < attempt.end  # not only found in its output
                 self._record(attempt.trial, row, is_judged=was_seen and not (attempt.early or attempt.rule))
+            if attempt.early or attempt.rule:  # stopped by another rule: its past does not end it again
+                self._unjudged.pop(attempt.trial, None)
             self._judge(attempt.trial).end(attempt.trial, attempt.outcome)
 
     def bracket(self, trial: str) -> int:
@@ -51,17 +54,26 @@ class EarlyStoppingRule:
         """Record the value of an epoch; returns whether there is one."""
         if self._metric not in row:
             return False
-        value = row[self._metric]
+        value, epoch = row[self._metric], int(row["epoch"])
         value = math.nan if value is None or not math.isfinite(value) else float(value)
-        self._judge(trial).record(trial, int(row["epoch"]), value, is_judged=is_judged)
+        self._judge(trial).record(trial, epoch, value, is_judged=is_judged)
+        self._unjudged[trial].add(epoch)
+        if is_judged:
+            self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
         return True
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
 
         The value of an epoch replaces the one that an earlier attempt reported. A row without the metric is ignored.
+        Earlier epochs that were not judged decide, too: the driver may have been killed after the one that stops it.
         """
-        return self._judge(trial).verdict(trial, int(row["epoch"])) if self._record(trial, row) else ""
+        if not self._record(trial, row):
+            return ""
+        due = sorted(at for at in self._unjudged[trial] if at <= int(row["epoch"]))
+        self._unjudged[trial].difference_update(due)
+        judge = self._judge(trial)
+        return next(filter(None, (judge.verdict(trial, epoch) for epoch in due)), "")
 
     def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
@@ -250,36 +262,25 @@ class _Pruner:
         self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
         self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others
         self._curves: dict[str, dict[int, float]] = defaultdict(dict)
-        self._unjudged: dict[str, set[int]] = defaultdict(set)  # epochs
         self._complete = set[str]()
 
     def verdict(self, trial: str, epoch: int) -> str:
-        """Why the trial must stop. With `interval_steps`, only some epochs decide: all that were not judged before."""
         from optuna.trial import TrialState, create_trial
 
-        if self._stop.is_last(epoch, min(self._curves[trial])):
+        curve = {at: value for at, value in self._curves[trial].items() if at <= epoch}
+        if self._stop.is_last(epoch, min(curve)):
             return ""
-        due = sorted(at for at in self._unjudged[trial] if at <= epoch)
-        self._unjudged[trial].difference_update(due)
-        for last in due:
-            curve = {at: value for at, value in self._curves[trial].items() if at <= last}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
-                known = create_trial(state=TrialState.RUNNING, intermediate_values=curve)
-                if self._pruner.prune(self._study, known):
-                    name = type(self._pruner).__name__
-                    return f"{self._stop.method}: {curve[last]:.4g} at epoch {last}, by Optuna's {name}"
-        return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
+            ends = self._pruner.prune(self._study, create_trial(state=TrialState.RUNNING, intermediate_values=curve))
+        name = type(self._pruner).__name__
+        return f"{self._stop.method}: {curve[epoch]:.4g} at epoch {epoch}, by Optuna's {name}" if ends else ""
 
     def awaits_verdict(self, trial: str, epoch: int) -> bool:
         return self._compares
 
     def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
         self._curves[trial][epoch] = self._worst if math.isnan(value) else value
-        if is_judged:
-            self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
-        else:
-            self._unjudged[trial].add(epoch)
 
     def end(self, trial: str, status: TrialStatus) -> None:
         """Add a trial to the study if it is complete. Of folds, the mean counts."""

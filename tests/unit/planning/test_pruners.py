@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -126,16 +127,24 @@ def test_with_an_interval_the_epoch_decides_after_which_the_driver_was_killed(ki
     assert (killed_after in expected.values()) == (killed_after < 12)
 
 
-@pytest.mark.parametrize("method", ["percentile", "asha"])
+def test_the_median_rule_judges_the_epoch_after_which_the_driver_was_killed():
+    others = [finished(name, [0.5] * 9) for name in "bcdef"]
+    killed = replace(finished("a", [0.4, 0.4, 0.9], TrialStatus.INTERRUPTED), end=2, epoch_times={1: 1, 2: 2})
+    killed.epochs.pop()
+    reason = rule("median", [*others, killed]).verdict("a", row(3, 0.9))
+    assert reason.startswith("median: its best value by epoch 2, 0.4, is worse")
+
+
+@pytest.mark.parametrize("method", ["percentile", "asha", "median"])
 def test_what_another_job_has_judged_is_not_judged_again(method):
     options = {"options": {"percentile": 50, "n_startup_trials": 2}} if method == "percentile" else {}
     judge = rule(method, **options)
     judge.note(Epoch(trial="a", attempt=1, metrics=row(1, 0.1)), is_judged=True)
-    for name in "bcd":
-        for epoch in (1, *range(3, EPOCHS)):
+    for name in "bcdefg":
+        for epoch in range(1, EPOCHS) if method == "percentile" else [1]:
             judge.note(Epoch(trial=name, attempt=1, metrics=row(epoch, 0.5)), is_judged=True)
         judge.note(Ended(trial=name, attempt=1, status=FINISHED))
-    assert judge.verdict("a", row(2, 0.1)) == ""
+    assert judge.verdict("a", row(2, 0.9)) == ""
 
 
 def test_the_reason_names_optunas_pruner():
