@@ -100,8 +100,5 @@ def parse_quota(output: str, device: str) -> Space | None:
     space, count = soft or hard, soft_files or hard_files
     if not (space or count):
         return None
-    return Space(
-        max(0, space - kib) / 2**20 if space else math.inf,
-        max(0, count - files) if count else math.inf,
-        has_quota=True,
-    )
+    free_gib = max(0, space - kib) / 2**20 if space else math.inf
+    return Space(free_gib, max(0, count - files) if count else math.inf, has_quota=True)

@@ -235,14 +235,13 @@ class _Script:
 
     def _adapt(self, text: str) -> str:
         """Lines without `srun`, and without a choice of the GPU."""
-        for pattern, note in (
-            (_SRUN, "`srun` was removed: a trial already has its GPUs and CPUs"),
-            (_OWN_GPU, "`CUDA_VISIBLE_DEVICES` was removed: a trial sees its own GPUs only"),
+        for pattern, left, note in (
+            (_SRUN, r"\1\2", "`srun` was removed: a trial already has its GPUs and CPUs"),
+            (_OWN_GPU, "", "`CUDA_VISIBLE_DEVICES` was removed: a trial sees its own GPUs only"),
         ):
-            adapted = pattern.sub(r"\1\2" if pattern is _SRUN else "", text)
-            if adapted != text:
+            text, count = pattern.subn(left, text)
+            if count:
                 self._found.note(note)
-            text = adapted
         return text
 
     def _unchanged(self) -> tuple[str, dict[str, list[str]]]:

@@ -116,10 +116,7 @@ def _to_html(part: Part, table_id: str, name: str) -> str:
             pageLength=ROWS_PER_PAGE,
             buttons=[csv, *["pageLength"] * (len(frame) > ROWS_PER_PAGE)],
             lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
-            columnDefs=[
-                {"targets": "_all", "createdCell": mark},
-                {"targets": long_texts, "className": "long"},
-            ],
+            columnDefs=[{"targets": "_all", "createdCell": mark}, {"targets": long_texts, "className": "long"}],
             **(filters if len(frame) >= MIN_FILTERED else {}),
         )
     # The names of columns may be broken at dots and underscores.
