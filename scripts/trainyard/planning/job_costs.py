@@ -239,7 +239,8 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     if request.predicted_seconds is None:
         return []
     durations = [forecast.seconds[name] for name in forecast.pending]
-    share, startup = request.slots.units_per_trial, statistics.median(plan.state.slot_startups or [0.0])
+    startups = [seconds for run in plan.state.sessions for seconds in run.slot_startups] or [0.0]
+    share, startup = request.slots.units_per_trial, statistics.median(startups)
     others = estimate_others(durations, units_per_trial=share, startup=startup, basis="predicted")
     packed = make_strategy(
         "packed",

@@ -462,12 +462,9 @@ class SweepState:
 
     def present_seconds_of(self, attempt: Attempt) -> float | None:
         """`full_seconds_of` an attempt at the present share of a GPU, if the slowdown by sharing was measured."""
-        seconds = self.full_seconds_of(attempt)
-        then, now = self._slowdown(attempt.gpus_per_trial), self._slowdown(self.gpus_per_trial)
+        seconds, shares = self.full_seconds_of(attempt), (attempt.gpus_per_trial, self.gpus_per_trial)
+        then, now = map(self.measured.slowdown, shares) if self.measured else (None, None)
         return seconds * now / then if seconds and then and now else seconds
-
-    def _slowdown(self, gpus_per_trial: float) -> float | None:
-        return self.measured.slowdown(gpus_per_trial) if self.measured else None
 
     def full_seconds_of(self, attempt: Attempt) -> float | None:
         """Duration of a finished attempt as if it had trained all epochs."""
@@ -587,11 +584,6 @@ class SweepState:
         """From the start of the driver to its first trial: the longest measured."""
         seconds = [run.startup_seconds for run in self.sessions if run.startup_seconds is not None]
         return max(seconds, default=UNPROVEN_STARTUP_SECONDS)
-
-    @property
-    def slot_startups(self) -> list[float]:
-        """Seconds in which the worker process of each slot started."""
-        return [seconds for run in self.sessions for seconds in run.slot_startups]
 
     def interrupted_seconds(self, trial: str) -> float:
         """The longest that an attempt at a trial ran until it was interrupted; 0 if the trial can resume or has ended.
