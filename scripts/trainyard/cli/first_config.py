@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,15 +23,11 @@ Values = list[Any] | dict[str, Any]
 Varied = dict[str, tuple[ScriptOption, Values]]  # by key
 
 
-def _around_default(low: float, high: float) -> Callable[[ScriptOption], Values | None]:
+def _around_default(low: float, high: float, option: ScriptOption) -> Values:
     """A range on a logarithmic scale: a tenth of the default to ten times the default; this one without a default."""
-
-    def find(option: ScriptOption) -> Values | None:
-        default = _number(option)
-        ends = (default / 10, default * 10) if default > 0 else (low, high)
-        return {"low": float(f"{ends[0]:.3g}"), "high": float(f"{ends[1]:.3g}"), "log": True}
-
-    return find
+    default = _number(option)
+    ends = (default / 10, default * 10) if default > 0 else (low, high)
+    return {"low": float(f"{ends[0]:.3g}"), "high": float(f"{ends[1]:.3g}"), "log": True}
 
 
 def _doubled(option: ScriptOption) -> Values | None:
@@ -39,8 +36,8 @@ def _doubled(option: ScriptOption) -> Values | None:
     return [int(default) // 2, int(default), 2 * int(default)] if default >= 2 and default == int(default) else None
 
 
-def _between(low: float, high: float) -> Callable[[ScriptOption], Values | None]:
-    return lambda option: {"low": low, "high": high}
+def _between(low: float, high: float, _: ScriptOption) -> Values:
+    return {"low": low, "high": high}
 
 
 def _chosen(option: ScriptOption) -> Values | None:
@@ -54,14 +51,14 @@ def _number(option: ScriptOption) -> float:
 
 # By the name of an option, the values to search; what comes first is varied first.
 _VARIED: Final[tuple[tuple[str, Callable[[ScriptOption], Values | None]], ...]] = (
-    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", _around_default(1e-4, 1e-1)),
-    (r"weight_decay|wd|l2(_reg)?", _around_default(1e-6, 1e-2)),
+    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", partial(_around_default, 1e-4, 1e-1)),
+    (r"weight_decay|wd|l2(_reg)?", partial(_around_default, 1e-6, 1e-2)),
     (r"(train_)?(batch_size|bs)|per_device_train_batch_size", _doubled),
-    (r"(\w+_)?(dropout|drop_rate|drop_path)(_rate|_prob)?", _between(0.0, 0.5)),
+    (r"(\w+_)?(dropout|drop_rate|drop_path)(_rate|_prob)?", partial(_between, 0.0, 0.5)),
     (r"opt(im|imizer)?(_name|_type)?|activation|sched(uler)?|lr_scheduler|loss(_fn|_type)?", _chosen),
-    (r"momentum", _between(0.8, 0.99)),
+    (r"momentum", partial(_between, 0.8, 0.99)),
     (r"(n_?|num_)?(width|hidden(_size|_dim|_units)?|embd|d_model|depth|layers?|blocks?|channels|filters)", _doubled),
-    (r"label_smoothing", _between(0.0, 0.2)),
+    (r"label_smoothing", partial(_between, 0.0, 0.2)),
     (r"arch|model(_name|_type)?|backbone", _chosen),
 )
 
