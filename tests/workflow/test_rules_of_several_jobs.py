@@ -57,6 +57,9 @@ def test_sweeps_whose_results_another_search_learns_from_run_first(project):
     output = project.snakemake("-np", "--", "sweeps")
     updated = re.findall(r"Input files updated by another job: (.*)", output)
     assert set(tables) in [set(each.split(", ")) for each in updated]
+    search["evidence"] = ["results/sweeps/third/trials.csv"]
+    project.write({"sweeps": {"third": {**own, "search": search}}})
+    assert "is the table of this sweep" in project.snakemake("-c1", "--", "sweeps", check=False)
 
 
 def test_the_dry_run_shows_how_many_jobs_of_what_size_are_requested(project):

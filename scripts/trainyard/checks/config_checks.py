@@ -21,11 +21,13 @@ from trainyard.checks.program_checks import (
 )
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
+from trainyard.config.placeholders import dotted_items
 from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
-from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
+from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
 from trainyard.config.trials import expand, trainings
 from trainyard.data.known_images import KnownImages, known_images
+from trainyard.planning.journal import journal_files
 from trainyard.planning.plan import read_state
 from trainyard.planning.search import read_evidence
 from trainyard.programs.metrics import PatternParser, numeric_row
@@ -83,13 +85,13 @@ def _check_evidence(config: Config, results: Path) -> Iterator[Finding]:
 
 
 def _check_budgets(config: Config, results: Path) -> Iterator[Finding]:
-    """The times that have passed before any trial of their sweep has started; later ones end the sweep as it is."""
+    """The times that have passed before their sweep has begun; later ones end the sweep as it is."""
     for name, sweep in config.sweeps.items():
-        if sweep.budget and sweep.budget.end_time(math.inf) <= time.time():
-            state = read_state(sweep, name, results)
-            if not any(map(state.attempts_at, state.trials)):
-                message = f"{sweep.budget.until} has passed, and no trial has run"
-                yield Finding(f"sweeps.{name}.budget.until", "fails", message, "give a later time, or remove it")
+        if not (budget := sweep.budget) or budget.end_time(math.inf) > time.time():
+            continue
+        if not journal_files(results / "sweeps" / name):
+            message = f"{budget.until} has passed, and the sweep has not begun"
+            yield Finding(f"sweeps.{name}.budget.until", "fails", message, "give a later time, or remove it")
 
 
 def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:
@@ -97,6 +99,22 @@ def _check_trials(checked: CheckedStudy) -> Iterator[Finding]:
     if isinstance(sweep := checked.study, Sweep):
         cost = f", their cost by {sweep.cost}" if sweep.cost else ""
         yield Finding(checked.place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
+
+
+def _check_keys(checked: CheckedStudy) -> Iterator[Finding]:
+    """Keys of `trials` that only the program knows, but that are similar to one of the search which the trial lacks."""
+    if not isinstance(sweep := checked.study, ProgramSweep) or not sweep.search:
+        return
+    searched, used = (
+        sweep.search.values.keys(),
+        sweep.find_names(sweep.command) if isinstance(sweep, CommandSweep) else (),
+    )
+    known = {*searched, *(key for key, _ in dotted_items(sweep.base))}
+    for index, values in enumerate(sweep.trials):
+        missing = searched - values.keys()
+        for key in (key for key in values if missing and key not in known and key.partition(".")[0] not in used):
+            if (hint := suggest(key, missing, otherwise="-")) != "-":
+                yield Finding(f"{checked.place}.trials.{index}.{key}", "warns", "is no key of `search` or `args`", hint)
 
 
 def _check_slots(checked: CheckedStudy) -> Iterator[Finding]:
@@ -228,6 +246,7 @@ def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
 
 STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
     _check_trials,
+    _check_keys,
     _check_slots,
     _check_model_arguments,
     _check_batches,

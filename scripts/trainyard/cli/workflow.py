@@ -276,8 +276,9 @@ class Workflow:
 
     def evidence(self, wildcards: Wildcards) -> list[str]:
         """The tables of other sweeps of the config from which the search of a sweep learns."""
-        sweeps = self.config.evidence_of(wildcards.name, self._results).values()
-        return [str(self._declared / "sweeps" / name / "trials.csv") for name in sweeps if name]
+        name = wildcards.name
+        others = (each for each in self.config.evidence_of(name, self._results).values() if each not in (None, name))
+        return [str(self._declared / "sweeps" / str(each) / "trials.csv") for each in others]
 
     def job_marks(self, wildcards: Wildcards) -> list[str]:
         """The marks of the jobs of a sweep with several that have ended."""

@@ -134,12 +134,12 @@ def _run_task(name: str, command: list[str]) -> int:
                 os.dup2(given, number)
                 os.close(given)
         sys.argv = command
-        gc.set_threshold(GARBAGE_THRESHOLD)
         if command[0].endswith(".py"):
             sys.path[0] = str(Path(command[0]).absolute().parent)
             runpy.run_path(command[0], run_name="__main__")
         else:
             sys.path[0] = str(Path.cwd())  # as with `python -m`
+            gc.set_threshold(GARBAGE_THRESHOLD)
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.scaling import Scaling, TrainScaling
-from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
+from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import union_members
 from trainyard.config.trials import CostError, expand, relative_cost, trainings, tree_trials
 from trainyard.config.weights import WeightsError, identifying
@@ -191,8 +191,6 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
                 relative_cost(sweep.cost, trial)
         except CostError as error:
             yield f"sweeps.{name}.cost: {error}"
-    if sweep.search and isinstance(sweep, ProgramSweep) and not expansion.errors:
-        yield from _misspelled_keys(name, sweep, sweep.search.values.keys())
     texts: dict[str, None] = {}
     for trial in tree_trials(sweep):
         try:
@@ -212,15 +210,6 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         else:
             texts[f"sweeps.{name}.{place}: {wrong}"] = None
     yield from texts
-
-
-def _misspelled_keys(name: str, sweep: Sweep, searched: Set[str]) -> Iterator[str]:
-    """Errors of keys of `trials` that are no arguments, but similar to one of the search which the trial lacks."""
-    for index, values in enumerate(sweep.trials):
-        missing = searched - values.keys()
-        for key in values.keys() - searched - sweep.base.keys() if missing else ():
-            if (hint := suggest(key, missing, otherwise="-")) != "-":  # others may have a default in the program
-                yield f"sweeps.{name}.trials.{index}.{key}: unknown key; {hint}"
 
 
 def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:

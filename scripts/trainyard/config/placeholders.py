@@ -115,12 +115,14 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
     script = _script_index(command) if isinstance(command, list) else None
     shell_line = command if isinstance(command, str) else "" if script is None else command[script]
     for name, where in _parse(shell_line).placeholders:
+        if script is None and where != shell_syntax.ARITHMETIC:
+            continue
         value = values(name)
         if script is not None and _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(format_argument(value)):
             problem = f"in which the shell would interpret {format_argument(value)!r}"
             remedy = "write the command as text instead of a list, since Trainyard quotes the values of text"
             raise ValueError(f"{{{name}}} is in the script of a shell's -c, {problem}: {remedy}")
-        if script is None and where == shell_syntax.ARITHMETIC and type(value) not in (int, float):
+        if script is None and type(value) not in (int, float):
             remedy = _ASSIGN.format(name=f"{{{name}}}")
             raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
 

@@ -96,9 +96,14 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
         UserError: there is no result, or too many trials failed.
     """
     total, limit = len(state.trials), state.sweep.max_failed_fraction
-    if (result_count and len(failed) <= limit * total) or state.describe_budget():
+    if result_count and len(failed) <= limit * total:
         return
     if not failed:
+        if budget := state.describe_budget():
+            if not (broken := [name for name in state.trials if state.has_failed(name)]):
+                return
+            last = describe_failure(state.attempts[broken[-1]][-1])
+            raise FinalError(f"sweep {state.name}: no trial has a result: {len(broken)} failed; {last}; {budget}")
         if not (ran := total - len(state.cancelled)):
             raise FinalError(f"sweep {state.name}: all {total} trials are cancelled, so there is no result")
         raise FinalError(

@@ -322,13 +322,13 @@ def _run_trials(
         constant_keys=plan.state.constant_keys,
     )
 
-    def note(event: TrialEvent, attempt: Attempt, *, is_judged: bool = False) -> None:
+    def note(event: TrialEvent, attempt: Attempt, *, elsewhere: bool = False) -> None:
         if rule and event.trial not in plan.state.space.further:
-            rule.note(event, is_judged=is_judged)
+            rule.note(event, elsewhere=elsewhere)
 
     def note_elsewhere(event: TrialEvent, attempt: Attempt) -> None:
         view.note_elsewhere(event)
-        note(event, attempt, is_judged=True)
+        note(event, attempt, elsewhere=True)
         if search:
             search.update(event, attempt)
         if isinstance(event, Ended) and event.trial in plan.state.trials:

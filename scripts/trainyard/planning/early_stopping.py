@@ -28,6 +28,7 @@ class EarlyStoppingRule:
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
             rungs.append(rungs[-1] * factor)
         self._unjudged: dict[str, set[int]] = defaultdict(set)  # epochs of each trial
+        self._elsewhere: dict[str, Mapping[str, Any]] = {}  # the last row of each trial that another job runs
         count, judge = len(rungs), _Comparison if stop.method in ("asha", "hyperband", "median") else _Pruner
         self._brackets = [judge(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
         self._shares = list(accumulate(math.ceil(count * factor**left / (left + 1)) for left in reversed(range(count))))
@@ -36,7 +37,7 @@ class EarlyStoppingRule:
                 time = attempt.epoch_times.get(row["epoch"], attempt.end)
                 was_seen = time < attempt.end  # not only found in its output
                 self._record(attempt.trial, row, is_judged=was_seen and not (attempt.early or attempt.rule))
-            if attempt.early or attempt.rule:  # stopped by another rule: its past does not end it again
+            if attempt.early or attempt.rule:  # by another rule: only its last rung of `asha` decides again
                 self._unjudged.pop(attempt.trial, None)
             self._judge(attempt.trial).end(attempt.trial, attempt.outcome)
 
@@ -79,11 +80,19 @@ class EarlyStoppingRule:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
         return self._metric in row and self._judge(trial).awaits_verdict(trial, int(row["epoch"]))
 
-    def note(self, event: TrialEvent, *, is_judged: bool = False) -> None:
-        """Record an event of a trial, in this job or in another one, by which its epochs `is_judged`."""
+    def note(self, event: TrialEvent, *, elsewhere: bool = False) -> None:
+        """Record an event of a trial, in this job or `elsewhere`.
+
+        An epoch was judged there if the same attempt goes on, or ends; otherwise, that job may have been killed before.
+        """
+        before = self._elsewhere.pop(event.trial, None)
+        if before and elsewhere and isinstance(event, (Epoch, Ended)):
+            self._record(event.trial, before, is_judged=True)
         match event:
             case Epoch(metrics=row):
-                self._record(event.trial, row, is_judged=is_judged)
+                self._record(event.trial, row)
+                if elsewhere:
+                    self._elsewhere[event.trial] = row
             case Ended(status=status):
                 self._judge(event.trial).end(event.trial, status)
 

@@ -183,7 +183,7 @@ class SessionStarted(Event):
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""
     process: int | None = None
-    code: str | None = None  # the commit of the folder in which it runs, as `git describe --dirty` names it
+    code: str | None = None  # the commit of the folder in which it runs, as `code_version`
     code_digest: str | None = None  # of the files of the option `code`
     versions: dict[str, str] | None = None  # of Trainyard, and of Python and torch for the trials
     config: str | None = None  # its digest, which names its copy in `configs`

@@ -71,8 +71,14 @@ def plan_sweep(
     """
     sweep = config.sweeps[name]
     state = read_state(sweep, name, results, gpu_models=gpu_models, fold=fold)
-    most = limit_minutes if fixed_minutes is None else fixed_minutes
-    return Plan(state, most, limit_gpus, limit_jobs, fixed_minutes, price=config.pricing.per_hour(sweep.slots.unit))
+    return Plan(
+        state,
+        limit_minutes=limit_minutes if fixed_minutes is None else fixed_minutes,
+        limit_gpus=limit_gpus,
+        limit_jobs=limit_jobs,
+        fixed_minutes=fixed_minutes,
+        price=config.pricing.per_hour(sweep.slots.unit),
+    )
 
 
 def read_state(

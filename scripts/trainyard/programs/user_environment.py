@@ -5,6 +5,7 @@ itself. The user's values of the variables that these change are therefore recor
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -49,11 +50,18 @@ def record_environment() -> str:
 
 
 def code_version() -> str | None:
-    """The commit of the working folder, with `-dirty` if tracked files differ from it; None if git does not know."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """The commit of the working folder; None if git does not know.
+
+    If tracked files differ from it, `-dirty` follows, and a digest of the differences.
+    """
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
-        return done.stdout.strip() or None
+        commit = subprocess.run(describe, capture_output=True, text=True, timeout=GIT_SECONDS).stdout.strip()
+        if not commit.endswith("-dirty"):
+            return commit or None
+        differences = ["git", "diff", "--no-ext-diff", "HEAD"]
+        found = subprocess.run(differences, capture_output=True, timeout=GIT_SECONDS)
+        return f"{commit}-{hashlib.sha256(found.stdout).hexdigest()[:8]}"
     return None
 
 

@@ -74,7 +74,7 @@ def describe_cost(tables: SweepResults, pricing: Pricing) -> str:
         return ""
     unit = _charged(tables)
     seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
-    if unit == "GPU" and is_on_cpus(tables.timeline):
+    if unit == "GPU" and is_on_cpus(tables.timeline) and (tables.jobs["job"] == "local").all():
         return f"{format_duration(seconds)} of slots on CPUs requested, no GPU time"
     hours = seconds / 3600
     cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per {unit}-hour"

@@ -61,5 +61,8 @@ def _known(session: SessionStarted | None) -> dict[str, str]:
     """The commit and the versions of a session, as far as they are known, in words."""
     if session is None:
         return {}
-    commit = {"commit": session.code.replace("-dirty", " with uncommitted changes")} if session.code else {}
+    name, _, changes = (session.code or "").partition("-dirty")
+    if session.code and name != session.code:
+        name = f"{name} with uncommitted changes{changes.replace('-', ' ')}"  # without a digest in old journals
+    commit = {"commit": name} if name else {}
     return commit | {name: f"{name} {version}" for name, version in (session.versions or {}).items()}

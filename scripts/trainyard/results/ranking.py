@@ -250,8 +250,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         statuses = [trial.status for each in ranking.configurations for trial in each.trials]
         is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
         stopped, total = is_over * statuses.count(TrialStatus.STOPPED), len(statuses)
-        which = f"all {total}" if stopped == total else f"{stopped} of {total}"
-        why = f": {which} were stopped early; change or remove `stop`, and they run again" * bool(stopped)
+        why = f": {stopped} of {total} stopped early; change or remove `stop`, and they run again" * bool(stopped)
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]

@@ -238,7 +238,8 @@ def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
 def _record_session(trainer: Trainer, store: CheckpointStore, session: dict[str, Any]) -> None:
     """Add a session to those that have trained this far; a previous one that has got no further has trained nothing."""
     begins = [len(trainer.history), trainer.state.progress.step]
-    before = [each for each in _read_note(store, SESSIONS) or [] if each["begins"] < begins]
+    unknown = [{"begins": [0, 0]}] if begins > [0, 0] else []  # by a version that kept no note
+    before = [each for each in _read_note(store, SESSIONS) or unknown if each["begins"] < begins]
     write_json(store.folder / SESSIONS, [*before, {"begins": begins, **session}])
 
 

@@ -122,6 +122,23 @@ def test_the_program_of_a_command_must_be_there(mistakes, monkeypatch, caplog, c
         assert problem in caplog.text
 
 
+def test_a_key_of_a_trial_that_resembles_one_of_the_search_is_reported(mistakes, caplog):
+    Path("t.py").write_text("")
+    search = {"trials": 3, "values": {"width": [1, 2], "net.depth": [1, 2]}}
+    sweep = {
+        "command": "python t.py {args}",
+        "args": {"net": {"dept": 2}},
+        "workdir": "trial",
+        "search": search,
+        "metrics": {"file": "m.csv"},
+    }
+    trials = [{"width": 1, "widths": 3}, {"lr": 3, "net.dept": 1}, {"widht": 2}]
+    assert mistakes({"sweeps": {"s": {**sweep, "trials": trials}}}) == []
+    reported = [line for line in caplog.text.splitlines() if ".trials." in line]
+    assert len(reported) == 1
+    assert "s.trials.2.widht: is no key of `search` or `args`: did you mean 'width'?" in reported[0]
+
+
 @pytest.mark.parametrize(
     ("sweep", "reported"),
     [({}, True), ({"metric": "seconds"}, False), ({"metrics": {"pattern": "a=(?P<acc>{number})"}}, False)],

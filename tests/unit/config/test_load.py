@@ -235,13 +235,6 @@ MISTAKES = {
         ({"command": "x | tee y", "resume": "--resume"}, "at the end, after |: write {resume} in the command"),
         ({"command": "x # y", "resume": "--resume"}, "at the end, after a comment: write {resume} in the command"),
         ({"command": "x '{resume}'", "resume": "-r"}, ".command: {resume} is in single quotes"),
-        (
-            {
-                **{"function": "a:b", "args": {"net": 2}, "search": {"trials": 3, "values": {"width": [1, 2]}}},
-                "trials": [{"width": 1, "widths": 3}, {"net": 3, "dropout": 0.5}, {"widht": 2}],
-            },
-            ".trials.2.widht: unknown key; did you mean 'width'?",
-        ),
         ({"command": "x {resume}"}, "the command has {resume}, which is neither an argument nor predefined; or give"),
         ({"command": "x", "resume": "{resume}"}, "`resume` cannot contain {resume}"),
         ({"command": ["x"], "resume": "-r 'a"}, "`resume`: no closing quotation"),

@@ -1,5 +1,6 @@
 """Whether the results of a sweep are complete enough for its tables."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def swept(results, last_error):
 @pytest.mark.parametrize("error", ["RuntimeError: an error of its own", "OSError: device cuda:0 is in use by pid 7"])
 def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path, error):
     check_sweep(swept(tmp_path, error))
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.4])
+def test_a_sweep_of_which_too_many_trials_failed_is_not_complete(tmp_path, limit):
+    state = swept(tmp_path, "RuntimeError: an error of its own")
+    state.sweep.__dict__["max_failed_fraction"] = limit
+    with pytest.raises(UserError, match="1 of 3 trials failed for good") if limit < 1 / 3 else nullcontext():
+        check_sweep(state)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,10 @@ def test_a_sweep_whose_budget_was_reached_before_any_result_is_complete(tmp_path
     state = plan_sweep(config, "s", tmp_path).state
     check_sweep(state)
     assert "0 trials finished, 0 failed; budget reached: 0 of 3 trials ran; raise `budget`" in summarize_sweep(state)
+    with session_of(tmp_path / "sweeps/s") as journal:
+        record_attempt(journal, next(iter(state.trials)), status=TrialStatus.FAILED, error="KeyError: 'x'")
+    with pytest.raises(FinalError, match=r"a result: 1 failed; trial \w+ failed: KeyError: 'x'; budget reached"):
+        check_sweep(plan_sweep(config, "s", tmp_path).state)
 
 
 def test_cancelled_trials_are_not_missing_unless_there_is_no_other(tmp_path):

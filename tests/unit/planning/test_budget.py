@@ -117,16 +117,16 @@ def test_the_plan_says_how_many_trials_fit_and_requests_no_longer_walltime(tmp_p
     assert list(found.state.trials) == list(without.state.trials), "no trial is another one"
 
 
-def test_a_time_that_has_passed_is_an_error_until_a_trial_has_run(tmp_path):
+def test_a_time_that_has_passed_is_an_error_until_the_sweep_has_begun(tmp_path):
     budget = {"gpu_hours": 1, "until": "2026-01-31 08:00"}
     config = check_config({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "budget": budget}}})
 
     def found():
         return [(each.name, each.message) for each in check_use(config, tmp_path) if each.verdict == "fails"]
 
-    assert found() == [("sweeps.s.budget.until", "2026-01-31 08:00 has passed, and no trial has run")]
+    assert found() == [("sweeps.s.budget.until", "2026-01-31 08:00 has passed, and the sweep has not begun")]
     with session_of(tmp_path / "sweeps/s") as journal:
-        journal.append("started", trial=next(iter(plan_sweep(config, "s", tmp_path).state.trials)), attempt=1)
+        journal.append("session", slots=1)
     assert found() == [], "the same command writes the tables"
 
 

@@ -136,15 +136,19 @@ def test_the_median_rule_judges_the_epoch_after_which_the_driver_was_killed():
 
 
 @pytest.mark.parametrize("method", ["percentile", "asha", "median"])
-def test_what_another_job_has_judged_is_not_judged_again(method):
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_another_job_has_judged_is_not_judged_again(method, killed):
+    """It has judged an epoch if it reports the next one; otherwise it was killed before."""
     options = {"options": {"percentile": 50, "n_startup_trials": 2}} if method == "percentile" else {}
     judge = rule(method, **options)
-    judge.note(Epoch(trial="a", attempt=1, metrics=row(1, 0.1)), is_judged=True)
+    judge.note(Epoch(trial="a", attempt=1, metrics=row(1, 0.1)), elsewhere=True)
     for name in "bcdefg":
         for epoch in range(1, EPOCHS) if method == "percentile" else [1]:
-            judge.note(Epoch(trial=name, attempt=1, metrics=row(epoch, 0.5)), is_judged=True)
-        judge.note(Ended(trial=name, attempt=1, status=FINISHED))
-    assert judge.verdict("a", row(2, 0.9)) == ""
+            judge.note(Epoch(trial=name, attempt=1, metrics=row(epoch, 0.5)), elsewhere=True)
+        judge.note(Ended(trial=name, attempt=1, status=FINISHED), elsewhere=True)
+    if not killed:
+        judge.note(Epoch(trial="a", attempt=1, metrics=row(2, 0.9)), elsewhere=True)
+    assert bool(judge.verdict("a", row(3, 0.9))) == killed
 
 
 def test_the_reason_names_optunas_pruner():

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import stat
 import subprocess
 import sys
@@ -183,7 +184,11 @@ def test_the_version_of_the_code_is_its_commit_and_whether_files_differ_from_it(
     (tmp_path / "results").mkdir()
     (tmp_path / "results/new.txt").write_text("not tracked")
     assert code_version() == commit
-    (tmp_path / "train.py").write_text("2")
-    assert code_version() == f"{commit}-dirty"
+    changed = []
+    for content in ("2", "3", "2"):
+        (tmp_path / "train.py").write_text(content)
+        changed.append(code_version())
+    assert re.fullmatch(rf"{commit}-dirty-[0-9a-f]{{8}}", changed[0])
+    assert changed[0] == changed[2] != changed[1]
     monkeypatch.setenv("PATH", "")
     assert code_version() is None

@@ -36,6 +36,11 @@ def state_of(folder, *sessions, **options):
         ([{"code": "1a"}, {"code": "1a", "versions": OLD}], {}, ""),
         ([{}, {}, {"versions": OLD}], {}, ""),
         ([{"code": "1a"}, {"code": "1a-dirty"}, {"code": "1a"}], {}, "1a (2), 1a with uncommitted changes (1)"),
+        (
+            [{"code": "1a-dirty-00ff"}, {"code": "1a-dirty-99aa"}],
+            {},
+            "1a with uncommitted changes 00ff (1), 1a with uncommitted changes 99aa (1)",
+        ),
         ([{"code": "1a"}, {}], {}, "1a (1), an unknown commit (1)"),
         ([{"code": "1a"}, {"code": "2b-dirty"}], {"code": ["."]}, ""),
         ([FIRST, SECOND], {"code": ["."]}, "torch 2.9.0 (1), torch 2.10.0 (1)"),

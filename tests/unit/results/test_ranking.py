@@ -113,8 +113,8 @@ def test_a_sweep_is_ranked_from_its_journal(tmp_path):
 @pytest.mark.parametrize(
     ("last", "why"),
     [
-        (STOPPED, ": all 4 were stopped early; change or remove `stop`, and they run again"),
-        (DIVERGED, ": 3 of 4 were stopped early; change or remove `stop`, and they run again"),
+        (STOPPED, ": 4 of 4 stopped early; change or remove `stop`, and they run again"),
+        (DIVERGED, ": 3 of 4 stopped early; change or remove `stop`, and they run again"),
         (None, ""),
     ],
 )
