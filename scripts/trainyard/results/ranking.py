@@ -245,7 +245,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     constraints = "the constraints: " + ", ".join(f"{name} {limits}" for name, limits in ranking.constraints.items())
     count = len(ranking.infeasible)
     if count and not ranking.counting:
-        return [f"no configuration meets {constraints}"]
+        return [f"no configuration meets {constraints}{_describe_closest(ranking)}"]
     if not ranking.counting:
         statuses = [trial.status for each in ranking.configurations for trial in each.trials]
         is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
@@ -254,6 +254,16 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]
+
+
+def _describe_closest(ranking: Ranking) -> str:
+    """The value of each constrained metric that comes closest to its limits, as the end of a sentence."""
+    found = {name: [each.means.get(name, math.nan) for each in ranking.infeasible] for name in ranking.constraints}
+    known = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    parts = [
+        f"{name} {min(values, key=ranking.constraints[name].excess):g}" for name, values in known.items() if values
+    ]
+    return f"; the closest: {', '.join(parts)}" if parts else ""
 
 
 def _describe_first(ranking: Ranking) -> list[str]:

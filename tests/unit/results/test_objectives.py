@@ -149,7 +149,8 @@ def test_if_nothing_meets_the_constraints_nothing_wins(tmp_path):
     state = swept(tmp_path, {"accuracy": 0.9, "peak_mib": 60000.0}, metric="accuracy", constraints=LIMITS)
     ranking = rank_sweep(state)
     assert ranking.best_trial is None
-    assert describe_ranking(ranking) == ["no configuration meets the constraints: peak_mib at most 40000"]
+    (answer,) = describe_ranking(ranking)
+    assert answer == "no configuration meets the constraints: peak_mib at most 40000; the closest: peak_mib 60000"
     assert trials_table(state, rank_sweep(state))["is_feasible"].tolist() == [False, None, None, None], (
         "the others have not run"
     )
