@@ -28,7 +28,6 @@ def done(tmp_path_factory) -> Project:
     frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
     frame.to_csv(project.folder / "prices.csv", index=False)
     project.write(FULL)
-    project.environment.pop("MAKELEVEL", None)  # `make test` is not `make run`, which writes the report itself
     (project.folder / "run.txt").write_text(project.snakemake())
     project.snakemake("--report", "report.html", "--report-stylesheet", str(ROOT / "workflow/report/report.css"))
     return project

@@ -171,7 +171,7 @@ class RunSummary:
                 call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
                 trials = f"{count_of(failed, 'failed trial')} of sweep {state.name}"
                 steps.append(f"run {trials} again, once the cause is corrected: {call}")
-        if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
+        if not self.targets and "TRAINYARD_WRITES_REPORT" not in os.environ:  # as `make run`
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
             is_verb = tuple(self.argv[1:2]) == ("run",)  # of `trainyard`
             call = call_again([self.argv[0], "report", *self.argv[2:]]) if is_verb else call_again(self.argv, *options)

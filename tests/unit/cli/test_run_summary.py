@@ -63,7 +63,7 @@ def lines_of(results, jobs, *, succeeded=True, seconds=75.0):
 
 def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path, monkeypatch):
     monkeypatch.setenv("PWD", str(ROOT))
-    monkeypatch.delenv("MAKELEVEL", raising=False)
+    monkeypatch.setenv("MAKELEVEL", "1")  # as in `make cluster-shell`, in which nothing else writes the report
     finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
     for name in ("tables", "logs"):
         (tmp_path / name).mkdir()
@@ -172,7 +172,7 @@ def test_after_a_killed_sweep_the_file_of_the_best_is_not_that_of_the_config_bef
 
 
 def test_a_sweep_that_is_done_although_trials_failed_says_how_to_run_them_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("MAKELEVEL", "1")  # `make run` writes the report
+    monkeypatch.setenv("TRAINYARD_WRITES_REPORT", "1")  # as `make run`
     finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, failed=1)
     call = "snakemake --configfile my.yaml --profile profiles/local --forcerun"
     assert lines_of(tmp_path, [job("sweep", "own")])[-1] == (
@@ -203,7 +203,7 @@ def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatc
     finish(tmp_path, "loop", {"val_accuracy": 0.9})
     best = tmp_path / "sweeps/loop/best.yaml"
     best.touch()
-    monkeypatch.setenv("MAKELEVEL", "1")  # `make run` writes the report
+    monkeypatch.setenv("TRAINYARD_WRITES_REPORT", "1")  # as `make run`
     lines = lines_of(tmp_path, [job("table_sweeps", "loop")])
     call = f"snakemake --profile profiles/local --configfile {best} -- scaling"
     assert lines[-1] == (
