@@ -105,10 +105,8 @@ def _check_keys(checked: CheckedStudy) -> Iterator[Finding]:
     """Keys of `trials` that only the program knows, but that are similar to one of the search which the trial lacks."""
     if not isinstance(sweep := checked.study, ProgramSweep) or not sweep.search:
         return
-    searched, used = (
-        sweep.search.values.keys(),
-        sweep.find_names(sweep.command) if isinstance(sweep, CommandSweep) else (),
-    )
+    used = sweep.find_names(sweep.command) if isinstance(sweep, CommandSweep) else set[str]()
+    searched = sweep.search.values.keys()
     known = {*searched, *(key for key, _ in dotted_items(sweep.base))}
     for index, values in enumerate(sweep.trials):
         missing = searched - values.keys()

@@ -155,9 +155,8 @@ class RunSummary:
         from trainyard.scaling.speedups import recommendation
         from trainyard.utils.csv_files import read_table  # pandas takes a second to import
 
-        study = self.config.scaling[name]
-        found = {scale: [table.parent / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
-        mismatch = describe_difference("scales ran", read_sessions(found))
+        summaries = self.config.scaling[name].summaries(table.parent)
+        mismatch = describe_difference("scales ran", read_sessions(summaries))
         return [f"scaling {name}: {recommendation(read_table(table))}", *[f"  {mismatch}"] * bool(mismatch)]
 
     def _next_steps(self) -> list[str]:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -319,7 +320,7 @@ class Workflow:
     def summaries(self, wildcards: Wildcards) -> list[str]:
         """The summary of every run of every scale of a study, in the config's order."""
         folder, study = self._declared / "scaling" / wildcards.name, self.config.scaling[wildcards.name]
-        return [str(folder / run / "summary.json") for scale in study.scales for run in study.runs(scale)]
+        return list(map(str, chain(*study.summaries(folder).values())))
 
     def conclusion(self, kind: str) -> Callable[[Wildcards], Conclusion]:
         """A function that returns the conclusion of a study, for the captions of its plots."""

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -56,6 +57,10 @@ class Scaling(Section):
     def runs(self, scale: str) -> list[str]:
         """The names of a scale's runs, which are paths of folders: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
         return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
+
+    def summaries(self, folder: Path) -> dict[str, list[Path]]:
+        """The `summary.json` of each run in the folder of the study, by scale."""
+        return {scale: [folder / run / "summary.json" for run in self.runs(scale)] for scale in self.scales}
 
     @model_validator(mode="after")
     def _check_scales(self) -> "Scaling":

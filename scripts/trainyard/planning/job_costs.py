@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +226,7 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
 
     A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
     """
-    paths = [folder / run / "summary.json" for scale in study.scales for run in study.runs(scale)]
-    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    found = [json.loads(path.read_text()) for path in chain(*study.summaries(folder).values()) if path.exists()]
     known = [each for each in found if ("launcher" in each) == isinstance(study, ScriptScaling)]
     known.sort(key=lambda each: each["gpus"])
     smaller = [each for each in known if each["gpus"] <= gpus]

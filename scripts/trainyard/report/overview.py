@@ -91,8 +91,8 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
     done = {
-        scale: [folder / run / "summary.json" for run in study.runs(scale)]
-        for scale in study.scales
+        scale: paths
+        for scale, paths in study.summaries(folder).items()
         if all(is_trained(study, run, folder, results) for run in study.runs(scale))
     }
     so_far = f"{len(done)} of {count_of(len(study.scales), 'scale')} trained" + ": " * bool(done) + ", ".join(done)

@@ -115,8 +115,8 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour, kwh=config.pricing.kwh)
     write_table(table, folder / "scaling.csv")
     advice = recommendation(table)
-    summaries = {scale: [run / "summary.json" for run in each] for scale, each in runs.items()}
-    for line in filter(None, [advice, describe_difference("scales ran", read_sessions(summaries))]):
+    mismatch = describe_difference("scales ran", read_sessions(study.summaries(folder)))
+    for line in filter(None, [advice, mismatch]):
         log.info("%s", line)
     return {"": advice, **group_scales(table)}
 

@@ -258,11 +258,10 @@ def describe_ranking(ranking: Ranking) -> list[str]:
 
 def _describe_closest(ranking: Ranking) -> str:
     """The value of each constrained metric that comes closest to its limits, as the end of a sentence."""
-    found = {name: [each.means.get(name, math.nan) for each in ranking.infeasible] for name in ranking.constraints}
-    known = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
-    parts = [
-        f"{name} {min(values, key=ranking.constraints[name].excess):g}" for name, values in known.items() if values
-    ]
+    parts = []
+    for name, limits in ranking.constraints.items():
+        if values := [value for each in ranking.infeasible if math.isfinite(value := each.means.get(name, math.nan))]:
+            parts.append(f"{name} {min(values, key=limits.excess):g}")
     return f"; the closest: {', '.join(parts)}" if parts else ""
 
 
