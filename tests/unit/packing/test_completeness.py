@@ -96,18 +96,22 @@ def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tm
         check_sweep(plan_sweep(config, "s", tmp_path).state)
 
 
-def test_a_sweep_whose_budget_was_reached_before_any_result_is_complete(tmp_path):
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_sweep_whose_budget_was_reached_before_any_result_is_complete_unless_trials_failed(tmp_path, failed):
     config = check_config({"sweeps": {"s": SWEEP | {"budget": {"hours": 0.001}}}})
+    first = next(iter(plan_sweep(config, "s", tmp_path).state.trials))
     with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("session", time=1.0, slots=1, gpus=1)
-        journal.append("started", trial=next(iter(plan_sweep(config, "s", tmp_path).state.trials)), attempt=1, time=1.0)
+        if failed:
+            record_attempt(journal, first, status=TrialStatus.FAILED, error="KeyError: 'x'")
+        else:
+            journal.append("started", trial=first, attempt=1, time=1.0)
     state = plan_sweep(config, "s", tmp_path).state
-    check_sweep(state)
-    assert "0 trials finished, 0 failed; budget reached: 0 of 3 trials ran; raise `budget`" in summarize_sweep(state)
-    with session_of(tmp_path / "sweeps/s") as journal:
-        record_attempt(journal, next(iter(state.trials)), status=TrialStatus.FAILED, error="KeyError: 'x'")
-    with pytest.raises(FinalError, match=r"a result: 1 failed; trial \w+ failed: KeyError: 'x'; budget reached"):
-        check_sweep(plan_sweep(config, "s", tmp_path).state)
+    says = r"a result: 1 failed; trial \w+ failed: KeyError: 'x'; budget reached"
+    with pytest.raises(FinalError, match=says) if failed else nullcontext():
+        check_sweep(state)
+    assert "; budget reached: 0 of 3 trials ran; raise `budget`" in summarize_sweep(state)
+    assert failed or "0 trials finished, 0 failed; budget" in summarize_sweep(state)
 
 
 def test_cancelled_trials_are_not_missing_unless_there_is_no_other(tmp_path):
