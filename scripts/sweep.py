@@ -11,13 +11,13 @@ import logging
 from functools import partial
 
 from trainyard.cli import command_line
+from trainyard.cluster.job_step import needs_step
+from trainyard.cluster.ray.worker_parent import fork_parent
 from trainyard.config.load import read_config
 from trainyard.config.sweep import ProgramSweep
 from trainyard.packing.completeness import check_sweep, summarize_sweep
-from trainyard.packing.driver import run_sweep
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
-from trainyard.planning.plan import plan_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_mismatch
 from trainyard.results.ranking import describe_ranking, rank_sweep
@@ -33,6 +33,10 @@ def main(arguments: argparse.Namespace) -> None:
     read = partial(read_current_config, results=results, study=name) if arguments.tables else read_config
     config = read(arguments.config)
     command_line.check_name(config, "sweeps", name)
+    # They import numpy, which reads its number of threads then: in workers, that of a trial.
+    from trainyard.packing.driver import run_sweep
+    from trainyard.planning.plan import plan_sweep
+
     if arguments.order_job is not None:
         plan = run_sweep(config, name, results, order_job=arguments.order_job)
         log.info("%s", summarize_sweep(plan.state))
@@ -65,4 +69,7 @@ if __name__ == "__main__":
     part.add_argument("--order-job", type=int, metavar="I",
                       help="run trials as job I (from 0) of several that share the sweep; write no tables")  # fmt: skip
     part.add_argument("--tables", action="store_true", help="run nothing: write the tables of what the jobs have run")
-    command_line.run_program(main, parser.parse_args(), stops_at_signals=True)
+    arguments = parser.parse_args()
+    if not (arguments.tables or needs_step()):
+        fork_parent()  # before there are threads, handlers and open files
+    command_line.run_program(main, arguments, stops_at_signals=True)

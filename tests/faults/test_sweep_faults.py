@@ -289,13 +289,16 @@ def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
 # A sitecustomize.py with which one worker of a sweep cannot import a module that it needs.
 ONE_BROKEN_WORKER = """
 import os, sys
+driver = os.getpid()
 def break_one():
+    if os.getppid() == driver:  # it is the parent of the workers
+        return
     try:
         os.close(os.open("{folder}/broken-worker", os.O_CREAT | os.O_EXCL))
         sys.modules["trainyard.data.node_copy"] = None
     except FileExistsError:
         pass
-if "cluster.ray.worker_parent" in sys.orig_argv:
+if any(word.endswith("sweep.py") for word in sys.orig_argv):
     os.register_at_fork(after_in_child=break_one)
 """
 

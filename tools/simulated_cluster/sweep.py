@@ -204,7 +204,7 @@ def simulate_modules(clock: Clock) -> Iterator[None]:
         # Syncing takes no time: how often the driver looks for the end of a sync would depend on the machine.
         stack.enter_context(patch.object(journal.Journal, "is_synced", lambda _: True))
         stack.enter_context(patch.object(driver, "start_ray", _start_ray))
-        for name in ("record_memory", "remove_copies_at_exit", "worker_parent"):
+        for name in ("record_memory", "remove_copies_at_exit"):
             stack.enter_context(patch.object(driver, name, lambda *_, **__: nullcontext()))
         stack.enter_context(patch.object(slurm_allocation, "current_allocation", lambda: _JOB.get()[1]))
         stack.enter_context(patch.object(slurm_allocation, "job_id", lambda: _JOB.get()[0].job))

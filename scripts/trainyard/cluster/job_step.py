@@ -29,9 +29,9 @@ def become_task() -> None:
     This process waits for the end of the step. If srun cannot start one, the program runs here, without notice of a
     preemption.
     """
-    if "SLURM_JOB_ID" not in os.environ or signals_reach_all_processes():
+    if not is_missed_by_signals():
         return
-    if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd":  # it is a task already
+    if _is_task():
         if given := slurm_allocation.current_allocation():
             # srun names the node of its step there, and another srun would see no other node.
             os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
@@ -51,6 +51,20 @@ def become_task() -> None:
     except (OSError, subprocess.SubprocessError, UserError) as error:
         reason = str(error)
     log.warning("a preemption will come without notice, since srun cannot start a step in this job: %s", reason)
+
+
+def needs_step() -> bool:
+    """Whether `become_task` would start a step."""
+    return is_missed_by_signals() and not _is_task()
+
+
+def is_missed_by_signals() -> bool:
+    """Whether this is a process of a Slurm job whose signals go to the first process of each step only."""
+    return "SLURM_JOB_ID" in os.environ and not signals_reach_all_processes()
+
+
+def _is_task() -> bool:
+    return Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd"
 
 
 def signals_reach_all_processes() -> bool:

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -18,7 +17,7 @@ from trainyard.cluster.gpus import run_mps
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
-from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
+from trainyard.cluster.ray.worker_parent import WorkerParent, prepared_parent
 from trainyard.config.config import Config, Data
 from trainyard.config.load import config_copy
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
@@ -159,38 +158,37 @@ def _run(
 
     plan = plan_now()
     sweep = plan.state.sweep
-    starting: AbstractContextManager[WorkerParent | None] = nullcontext()
+    parent = None
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
         if sweep.slots.nodes_per_trial > 1:
             check_allocation(sweep.slots.scale, slurm_allocation.current_allocation())
         trains = isinstance(sweep, TrainSweep) and sweep.slots.ranks == 1  # in the workers themselves
         modules = [*WORKER_MODULES, *(TRAINING_MODULES if trains else ())]
-        starting = worker_parent(modules, threads=sweep.slots.cpus_per_trial)
-    with starting as parent:
-        plan = _fix_slots(plan)
-        if isinstance(sweep, TrainSweep):
-            Staged(results / "data" / sweep.dataset).check_images()
-        find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
-        log.info(summarize_plan(plan))
-        order = SharedOrder(plan.state, journal, watch, fold, find_sweep=lambda: find_config().sweeps[name])
-        if not order.has_work():
-            order.await_others()
+        parent = prepared_parent(modules, threads=sweep.slots.cpus_per_trial)
+    plan = _fix_slots(plan)
+    if isinstance(sweep, TrainSweep):
+        Staged(results / "data" / sweep.dataset).check_images()
+    find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
+    log.info(summarize_plan(plan))
+    order = SharedOrder(plan.state, journal, watch, fold, find_sweep=lambda: find_config().sweeps[name])
+    if not order.has_work():
+        order.await_others()
+    plan = _fix_slots(plan_now())
+    if plan.state.to_reparse or plan.state.to_reparse_first:
+        is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
+        reparse_outputs(journal, plan.state)
         plan = _fix_slots(plan_now())
-        if plan.state.to_reparse or plan.state.to_reparse_first:
-            is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
-            reparse_outputs(journal, plan.state)
-            plan = _fix_slots(plan_now())
-            if not is_for_trials:
-                _check_can_run(plan)
-        order.use(plan.state)
-        if plan.forecast.pending and order.has_work():
-            if plan.state.sweep.required_metrics:  # search and early stopping depend on them
-                warn_unreadable(plan.state)
-            if fold.run_of(journal.session) is None:
-                _record_session(journal, plan, config_copy(find_config(), results).stem)
-            _run_pending(plan, journal, order, results, find_config(), parent)
-            if sweep.has_changed_code():
-                log.warning("`code` has changed since this job started: the trials that started later may have used it")
+        if not is_for_trials:
+            _check_can_run(plan)
+    order.use(plan.state)
+    if plan.forecast.pending and order.has_work():
+        if plan.state.sweep.required_metrics:  # search and early stopping depend on them
+            warn_unreadable(plan.state)
+        if fold.run_of(journal.session) is None:
+            _record_session(journal, plan, config_copy(find_config(), results).stem)
+        _run_pending(plan, journal, order, results, find_config(), parent)
+        if sweep.has_changed_code():
+            log.warning("`code` has changed since this job started: the trials that started later may have used it")
     plan = plan_now()
     order.use(plan.state)
     return plan, order

@@ -1,4 +1,4 @@
-"""Ray on the node of a job. Its door: `start.start_ray`, and `worker_parent.worker_parent` for a quicker start.
+"""Ray on the node of a job. Its door: `start.start_ray`, and `worker_parent.fork_parent` for a quicker start.
 
 start           Ray on this machine
 patches         what is patched in Ray while it starts and ends, why, and how much that saves

@@ -8,7 +8,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,7 +30,7 @@ LONGEST_DIRECTORY: Final = 38
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 
-ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
+ENVIRONMENT: Final[dict[str, str | None]] = {  # None: must not be set
     "RAY_ADDRESS": None,
     "RAY_TMPDIR": None,
     "RAY_AUTH_TOKEN": None,
@@ -86,8 +86,8 @@ def start_ray(
     If the driver is killed with SIGKILL, a guard does that, and also removes folders that match a pattern in `cleanup`.
     `cpus` also limits how many workers start concurrently: it should be at least the number of actors.
 
-    Do not import Ray before: its C++ part reads the environment on import. Call this from the main thread: Ray's
-    daemons use PR_SET_PDEATHSIG, which is sent when the *thread* that started them ends.
+    Do not import Ray before, except for a parent: its C++ part reads the environment on import. Call this from the
+    main thread: Ray's daemons use PR_SET_PDEATHSIG, which is sent when the *thread* that started them ends.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
@@ -108,6 +108,7 @@ def start_ray(
         importlib.import_module("ray")
         seconds = {"import_ray_seconds": time.perf_counter() - began}
         if parent:
+            seconds["import_ray_seconds"] += parent.import_seconds
             stack.callback(parent.close)
         stack.callback(_shut_down)
         began = time.perf_counter()

@@ -3,10 +3,11 @@
     driver  >  parent of the workers  >  workers
             >  raylet  >  requests (worker_request.py), each of which ends once the parent has forked its worker
 
-The parent runs no code of trials, touches no GPU, and has one thread when it forks, so that a worker that replaces a
+The driver imports Ray before anything else, and forks the parent, which so takes no time of its own for that. The
+parent runs no code of trials, touches no GPU, and has one thread when it forks, so that a worker that replaces a
 failed one is as clean as the first. When the driver ends, however that happens, the socket between them closes, the
 parent ends, and the kernel kills the workers that are left. If the parent was killed or does not answer, a request
-becomes the worker.
+becomes the worker; so do those of a second Ray in the same driver, for which there is no parent any more.
 """
 
 import contextlib
@@ -19,28 +20,30 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import psutil
 
 from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.guard import signal_at_end_of_parent
-from trainyard.utils.import_path import SCRIPTS, helper_command
+from trainyard.utils.import_path import SCRIPTS
 
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
+TITLE: Final = "trainyard: parent of the workers"  # its command line, as `ps` shows it
 REQUEST_PROGRAM: Final = Path(__file__).with_name("worker_request.py")
 BACKLOG: Final = 1024  # requests that wait while the parent imports
 # A request waits for so long: half of the time after which Ray kills a worker that has not registered
 # (`worker_register_timeout_seconds`, 60). The other half is for the request to import Ray.
 ANSWER_SECONDS: Final = 30.0
 RECEIVE_SECONDS: Final = 5.0
+MESSAGE_BYTES: Final = 1 << 16
 END_SECONDS: Final = 5.0  # after SIGKILL
 # The kernel's OOM killer shall select a worker, not the driver or Ray. Ray sets this for the process that it started.
 OOM_SCORE: Final = "1000"
@@ -49,20 +52,33 @@ _seconds: dict[str, float] = {}  # in which each module was imported ahead of it
 
 
 class WorkerParent:
-    """The parent of the workers on this node, as seen by the process that starts it."""
+    """The parent of the workers on this node, as seen by the process that forks it."""
 
-    def __init__(self, modules: Sequence[str], *, threads: int) -> None:
-        """Start a parent that imports `modules` for trials of `threads` threads."""
-        self._control, control = socket.socketpair()
+    def __init__(self) -> None:
+        """Import Ray, and fork the parent; in the parent, this ends with SystemExit.
+
+        Call this first in a program, while it has one thread, no handler, and nothing that must be closed.
+        """
+        # There is no raylet yet: workers end with this process, or with their parent, which ends with the raylet.
+        of_workers = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
+        with environment_variables(ENVIRONMENT | of_workers):  # which Ray's C++ part reads on import
+            self.import_seconds = sum(map(_preload, RAY_MODULES))
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._is_prepared = False
         with control:
-            self._process = subprocess.Popen(
-                [*helper_command("cluster.ray.worker_parent"), str(control.fileno()), *RAY_MODULES, *modules],
-                env=_environment(threads),
-                pass_fds=[control.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            # The signals that end a job are for the workers.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            if not (pid := os.fork()):
+                self._control.close()
+                _run(control)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._process = psutil.Process(pid)
+
+    def prepare(self, modules: Sequence[str], *, threads: int) -> None:
+        """Let it import these modules, for trials of `threads` threads; only the first call counts."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._send(json.dumps([threads, *modules]).encode())
 
     def serve(self, directory: Path) -> list[str]:
         """Listen in this private directory; returns the program that Ray shall run to start a worker."""
@@ -70,31 +86,41 @@ class WorkerParent:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(BACKLOG)
-            with contextlib.suppress(OSError):  # the parent was killed
-                socket.send_fds(self._control, [b"\0"], [listener.fileno()])
+            self._send(b"\0", listener.fileno())
         return [sys.executable, "-I", "-S", str(REQUEST_PROGRAM), str(path), str(ANSWER_SECONDS)]
 
     def close(self) -> None:
         """End the parent, and with it the workers that are left."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            workers = psutil.Process(self._process.pid).children()
+            workers = self._process.children()
             self._process.kill()
             psutil.wait_procs(workers, timeout=END_SECONDS)
         self._process.wait()
         self._control.close()
 
+    def _send(self, message: bytes, *descriptors: int) -> None:
+        with contextlib.suppress(OSError):  # the parent was killed, or closed with an earlier Ray
+            socket.send_fds(self._control, [message], descriptors)
 
-@contextlib.contextmanager
-def worker_parent(modules: Sequence[str], *, threads: int) -> Iterator[WorkerParent | None]:
-    """A process that imports `modules`, from which Ray's workers can be forked; it ends with the block.
 
-    None if patches of Ray are turned off, one of which makes Ray use it.
+_parent: WorkerParent | None = None  # of this process
+
+
+def fork_parent() -> None:
+    """Fork the parent of the workers of this process, in which it ends with SystemExit; see `WorkerParent`.
+
+    There is none if patches of Ray are turned off, one of which makes Ray use it.
     """
-    if os.environ.get(SWITCH) == "0":
-        yield None
-        return
-    with contextlib.closing(WorkerParent(modules, threads=threads)) as parent:
-        yield parent
+    global _parent
+    if os.environ.get(SWITCH) != "0":
+        _parent = WorkerParent()
+
+
+def prepared_parent(modules: Sequence[str], *, threads: int) -> WorkerParent | None:
+    """The parent of this process's workers, which now imports `modules`; None without one."""
+    if _parent:
+        _parent.prepare(modules, threads=threads)
+    return _parent
 
 
 def preload_seconds(modules: Sequence[str]) -> float:
@@ -102,29 +128,35 @@ def preload_seconds(modules: Sequence[str]) -> float:
     return sum(_seconds.get(module, 0.0) for module in modules)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """The environment of the parent, which is read on import by Ray's C++ part and by OpenBLAS.
+def _preload(module: str) -> float:
+    """Import a module; returns the time that this took."""
+    began = time.perf_counter()
+    with contextlib.suppress(Exception):  # whoever uses it reports why it cannot be imported
+        importlib.import_module(module)
+    _seconds[module] = time.perf_counter() - began
+    return _seconds[module]
 
-    There is no raylet yet: workers end with this process, or with their parent, which ends with the raylet.
-    """
-    known = {name: value for name, value in ENVIRONMENT.items() if value is not None}
-    known |= {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **known}  # Ray sets the threads, too, if nobody did
 
+def _run(control: socket.socket) -> NoReturn:
+    """Import the modules that the driver names, and fork a worker for each request."""
+    import ray
 
-def main() -> None:
-    """Import the modules that the command line names, and fork a worker for each request."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those that end a job are for the workers
-    for module in sys.argv[2:]:
-        began = time.perf_counter()
-        with contextlib.suppress(Exception):  # whoever uses it reports why it cannot be imported
-            importlib.import_module(module)
-        _seconds[module] = time.perf_counter() - began
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]  # a compiled module
+    if not (message := control.recv(MESSAGE_BYTES)):
+        sys.exit()
+    threads, *modules = json.loads(message)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # as Ray does; OpenBLAS reads it on import
+    for module in modules:
+        _preload(module)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
-    if command := _fork_workers(socket.socket(fileno=int(sys.argv[1]))):
+    if command := _fork_workers(control):
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
         sys.path[sys.path.index(str(SCRIPTS))] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
+    sys.exit()
 
 
 def _fork_workers(control: socket.socket) -> list[str] | None:
@@ -185,7 +217,3 @@ def _become_worker(request: dict[str, Any], standard: list[int], parent: int, co
         return list(request["command"])
     except BaseException:
         os._exit(1)  # without an answer, the process that sent the request becomes the worker
-
-
-if __name__ == "__main__":
-    main()

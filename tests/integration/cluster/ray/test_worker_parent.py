@@ -13,13 +13,14 @@ import pytest
 from project import ROOT, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster.ray.patches import SWITCH
-from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
+from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, TITLE, fork_parent, prepared_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace.
 ACTORS = """
-import json, resource, sys
-from contextlib import nullcontext
+import json, os, resource, runpy, sys
+sys.path[0] = os.getcwd()
+runpy.run_path("sweep.py")  # what a driver imports before it forks the parent
 from trainyard.cluster.ray.start import start_ray
 from trainyard.cluster.ray import worker_parent
 
@@ -59,8 +60,10 @@ _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))  # Ray raises it
 seconds, *modules = sys.argv[1:]
 worker_parent.ANSWER_SECONDS = float(seconds)
-forking = worker_parent.worker_parent(modules, threads=1) if modules else nullcontext()
-with forking as parent, start_ray(gpus=2, cpus=2, parent=parent):
+if modules:
+    worker_parent.fork_parent()
+parent = worker_parent.prepared_parent(modules, threads=1)
+with start_ray(gpus=2, cpus=2, parent=parent):
     import ray
     Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
     actors = [Actor.remote(), Actor.remote()]
@@ -137,6 +140,19 @@ def test_when_the_parent_was_killed_workers_start_without_it(start):
     assert {each["parent_name"] for each in replace(program, 0, 1)} == {"raylet"}
 
 
+# Forks a parent, and prints the program that requests workers, which do not wait long, once the parent is suspended.
+IMPATIENT = """
+import json, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from trainyard.cluster.ray import worker_parent
+worker_parent.ANSWER_SECONDS = 0.5
+worker_parent.fork_parent()
+parent = worker_parent.prepared_parent([], threads=1)
+os.kill(parent._process.pid, signal.SIGSTOP)
+print(json.dumps(parent.serve(Path.cwd())), flush=True)
+sys.stdin.read()
+"""
 WORKER = """
 import os, sys
 with open("workers.txt", "a") as file:
@@ -150,13 +166,10 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
     monkeypatch.setenv("RAY_JOB_ID", FIRST_JOB)
     monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
     (tmp_path / "worker.py").write_text(WORKER)
-    with worker_parent([], threads=1) as parent:
-        (process,) = with_words("cluster.ray.worker_parent", psutil.Process().children())
-        process.suspend()
-        with monkeypatch.context() as impatient:
-            impatient.setattr("trainyard.cluster.ray.worker_parent.ANSWER_SECONDS", 0.5)
-            program = parent.serve(tmp_path)
-        *python, path, _ = program
+    command = [sys.executable, "-c", IMPATIENT, str(ROOT / "scripts")]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        *python, path, _ = program = json.loads(driver.stdout.readline())
+        (process,) = psutil.Process(driver.pid).children()
         os.link(path, "again")
         for number in (1, 2):
             run([*program, "worker.py"])
@@ -170,7 +183,7 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
 
 def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones(start):
     program, _ = start(*WORKER_MODULES, seconds=5)
-    (parent,) = with_words("cluster.ray.worker_parent", psutil.Process(program.pid).children())
+    (parent,) = with_words(TITLE, psutil.Process(program.pid).children())
     parent.suspend()
     seen = replace(program, 0, 1)
     assert {each["parent_name"] for each in seen} == {"raylet"}
@@ -181,8 +194,8 @@ def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones
 
 def test_there_is_no_parent_if_the_patches_of_ray_are_turned_off(monkeypatch):
     monkeypatch.setenv(SWITCH, "0")
-    with worker_parent(WORKER_MODULES, threads=1) as parent:
-        assert parent is None
+    fork_parent()
+    assert prepared_parent(WORKER_MODULES, threads=1) is None
 
 
 @pytest.mark.parametrize("victim", ["driver", "raylet"])
