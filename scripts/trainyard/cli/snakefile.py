@@ -1,5 +1,7 @@
 """What the Snakefile takes from Snakemake, run as the main workflow or imported by another one (`module`)."""
 
+import atexit
+import gc
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     The program ends if the config or a setting has errors. A dry run also ends if anything else that can be checked
     before a job is queued is wrong.
     """
+    atexit.register(gc.freeze)  # otherwise Python collects Snakemake's garbage before it ends: half a second
     importing = snakemake.modifier  # the names and folders that a module statement gives
     is_module = not importing.is_main_snakefile()
     names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}

@@ -53,6 +53,15 @@ def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tm
     assert done.stdout.splitlines() == ["it runs", job_script.SRUN_ENDED]
 
 
+def test_in_a_job_the_executor_imports_pandas_only_when_somebody_uses_it(tmp_path):
+    look = "print([name for name in ('numpy._core', 'pandas.core') if name in sys.modules])"
+    use = "from snakemake_executor_plugin_slurm import efficiency_report as report; report.pd.DataFrame({'a': [1]})"
+    (tmp_path / "looks.py").write_text("\n".join(["import sys", "import snakemake.cli", look, use, look]))
+    task = [sys.executable, job_script.__file__, job_script.TASK, "nobody-listens", "looks"]
+    done = subprocess.run(task, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['numpy._core', 'pandas.core']"]
+
+
 def test_the_job_also_ends_if_nobody_reads_its_output(tmp_path):
     """slurmstepd of the step that takes it may have been killed, too."""
     (tmp_path / "ends.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
