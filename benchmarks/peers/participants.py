@@ -17,7 +17,8 @@ class Peer:
     """A participant.
 
     Commands are bash command lines, run in a folder with the participant's files, trials.txt and trial.sh. In them,
-    {nodes}, {gpus} (per node), {slots}, {trials} (their number), and {jobs} of {gpus_per_job} are filled in.
+    {nodes}, {gpus} (per node), {slots}, {trials} (their number), {jobs} of {gpus_per_job}, and {workers}, which are jobs
+    of one GPU, are filled in.
     """
 
     name: str
@@ -55,7 +56,8 @@ def fill_in(commands: tuple[str, ...], work: Work) -> list[str]:
         "gpus": GPUS_PER_NODE,
         "slots": work.slots,
         "trials": len(work.seconds),
-        "jobs": work.slots // work.gpus_per_job,
+        "workers": work.workers,
+        "jobs": work.workers // work.gpus_per_job,
         "gpus_per_job": work.gpus_per_job,
     }
     return [command.format(**values) for command in commands]

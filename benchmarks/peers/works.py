@@ -31,6 +31,11 @@ class Work:
         return self.nodes * GPUS_PER_NODE
 
     @property
+    def workers(self) -> int:
+        """GPUs that a participant with a job for each requests: in the crowded queue, all that there are."""
+        return HOSTS * GPUS_PER_NODE if self.is_crowded else self.slots
+
+    @property
     def gpus_per_job(self) -> int:
         """GPUs of each job where a participant may choose: those of a host, or one if others hold half of each."""
         return 1 if self.is_crowded else GPUS_PER_NODE

@@ -2,7 +2,7 @@
 
 from peers.participants import Peer
 
-RUN = "python sweep.py {slots}"
+RUN = "python sweep.py {workers}"
 
 PEERS = [
     Peer(

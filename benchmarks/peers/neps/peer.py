@@ -3,7 +3,7 @@
 from peers.participants import Peer
 
 VERSION = """python -c 'from importlib.metadata import version; print("NePS", version("neural-pipeline-search"))'"""
-RUN = "sbatch --array=1-{slots} job.sh"
+RUN = "sbatch --array=1-{workers} job.sh"
 
 PEERS = [
     Peer(
