@@ -17,8 +17,8 @@ class Peer:
     """A participant.
 
     Commands are bash command lines, run in a folder with the participant's files, trials.txt and trial.sh. In them,
-    {nodes}, {gpus} (per node), {slots}, {trials} (their number), {jobs} of {gpus_per_job}, and {workers}, which are jobs
-    of one GPU, are filled in.
+    {nodes}, {gpus} (per node), {slots}, {trials} (their number), {jobs} of {gpus_per_job}, and {workers} (jobs of one
+    GPU) are filled in.
     """
 
     name: str

@@ -91,12 +91,15 @@ class WorkerParent:
 
     def close(self) -> None:
         """End the parent, and with it the workers that are left."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            workers = self._process.children()
+        ends, deadline = list[int](), time.monotonic() + END_SECONDS
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            ends += (os.pidfd_open(worker.pid) for worker in self._process.children())
             self._process.kill()
-            psutil.wait_procs(workers, timeout=END_SECONDS)
         self._process.wait()
         self._control.close()
+        for end in ends:  # readable once the worker has ended, whether or not its new parent has noticed
+            select.select([end], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(end)
 
     def _send(self, message: bytes, *descriptors: int) -> None:
         with contextlib.suppress(OSError):  # the parent was killed, or closed with an earlier Ray
