@@ -80,7 +80,7 @@ def parts_of_a_start() -> list[float]:
     first = {event["event"]: event for event in reversed(events)}
     ray, slot = first["ray_up"], first["slot_up"]
     return [
-        first["session"]["time"] - started,
+        first["session"]["time"] - started - ray["import_ray_seconds"],
         ray["import_ray_seconds"],
         ray["ray_init_seconds"],
         slot["time"] - ray["time"] - slot["data_seconds"],

@@ -13,6 +13,8 @@ LAUNCHER = f"""
 import logging, sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
 from pathlib import Path
+from trainyard.cluster.ray.worker_parent import fork_parent
+fork_parent()
 from trainyard.config.load import read_config
 from trainyard.packing import session_watch, shared_order
 from trainyard.packing.driver import run_sweep
