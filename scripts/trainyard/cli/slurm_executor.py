@@ -60,7 +60,7 @@ from trainyard.cluster.slurm_queries import (
     list_user_jobs,
     run_slurm_command,
 )
-from trainyard.planning.job_marks import COMPLETE, JOBS, read_mark
+from trainyard.planning.job_marks import CANCELLED, COMPLETE, JOBS, read_mark
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
@@ -402,6 +402,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._settled.add(job_info.external_jobid)
         if job_info.external_jobid and (state := final_state(job_info.external_jobid)) in LOST:
             self._submit_again(job_info, LOST[state])
+        elif job_info.external_jobid and state == "CANCELLED" and _was_needless(job_info):
+            self._report_idle(job_info)
         elif not job_info.external_jobid and (refusal := TEMPORARY.search(msg or "")):
             if refusal[0] not in self._refusals:
                 self.logger.info(f"sbatch refuses jobs for now ({refusal[0]}): they are submitted later (no retry).")
@@ -455,6 +457,13 @@ def _is_complete(job: Any) -> bool:
     if job.is_group() or job.resources.get(USEFUL_JOBS) is None:
         return False
     return job.params.get("results") in read_mark(Path(job.output[0]).with_name(COMPLETE))
+
+
+def _was_needless(info: Any) -> bool:
+    """Whether another job of the sweep has cancelled a job in the queue, because all trials were taken."""
+    if info.job.is_group() or info.job.resources.get(USEFUL_JOBS) is None:
+        return False
+    return info.external_jobid in read_mark(Path(info.job.output[0]).with_name(CANCELLED))
 
 
 def _has_taken_up(job: Any) -> bool:

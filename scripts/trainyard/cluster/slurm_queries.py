@@ -393,6 +393,10 @@ class UserJob:
         """Whether it is pending or runs, and Slurm is not ending it."""
         return self.state not in ENDED and self.state != COMPLETING
 
+    def shares_sweep_with(self, other: "UserJob") -> bool:
+        """Whether both are jobs of one sweep: their comments end with the number of the job."""
+        return self.folder == other.folder and self.comment.rpartition("_")[0] == other.comment.rpartition("_")[0]
+
     @property
     def why_hopeless(self) -> str:
         """Why Slurm will never start it as it is; "" if Slurm may."""

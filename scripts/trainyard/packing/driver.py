@@ -18,6 +18,7 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, prepared_parent
+from trainyard.cluster.slurm_queries import list_user_jobs, run_slurm_command
 from trainyard.config.config import Config, Data
 from trainyard.config.load import config_copy
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
@@ -39,7 +40,7 @@ from trainyard.planning import trial_flops
 from trainyard.planning.added_trials import add_trials, announce_config
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.job_costs import summarize_plan
-from trainyard.planning.job_marks import COMPLETE, DONE, set_mark
+from trainyard.planning.job_marks import CANCELLED, COMPLETE, DONE, JOBS, read_mark, set_mark
 from trainyard.planning.journal import (
     SESSIONS,
     Ended,
@@ -119,7 +120,23 @@ def _run_session(config: Config, name: str, results: Path, order_job: int | None
         set_mark(folder, DONE.format(job=order_job), digests)
     if (order_job is not None or len(digests) > 1) and order.is_complete():
         set_mark(folder, COMPLETE, digests)
+    if order_job is not None and order.is_taken():
+        _cancel_queued(folder)
     return plan
+
+
+def _cancel_queued(folder: Path) -> None:
+    """Cancel the jobs of this sweep that wait: the GPUs of this one would start them, to find no trial and end."""
+    try:
+        listed = list_user_jobs() if slurm_allocation.job_id() else []
+        own = next((each for each in listed if each.job == slurm_allocation.job_id()), None)
+        jobs = [each.job for each in listed if own and each.state == "PENDING" and each.shares_sweep_with(own)]
+        if jobs:
+            set_mark(folder, CANCELLED, {*read_mark(folder / JOBS / CANCELLED), *jobs})
+            run_slurm_command("scancel", "--state=PENDING", *jobs)
+            log.info("cancelled in the queue, since all trials are taken: %s", ", ".join(jobs))
+    except UserError as error:
+        log.warning("%s", error)
 
 
 def _await_others(order: SharedOrder, what: str) -> None:

@@ -99,6 +99,10 @@ class SharedOrder:
         names = (name for name in self._state.unfinished if name not in left and not (left and is_placeholder(name)))
         return not self.is_held and any(map(self.may_run, names))
 
+    def is_taken(self) -> bool:
+        """Whether no trial is left to take for any job, although the sweep is not held."""
+        return not self.is_held and not any(map(self.may_run, self._state.unfinished))
+
     def is_complete(self) -> bool:
         """Whether no trial is left to run for any job."""
         return not self.describe_others() and not any(map(self.may_run, self._state.unfinished))

@@ -9,6 +9,7 @@ from trainyard.utils.files import atomic_write
 RUN: Final = "TRAINYARD_RUN"  # environment variable: the run of Snakemake to which a job belongs
 JOBS: Final = "jobs"  # folder of the marks, in that of a sweep's results
 COMPLETE: Final = "complete"  # no trial is left to run: jobs in the queue have nothing to do
+CANCELLED: Final = "cancelled"  # Slurm jobs, cancelled in the queue by one that found no trial to take
 DONE: Final = "{job}.done"  # of each job that has ended as it should; Snakemake writes and removes it
 
 

@@ -467,6 +467,24 @@ def test_a_job_that_has_taken_up_the_new_config_is_not_submitted_again(
     assert executor._to_submit == ([] if state == "COMPLETED" else [job])
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
+@pytest.mark.parametrize("useful", [None, 2])
+def test_a_job_that_another_of_its_sweep_cancelled_in_the_queue_counts_as_done(
+    executor, tmp_path, slurm, logged, state, useful
+):
+    """Not if it started before, and failed."""
+    job = job_of_several(1, useful, tmp_path / "jobs")
+    slurm.prints("scontrol", f"JobId=7 JobState={state}\n")
+    slurm.prints("squeue", queued(state="RUNNING" if state == "FAILED" else state))
+    set_mark(tmp_path, "cancelled", ["6", "7"])
+    executor.answers["7"] = "error"
+    if state == "FAILED":
+        slurm.prints("squeue", "")
+    assert check(executor, SubmittedJobInfo(job, "7", {})) == []
+    is_done = state == "CANCELLED" and useful is not None
+    assert of_jobs(logged)[-1] == ("done" if is_done else "failed", job)
+
+
 def test_once_no_trial_is_left_jobs_in_the_queue_are_cancelled_and_count_as_done(executor, tmp_path, slurm, logged):
     """As is one that is suspended. One that starts meanwhile ends by itself, one that was not submitted never is."""
     states = {"0": "RUNNING", "1": "PENDING", "2": "PENDING", "3": "PENDING", "4": "SUSPENDED"}

@@ -12,6 +12,7 @@ from trainyard.config.user_programs import metrics_digest
 from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.job_marks import read_mark
 from trainyard.planning.journal import Ended, Epoch, Resumed, SessionStarted, Started, encode
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.sweep_state import TrialSpace
@@ -20,13 +21,35 @@ from trainyard.utils.errors import FinalError, UserError
 
 
 def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
-    """Not even the one that imports what workers need while the sweep is planned."""
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}}}})
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial in TrialSpace(config.sweeps["s"], "no dataset").trials:
             record_attempt(journal, trial, status=TrialStatus.FINISHED, metrics={})
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
     assert run_sweep(config, "s", tmp_path).state.unfinished == []
+
+
+@pytest.mark.parametrize("open_trials", [0, 1])
+def test_a_job_without_a_trial_to_take_cancels_those_of_its_sweep_that_wait(tmp_path, monkeypatch, slurm, open_trials):
+    slots = {"jobs": 4, "gpus_per_node": 0, "slots_per_node": 1}
+    config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}, "slots": slots}}})
+    with session_of(tmp_path / "sweeps/s") as journal:
+        for trial in list(TrialSpace(config.sweeps["s"], "no dataset").trials)[open_trials:]:
+            record_attempt(journal, trial, status=TrialStatus.FINISHED, metrics={})
+    names = {"5": "s_0", "6": "s_1", "7": "s_2", "8": "s_3", "9": "other_1", "10": "s_1_1", "11": "s_3"}
+    states, folders = {"5": "RUNNING", "7": "SUSPENDED"}, {"11": "/other"}
+    of_sweep = "{}|{}|2026-11-20T21:30:00|None|rule_sweep_job_wildcards_{}|{}\\n"
+    lines = (of_sweep.format(n, states.get(n, "PENDING"), name, folders.get(n, "/")) for n, name in names.items())
+    slurm.runs("squeue", f"printf '{''.join(lines)}'")
+    slurm.runs("scancel", f"echo $* > {tmp_path}/scancel.txt")
+    monkeypatch.setattr(driver.slurm_allocation, "job_id", lambda: "5")
+    monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
+    run_sweep(config, "s", tmp_path, order_job=0)
+    cancelled = tmp_path / "scancel.txt"
+    assert cancelled.exists() == (not open_trials)
+    if not open_trials:
+        assert cancelled.read_text() == "--state=PENDING 6 8\n"
+        assert sorted(read_mark(tmp_path / "sweeps/s/jobs/cancelled")) == ["6", "8"]
 
 
 @pytest.mark.parametrize("in_slurm_job", [True, False])
