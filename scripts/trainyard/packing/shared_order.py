@@ -19,6 +19,7 @@ from trainyard.planning.claims import Entry, Fence
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import (
     BudgetReached,
+    Ended,
     Event,
     Journal,
     Left,
@@ -69,6 +70,7 @@ class SharedOrder:
         self._left_to_others = set[str]()
         self._missing = set[str]()  # sessions whose journals have lost what counts
         self._places: dict[tuple[str, int | str], SlotLocation] = {}  # of other sessions' slots
+        self._running: dict[str, tuple[str, float]] = {}  # trials of other sessions: which one, and since when
         self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
         self.note_added: Callable[[Sequence[str]], None] = lambda trials: None
         self.cancelled = frozenset[str]()  # trials, by users
@@ -160,7 +162,7 @@ class SharedOrder:
     @property
     def sharing(self) -> int:
         """How many sessions work on the sweep, including this one."""
-        return 1 + sum(self._watch.life_of(name) is Life.RUNS for name in self._others())
+        return 1 + len(self._live())
 
     def _others(self) -> list[str]:
         """The other sessions that have not ended, as far as the log tells."""
@@ -169,10 +171,20 @@ class SharedOrder:
     @property
     def places(self) -> list[SlotLocation]:
         """Where the trials of other live sessions run, or ran last."""
-        if not self._places:
-            return []
-        live = {name for name in self._others() if self._watch.life_of(name) is Life.RUNS}
+        live = self._live() if self._places else ()
         return [place for (name, _), place in self._places.items() if name in live]
+
+    @property
+    def running_seconds(self) -> dict[str, float]:
+        """For how long each trial of the other live sessions has been running, by the clocks of both nodes."""
+        live, now = self._live() if self._running else (), time.time()
+        known = self._state.space.trials
+        running = ((trial, start) for trial, (name, start) in self._running.items() if name in live and trial in known)
+        return {trial: max(0.0, now - start) for trial, start in running}
+
+    def _live(self) -> set[str]:
+        """The other sessions that are known to run."""
+        return {name for name in self._others() if self._watch.life_of(name) is Life.RUNS}
 
     @property
     def paused_seconds(self) -> float:
@@ -318,6 +330,9 @@ class SharedOrder:
                     again[trial] = None
                 case Started() if session != self._session:
                     self._places[session, event.slot] = SlotLocation.of(event.location)
+                    self._running[event.trial] = session, event.time
+                case Ended() if session != self._session:
+                    self._running.pop(event.trial, None)
             if isinstance(event, TrialEvent) and session != self._session:
                 attempt = self._fold.attempts.get((event.trial, event.attempt))
                 if attempt:  # otherwise a fence that was read later has cut it off

@@ -303,15 +303,17 @@ class TrialQueue:
         """Predict and sort the waiting trials, each time a quarter more trials have finished.
 
         The order is the best that was found on a number of slots, on some of which trials have been `running` for so
-        many seconds. Retries stay last, also of trials that failed in an earlier run. The order is longest first if
-        trials may end early, if a search has yet to suggest some, and if not all are expected to end by the deadline.
+        many seconds, and on those on which other jobs run trials. Retries stay last, also of trials that failed in an
+        earlier run. The order is longest first if trials may end early, if a search has yet to suggest some, and if not
+        all are expected to end by the deadline.
         """
         began = time.monotonic()
         is_due = len(self._finished) >= self._predict_at and began >= self._predict_after
         if self._predict is None or not self._tasks or not is_due:
             return
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
-        self._sort(running, slots)
+        elsewhere = self._order.running_seconds
+        self._sort({**elsewhere, **running}, slots + len(elsewhere))
         self._predict_after = began + (time.monotonic() - began) / PREDICT_FRACTION
 
     def _sort(self, running: Mapping[str, float], slots: int) -> None:

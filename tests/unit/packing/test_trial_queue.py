@@ -8,13 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sweep_journals import order_beside, session_of
+from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
+from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.claims import ClaimLog
 from trainyard.planning.duration_model import Prediction
+from trainyard.planning.journal import SESSIONS, Ended
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
@@ -200,6 +205,27 @@ def test_the_order_fits_the_time_at_which_busy_slots_are_free(queue_of, options,
     queue.note_finished("x", 5.0)
     queue.update_order({"running": 4.0}, 2)
     assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == seconds
+
+
+def test_the_order_fits_the_time_at_which_the_slots_of_other_jobs_are_free(tmp_path, monkeypatch):
+    """The same, but another job of Slurm has the busy slot."""
+    monkeypatch.setattr(slurm_allocation, "job_id", lambda: "5")
+    sessions = tmp_path / SESSIONS
+    with session_of(tmp_path) as journal, session_of(tmp_path) as other, SessionWatch(sessions, other.session):
+        order = order_beside(journal)
+        running, ended = order.space.trials
+        (log := ClaimLog(tmp_path)).read()
+        log.append(other.session, take=[running, ended])
+        for trial in (running, ended):
+            other.append("started", trial=trial, attempt=1, time=time.time() - 4.0)
+        other.record(Ended(trial=ended, attempt=1, status=TrialStatus.FINISHED, seconds=4.0))
+        order.refresh()
+        predict = predicts(SECONDS | {running: 10.0})
+        queue = TrialQueue(limits=ENDLESS, failures=FailurePolicy(retries=1), order=order, source=None, predict=predict)
+        queue.add(task(name) for name in SECONDS if name != "running")
+        queue.note_finished("x", 5.0)
+        queue.update_order({}, 1)
+        assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == 12.0
 
 
 @pytest.mark.parametrize(("seconds_left", "longest_first"), [(2000, False), (1000, True)])
