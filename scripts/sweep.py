@@ -71,5 +71,5 @@ if __name__ == "__main__":
     part.add_argument("--tables", action="store_true", help="run nothing: write the tables of what the jobs have run")
     arguments = parser.parse_args()
     if not (arguments.tables or needs_step()):
-        fork_parent()  # before there are threads, handlers and open files
+        fork_parent()  # before there are threads and handlers
     command_line.run_program(main, arguments, stops_at_signals=True)

@@ -35,9 +35,9 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     The program ends if the config or a setting has errors. A dry run also ends if anything else that can be checked
     before a job is queued is wrong.
     """
-    atexit.register(gc.freeze)  # otherwise Python collects Snakemake's garbage before it ends: half a second
     importing = snakemake.modifier  # the names and folders that a module statement gives
-    is_module = not importing.is_main_snakefile()
+    if not (is_module := not importing.is_main_snakefile()):  # a user's workflow may have what must be finalized
+        atexit.register(gc.freeze)  # otherwise Python collects Snakemake's garbage before it ends: half a second
     names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}
     set_resources = _share_settings(snakemake, *map(importing.modify_rulename, SWEEP_RULES))
     workflow = Workflow(

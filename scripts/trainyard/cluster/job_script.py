@@ -13,6 +13,7 @@ This file runs first in each job, so it imports nothing of Trainyard.
 
 import contextlib
 import gc
+import importlib
 import importlib.machinery
 import importlib.util
 import math
@@ -37,7 +38,7 @@ SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
 SRUN_ENDED: Final = "terminating srun, which still runs although its tasks have exited: slurmstepd may have been killed"
 # Objects between two collections: what Snakemake imports stays, and to look through it again takes 0.1 s of CPU time.
 GARBAGE_THRESHOLD: Final = 100_000
-# What Snakemake's Slurm executor imports for its report on efficiency: 0.3 s of CPU time, in a job for nothing.
+# What Snakemake's Slurm executor imports for a report that jobs do not write: 0.4 s of CPU time.
 LAZY_MODULES: Final = ("numpy", "pandas")
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
 KEPT: Final = {"SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT",
@@ -145,7 +146,7 @@ def _run_task(name: str, command: list[str]) -> int:
         else:
             sys.path[0] = str(Path.cwd())  # as with `python -m`
             gc.set_threshold(GARBAGE_THRESHOLD)
-            sys.meta_path.insert(0, _LazyFinder)
+            _import_executor()
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
@@ -158,17 +159,28 @@ def _run_task(name: str, command: list[str]) -> int:
     return code
 
 
-class _LazyFinder(importlib.machinery.PathFinder):
+class _LazyFinder:
     """Finds LAZY_MODULES, and lets each be executed at the first use of one of its attributes."""
 
-    @classmethod
+    @staticmethod
     def find_spec(
-        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        spec = super().find_spec(fullname, path, target) if fullname in LAZY_MODULES else None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in LAZY_MODULES else None
         if spec and spec.loader:
             spec.loader = importlib.util.LazyLoader(spec.loader)
         return spec
+
+
+def _import_executor() -> None:
+    """Import Snakemake's Slurm executor, which needs LAZY_MODULES only for its report on efficiency.
+
+    Whoever imports one of them later, as a user's Snakefile, executes it with that.
+    """
+    sys.meta_path.insert(0, _LazyFinder)
+    with contextlib.suppress(ImportError):  # Snakemake reports it
+        importlib.import_module("snakemake_executor_plugin_slurm")
+    sys.meta_path.remove(_LazyFinder)
 
 
 _open_until_end: list[socket.socket] = []

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -29,7 +30,7 @@ def become_task() -> None:
     This process waits for the end of the step. If srun cannot start one, the program runs here, without notice of a
     preemption.
     """
-    if not is_missed_by_signals():
+    if not _is_missed_by_signals():
         return
     if _is_task():
         if given := slurm_allocation.current_allocation():
@@ -55,10 +56,10 @@ def become_task() -> None:
 
 def needs_step() -> bool:
     """Whether `become_task` would start a step."""
-    return is_missed_by_signals() and not _is_task()
+    return _is_missed_by_signals() and not _is_task()
 
 
-def is_missed_by_signals() -> bool:
+def _is_missed_by_signals() -> bool:
     """Whether this is a process of a Slurm job whose signals go to the first process of each step only."""
     return "SLURM_JOB_ID" in os.environ and not signals_reach_all_processes()
 
@@ -67,6 +68,7 @@ def _is_task() -> bool:
     return Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd"
 
 
+@cache
 def signals_reach_all_processes() -> bool:
     """Whether the signals of this Slurm job go to all of its processes."""
     try:

@@ -308,7 +308,7 @@ def _run_trials(
     running: RunningRay,
 ) -> None:
     """Run the pending trials. With `gpus_per_trial: auto`, measure first how many should share a GPU."""
-    # Ray reads on import the environment that `start_ray` sets.
+    # It imports Ray, which without a parent of the workers reads on import the environment that `start_ray` sets.
     from trainyard.packing.packer import Packer, can_see_gpu
 
     if counted := flops.result():

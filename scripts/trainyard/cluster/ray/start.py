@@ -81,7 +81,7 @@ def start_ray(
 ) -> Iterator[RunningRay]:
     """Run Ray on this machine with `gpus` and `cpus`; at the end of the block, its processes and files are removed.
 
-    With the `parent` of the workers, they are forked from it, and it ends with Ray.
+    With the `parent` of the workers, they are forked from it.
 
     If the driver is killed with SIGKILL, a guard does that, and also removes folders that match a pattern in `cleanup`.
     `cpus` also limits how many workers start concurrently: it should be at least the number of actors.
@@ -109,7 +109,8 @@ def start_ray(
         seconds = {"import_ray_seconds": time.perf_counter() - began}
         if parent:
             seconds["import_ray_seconds"] += parent.import_seconds
-            stack.callback(parent.close)
+            parent.import_seconds = 0.0  # of a second Ray
+            stack.callback(parent.end_workers)
         stack.callback(_shut_down)
         began = time.perf_counter()
         with trimmed_ray_init(parent.serve(directory) if parent else ()):

@@ -3,11 +3,11 @@
     driver  >  parent of the workers  >  workers
             >  raylet  >  requests (worker_request.py), each of which ends once the parent has forked its worker
 
-The driver imports Ray before anything else, and forks the parent, which so takes no time of its own for that. The
+The driver imports Ray and forks the parent before it does anything else, so that this takes no time of its own. The
 parent runs no code of trials, touches no GPU, and has one thread when it forks, so that a worker that replaces a
-failed one is as clean as the first. When the driver ends, however that happens, the socket between them closes, the
-parent ends, and the kernel kills the workers that are left. If the parent was killed or does not answer, a request
-becomes the worker; so do those of a second Ray in the same driver, for which there is no parent any more.
+failed one is as clean as the first, also of a second Ray in the same driver. When the driver ends, however that
+happens, the kernel kills the parent, and then the workers that are left. If the parent was killed or does not answer, a
+request becomes the worker.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.guard import signal_at_end_of_parent
-from trainyard.utils.import_path import SCRIPTS
 
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
 TITLE: Final = "trainyard: parent of the workers"  # its command line, as `ps` shows it
@@ -57,8 +56,9 @@ class WorkerParent:
     def __init__(self) -> None:
         """Import Ray, and fork the parent; in the parent, this ends with SystemExit.
 
-        Call this first in a program, while it has one thread, no handler, and nothing that must be closed.
+        Call this first in a program, while it has one thread and no handler.
         """
+        of_program = sys.path[0]  # as Python has set it; Ray adds folders before it
         # There is no raylet yet: workers end with this process, or with their parent, which ends with the raylet.
         of_workers = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         with environment_variables(ENVIRONMENT | of_workers):  # which Ray's C++ part reads on import
@@ -70,7 +70,7 @@ class WorkerParent:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             if not (pid := os.fork()):
                 self._control.close()
-                _run(control)
+                _run(control, of_program)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._process = psutil.Process(pid)
 
@@ -89,20 +89,20 @@ class WorkerParent:
             self._send(b"\0", listener.fileno())
         return [sys.executable, "-I", "-S", str(REQUEST_PROGRAM), str(path), str(ANSWER_SECONDS)]
 
-    def close(self) -> None:
-        """End the parent, and with it the workers that are left."""
-        ends, deadline = list[int](), time.monotonic() + END_SECONDS
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            ends += (os.pidfd_open(worker.pid) for worker in self._process.children())
-            self._process.kill()
-        self._process.wait()
-        self._control.close()
-        for end in ends:  # readable once the worker has ended, whether or not its new parent has noticed
-            select.select([end], [], [], max(0.0, deadline - time.monotonic()))
-            os.close(end)
+    def end_workers(self) -> None:
+        """Kill the workers that are left, and wait for their end."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # the parent was killed, and they with it
+            workers = self._process.children()
+            _kill(workers)
+            deadline = time.monotonic() + END_SECONDS
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    end = os.pidfd_open(worker.pid)  # readable once it has ended, whether or not it was reaped
+                    select.select([end], [], [], max(0.0, deadline - time.monotonic()))
+                    os.close(end)
 
     def _send(self, message: bytes, *descriptors: int) -> None:
-        with contextlib.suppress(OSError):  # the parent was killed, or closed with an earlier Ray
+        with contextlib.suppress(OSError):  # the parent was killed
             socket.send_fds(self._control, [message], descriptors)
 
 
@@ -140,14 +140,19 @@ def _preload(module: str) -> float:
     return _seconds[module]
 
 
-def _run(control: socket.socket) -> NoReturn:
-    """Import the modules that the driver names, and fork a worker for each request."""
-    import ray
+def _run(control: socket.socket, of_program: str) -> NoReturn:
+    """Import the modules that the driver names, and fork a worker for each request.
 
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]  # a compiled module
+    `of_program`: the folder of the program in `sys.path`, in place of which a worker has that of its own.
+    """
+    signal_at_end_of_parent(signal.SIGKILL)
+    _drop_files(control.fileno())
+    with contextlib.suppress(Exception):
+        import ray
+
+        # Otherwise it overwrites /proc/PID/environ, by which the processes of a Slurm job are found.
+        os.environ["SPT_NOENV"] = "1"
+        ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]  # a compiled module
     if not (message := control.recv(MESSAGE_BYTES)):
         sys.exit()
     threads, *modules = json.loads(message)
@@ -157,35 +162,62 @@ def _run(control: socket.socket) -> NoReturn:
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     if command := _fork_workers(control):
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
-        sys.path[sys.path.index(str(SCRIPTS))] = str(Path(command[0]).resolve().parent)
+        sys.path[sys.path.index(of_program)] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
     sys.exit()
 
 
+def _drop_files(control: int) -> None:
+    """Close what the program has inherited, as a lock of the shell that started it, but for one descriptor."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number != control:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(number)
+
+
 def _fork_workers(control: socket.socket) -> list[str] | None:
-    """In each worker, its command line; in this process None, once the process that started it or the raylet ends."""
-    _, fds, _, _ = socket.recv_fds(control, 1, 1)
-    if not fds:
-        return None
-    parent, listener, ends = os.getpid(), socket.socket(fileno=fds[0]), [control.fileno()]
+    """In each worker, its command line; in this process None, once the process that started it ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers
-    while True:
-        if select.select([listener.fileno(), *ends], [], [])[0] != [listener.fileno()]:
-            return None
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError, ValueError):  # the process that sent the request is the worker
-            request, standard = _receive(connection)
-            try:
-                if request["environment"].get("RAY_JOB_ID") != FIRST_JOB:
-                    continue
-                if len(ends) == 1:
-                    ends.append(os.pidfd_open(int(request["environment"]["RAY_RAYLET_PID"])))
-                if not os.fork():
-                    listener.close()
-                    return _become_worker(request, standard, parent, connection)
-            finally:
-                for fd in standard:
-                    os.close(fd)
+    while fds := socket.recv_fds(control, 1, 1)[1]:  # for each Ray
+        with socket.socket(fileno=fds[0]) as listener:
+            if command := _fork_workers_of(listener, control):
+                return command
+        _kill(psutil.Process().children())  # they take the driver for their raylet
+    return None
+
+
+def _kill(workers: list[psutil.Process]) -> None:
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[str] | None:
+    """The same until the raylet ends, or there is another one."""
+    parent, ends = os.getpid(), [control.fileno()]
+    try:
+        while select.select([listener.fileno(), *ends], [], [])[0] == [listener.fileno()]:
+            connection, _ = listener.accept()
+            # Without an answer, the process that sent the request is the worker.
+            with connection, contextlib.suppress(OSError, ValueError):
+                request, standard = _receive(connection)
+                try:
+                    if request["environment"].get("RAY_JOB_ID") != FIRST_JOB:
+                        continue
+                    if len(ends) == 1:
+                        ends.append(os.pidfd_open(int(request["environment"]["RAY_RAYLET_PID"])))
+                    if not os.fork():
+                        return _become_worker(request, standard, parent, connection)
+                finally:
+                    for fd in standard:
+                        os.close(fd)
+    finally:
+        for raylet in ends[1:]:
+            os.close(raylet)
+    return None
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

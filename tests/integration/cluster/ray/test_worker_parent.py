@@ -16,7 +16,8 @@ from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, TITLE, fork_parent, prepared_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 
-# Prints what two actors see, and again after each line of standard input, which says which of them to replace.
+# Prints what two actors see, and again after each line of standard input, which says which of them to replace; after
+# `null`, those of another Ray.
 ACTORS = """
 import json, os, resource, runpy, sys
 sys.path[0] = os.getcwd()
@@ -60,19 +61,22 @@ _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))  # Ray raises it
 seconds, *modules = sys.argv[1:]
 worker_parent.ANSWER_SECONDS = float(seconds)
+assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread only; a lock of another stays locked"
 if modules:
     worker_parent.fork_parent()
 parent = worker_parent.prepared_parent(modules, threads=1)
-with start_ray(gpus=2, cpus=2, parent=parent):
-    import ray
-    Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
-    actors = [Actor.remote(), Actor.remote()]
-    print(json.dumps(ray.get([actor.look.remote() for actor in actors])), flush=True)
-    for line in sys.stdin:
-        for number in json.loads(line):
-            ray.kill(actors[number])
-            actors[number] = Actor.remote()
+lines = [None]
+while lines:
+    with start_ray(gpus=2, cpus=2, parent=parent):
+        import ray
+        Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
+        actors = [Actor.remote(), Actor.remote()]
         print(json.dumps(ray.get([actor.look.remote() for actor in actors])), flush=True)
+        while (lines := sys.stdin.readline()) and (numbers := json.loads(lines)) is not None:
+            for number in numbers:
+                ray.kill(actors[number])
+                actors[number] = Actor.remote()
+            print(json.dumps(ray.get([actor.look.remote() for actor in actors])), flush=True)
 """
 
 
@@ -203,7 +207,39 @@ def test_no_worker_outlives_the_driver_or_the_raylet(start, victim):
     program, (first, second) = start(*WORKER_MODULES)
     ended = program if victim == "driver" else child_named("raylet", psutil.Process(program.pid))
     ended.kill()
-    wait_until(lambda: has_ended(first["pid"], second["pid"], first["parent"]), what="their end")
+    parent = [first["parent"]] * (victim == "driver")  # another Ray may use it
+    wait_until(lambda: has_ended(first["pid"], second["pid"], *parent), what="their end")
+
+
+def test_a_second_ray_has_workers_of_the_same_parent(start):
+    program, (first, second) = start(*WORKER_MODULES, seconds=PATIENCE_SECONDS)
+    print("null", file=program.stdin, flush=True)
+    others = json.loads(program.stdout.readline())
+    assert {each["parent"] for each in others} == {first["parent"]}
+    assert has_ended(first["pid"], second["pid"])
+
+
+# It inherits a lock, and ends before it starts Ray, while the parent imports.
+ENDS_EARLY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from trainyard.cluster.ray import worker_parent
+worker_parent.fork_parent()
+worker_parent.prepared_parent(["torch"], threads=1)
+parent = worker_parent._parent._process.pid
+print(parent, open(f"/proc/{parent}/environ").read().count("SLURM_JOB_ID=7"))
+"""
+
+
+def test_nothing_of_a_driver_that_ends_without_ray_is_left(tmp_path):
+    """Its environment, by which the processes of a job are found, can be read meanwhile."""
+    program = f"exec 9> {tmp_path}/lock; flock 9; {sys.executable} -c '{ENDS_EARLY}' {ROOT}/scripts; echo $?"
+    environment = os.environ | {"SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=True)
+    parent, is_named, code = map(int, done.stdout.split())
+    assert (is_named, code) == (1, 0), done.stderr
+    subprocess.run(["flock", "--timeout", "1", str(tmp_path / "lock"), "true"], check=True)
+    wait_until(lambda: has_ended(parent), what="its end")
 
 
 # An actor starts a process in a session of its own and leaves it behind, as a trial's function may.
