@@ -393,8 +393,12 @@ class UserJob:
         """Whether it is pending or runs, and Slurm is not ending it."""
         return self.state not in ENDED and self.state != COMPLETING
 
+    def is_of_sweep(self, name: str, number: int) -> bool:
+        """Whether it is this one of the jobs of a sweep: the executor writes that in its comment."""
+        return self.comment.endswith(f"_wildcards_{name}_{number}")
+
     def shares_sweep_with(self, other: "UserJob") -> bool:
-        """Whether both are jobs of one sweep: their comments end with the number of the job."""
+        """Whether it is another of the jobs of the same sweep as one of a sweep."""
         return self.folder == other.folder and self.comment.rpartition("_")[0] == other.comment.rpartition("_")[0]
 
     @property

@@ -121,17 +121,19 @@ def _run_session(config: Config, name: str, results: Path, order_job: int | None
     if (order_job is not None or len(digests) > 1) and order.is_complete():
         set_mark(folder, COMPLETE, digests)
     if order_job is not None and order.is_taken():
-        _cancel_queued(folder)
+        _cancel_queued(folder, order_job)
     return plan
 
 
-def _cancel_queued(folder: Path) -> None:
+def _cancel_queued(folder: Path, order_job: int) -> None:
     """Cancel the jobs of this sweep that wait: the GPUs of this one would start them, to find no trial and end."""
+    if (job := slurm_allocation.job_id()) == "local":
+        return
     try:
-        listed = list_user_jobs() if slurm_allocation.job_id() else []
-        own = next((each for each in listed if each.job == slurm_allocation.job_id()), None)
-        jobs = [each.job for each in listed if own and each.state == "PENDING" and each.shares_sweep_with(own)]
-        if jobs:
+        listed = list_user_jobs()
+        own = [each for each in listed if each.job == job and each.is_of_sweep(folder.name, order_job)]
+        waiting = [each for each in listed if each.state == "PENDING"]
+        if jobs := [each.job for each in waiting if any(map(each.shares_sweep_with, own))]:
             set_mark(folder, CANCELLED, {*read_mark(folder / JOBS / CANCELLED), *jobs})
             run_slurm_command("scancel", "--state=PENDING", *jobs)
             log.info("cancelled in the queue, since all trials are taken: %s", ", ".join(jobs))
