@@ -30,7 +30,7 @@ def check_sweep(state: SweepState) -> None:
     if state.unfinished and state.requests.paused_at:
         raise FinalError(describe_pause(state))
     warn_unreadable(state, error=UserError if state.unfinished else FinalError)  # what failed may report some
-    failed = [name for name in state.unfinished if state.attempts_at(name)]
+    failed = [name for name in state.unfinished if state.has_failed(name)]
     for name in failed[:SHOWN_FAILURES]:
         log.error("%s", describe_failure(state.attempts[name][-1]))
     if len(failed) < len(state.unfinished):

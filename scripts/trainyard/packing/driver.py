@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -121,18 +121,23 @@ def _run_session(config: Config, name: str, results: Path, order_job: int | None
     if (order_job is not None or len(digests) > 1) and order.is_complete():
         set_mark(folder, COMPLETE, digests)
     if order_job is not None and order.is_taken():
-        _cancel_queued(folder, order_job)
+        _cancel_queued(folder, order_job, order.claiming_jobs())
     return plan
 
 
-def _cancel_queued(folder: Path, order_job: int) -> None:
-    """Cancel the jobs of this sweep that wait: the GPUs of this one would start them, to find no trial and end."""
+def _cancel_queued(folder: Path, order_job: int, claiming: Set[str]) -> None:
+    """Cancel the jobs of this sweep that wait: the GPUs of this one would start them, to find no trial and end.
+
+    Not if one of the `claiming` jobs, which run all trials that are left, does not run any more: it may wait itself.
+    """
     if (job := slurm_allocation.job_id()) == "local":
         return
     try:
         listed = list_user_jobs()
         own = [each for each in listed if each.job == job and each.is_of_sweep(folder.name, order_job)]
         waiting = [each for each in listed if each.state == "PENDING"]
+        if claiming - {each.job for each in listed if each.state == "RUNNING"}:
+            return
         if jobs := [each.job for each in waiting if any(map(each.shares_sweep_with, own))]:
             set_mark(folder, CANCELLED, {*read_mark(folder / JOBS / CANCELLED), *jobs})
             run_slurm_command("scancel", "--state=PENDING", *jobs)

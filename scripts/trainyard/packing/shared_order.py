@@ -109,6 +109,11 @@ class SharedOrder:
         """Whether no trial is left to run for any job."""
         return not self.describe_others() and not any(map(self.may_run, self._state.unfinished))
 
+    def claiming_jobs(self) -> set[str]:
+        """The Slurm jobs of the other sessions with claims that are not known to have ended."""
+        runs = map(self._fold.run_of, filter(self._has_open_claims, self._others()))
+        return {run.info.job if run else "" for run in runs}
+
     def leave_to_others(self, trials: Iterable[str]) -> None:
         """Leave trials to other jobs, for as long as there are any."""
         self._left_to_others |= set(trials)

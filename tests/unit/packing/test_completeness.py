@@ -9,6 +9,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.journal import Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.requests import UserRequest
 from trainyard.utils.errors import FinalError, UserError
@@ -42,6 +43,16 @@ def test_a_sweep_of_which_too_many_trials_failed_is_not_complete(tmp_path, limit
     state.sweep.__dict__["max_failed_fraction"] = limit
     with pytest.raises(UserError, match="1 of 3 trials failed for good") if limit < 1 / 3 else nullcontext():
         check_sweep(state)
+
+
+def test_a_trial_that_has_not_failed_is_missing_also_after_an_attempt(tmp_path):
+    """Its job was killed, and no other runs it."""
+    (last,) = swept(tmp_path, "RuntimeError: an error of its own").unfinished
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.record(Started(trial=last, attempt=2))
+    with pytest.raises(UserError, match="sweep s: 1 of 3 trials are without a result") as error:
+        check_sweep(plan_sweep(check_config({"sweeps": {"s": SWEEP}}), "s", tmp_path).state)
+    assert not isinstance(error.value, FinalError), "a retry runs it"
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,21 @@ def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
     assert run_sweep(config, "s", tmp_path).state.unfinished == []
 
 
-@pytest.mark.parametrize(("open_trials", "of_snakemake"), [(0, True), (1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("open_trials", "of_snakemake", "claiming"),
+    [(0, True, {"12"}), (1, True, set()), (0, False, set()), (0, True, {"12", "6"}), (0, True, {"99"})],
+)
 def test_a_job_without_a_trial_to_take_cancels_those_of_its_sweep_that_wait(
-    tmp_path, monkeypatch, slurm, open_trials, of_snakemake
+    tmp_path, monkeypatch, slurm, open_trials, of_snakemake, claiming
 ):
+    """But not if one of those that have claimed trials waits, as after `scontrol requeue`, or has ended."""
     slots = {"jobs": 4, "gpus_per_node": 0, "slots_per_node": 1}
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}, "slots": slots}}})
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial in list(TrialSpace(config.sweeps["s"], "no dataset").trials)[open_trials:]:
             record_attempt(journal, trial, status=TrialStatus.FINISHED, metrics={})
-    names = {"5": "s_0", "6": "s_1", "7": "s_2", "8": "s_3", "9": "other_1", "10": "s_1_1", "11": "s_3"}
-    states, folders = {"5": "RUNNING", "7": "SUSPENDED"}, {"11": "/other"}
+    names = {"5": "s_0", "6": "s_1", "7": "s_2", "8": "s_3", "9": "other_1", "10": "s_1_1", "11": "s_3", "12": "s_4"}
+    states, folders = {"5": "RUNNING", "7": "SUSPENDED", "12": "RUNNING"}, {"11": "/other"}
     comment = "rule_sweep_job_wildcards_{}" if of_snakemake else "(null)"
     of_sweep = f"{{}}|{{}}|2026-11-20T21:30:00|None|{comment}|{{}}\\n"
     lines = (
@@ -50,9 +54,10 @@ def test_a_job_without_a_trial_to_take_cancels_those_of_its_sweep_that_wait(
     slurm.runs("scancel", f"echo $* > {tmp_path}/scancel.txt")
     monkeypatch.setattr(driver.slurm_allocation, "job_id", lambda: "5")
     monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
+    monkeypatch.setattr(driver.SharedOrder, "claiming_jobs", lambda _: claiming)
     run_sweep(config, "s", tmp_path, order_job=0)
     cancelled = tmp_path / "scancel.txt"
-    assert cancelled.exists() == (of_snakemake and not open_trials)
+    assert cancelled.exists() == (of_snakemake and not open_trials and claiming == {"12"})
     if cancelled.exists():
         assert cancelled.read_text() == "--state=PENDING 6 8\n"
         assert sorted(read_mark(tmp_path / "sweeps/s/jobs/cancelled")) == ["6", "8"]

@@ -220,6 +220,7 @@ def test_the_order_fits_the_time_at_which_the_slots_of_other_jobs_are_free(tmp_p
             other.append("started", trial=trial, attempt=1, time=time.time() - 4.0)
         other.record(Ended(trial=ended, attempt=1, status=TrialStatus.FINISHED, seconds=4.0))
         order.refresh()
+        assert order.claiming_jobs() == {""}, "it has not recorded its job"
         predict = predicts(SECONDS | {running: 10.0})
         queue = TrialQueue(limits=ENDLESS, failures=FailurePolicy(retries=1), order=order, source=None, predict=predict)
         queue.add(task(name) for name in SECONDS if name != "running")
