@@ -180,10 +180,11 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return True
         with self._listing:  # jobs are submitted in several threads
             used = self._used.setdefault((Path(job.output[0]).parent, job.attempt), set())
-            own, live = _comment(job), {each.comment for each in self._live_jobs(listed)}
+            own, live = _comment(job), self._live_jobs(listed)
             if job.attempt == 1:
-                used |= {each for each in live if each.rpartition("_")[0] == own.rpartition("_")[0]}
-            may_use = own in live or (not _is_complete(job) and (own in used or len(used) < useful))
+                used |= {each.comment for each in live if each.shares_sweep_with(own)}
+            is_live = any(each.comment == own for each in live)
+            may_use = is_live or (not _is_complete(job) and (own in used or len(used) < useful))
             if may_use:
                 used.add(own)
         return may_use
@@ -454,16 +455,20 @@ def _comment(job: Any) -> str:
 
 def _is_complete(job: Any) -> bool:
     """Whether a job is one of several of a sweep in which no trial is left to run, by the present config."""
-    if job.is_group() or job.resources.get(USEFUL_JOBS) is None:
-        return False
-    return job.params.get("results") in read_mark(Path(job.output[0]).with_name(COMPLETE))
+    mark = _read_mark(job, COMPLETE)
+    return bool(mark) and job.params.get("results") in mark
 
 
 def _was_needless(info: Any) -> bool:
     """Whether another job of the sweep has cancelled a job in the queue, because all trials were taken."""
-    if info.job.is_group() or info.job.resources.get(USEFUL_JOBS) is None:
-        return False
-    return info.external_jobid in read_mark(Path(info.job.output[0]).with_name(CANCELLED))
+    return info.external_jobid in _read_mark(info.job, CANCELLED)
+
+
+def _read_mark(job: Any, name: str) -> list[str]:
+    """The lines of a mark in the sweep of a job, if it is one of several."""
+    if job.is_group() or job.resources.get(USEFUL_JOBS) is None:
+        return []
+    return read_mark(Path(job.output[0]).with_name(name))
 
 
 def _has_taken_up(job: Any) -> bool:

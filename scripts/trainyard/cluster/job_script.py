@@ -160,7 +160,7 @@ def _run_task(name: str, command: list[str]) -> int:
 
 
 class _LazyFinder:
-    """Finds LAZY_MODULES, and lets each be executed at the first use of one of its attributes."""
+    """Imports LAZY_MODULES without executing them until one of their attributes is used."""
 
     @staticmethod
     def find_spec(
@@ -173,9 +173,9 @@ class _LazyFinder:
 
 
 def _import_executor() -> None:
-    """Import Snakemake's Slurm executor, which needs LAZY_MODULES only for its report on efficiency.
+    """Import Snakemake's Slurm executor without executing LAZY_MODULES, which it needs only for a report.
 
-    Whoever imports one of them later, as a user's Snakefile, executes it with that.
+    A later import of one of them, for example in a user's Snakefile, executes it as usual.
     """
     sys.meta_path.insert(0, _LazyFinder)
     with contextlib.suppress(ImportError):  # Snakemake reports it

@@ -394,12 +394,12 @@ class UserJob:
         return self.state not in ENDED and self.state != COMPLETING
 
     def is_of_sweep(self, name: str, number: int) -> bool:
-        """Whether it is this one of the jobs of a sweep: the executor writes that in its comment."""
+        """Whether this is job `number` of a sweep with several jobs, by the comment that the executor gives it."""
         return self.comment.endswith(f"_wildcards_{name}_{number}")
 
-    def shares_sweep_with(self, other: "UserJob") -> bool:
-        """Whether it is another of the jobs of the same sweep as one of a sweep."""
-        return self.folder == other.folder and self.comment.rpartition("_")[0] == other.comment.rpartition("_")[0]
+    def shares_sweep_with(self, comment: str) -> bool:
+        """Whether this and the job with this comment belong to the same sweep: comments end with the job's number."""
+        return self.comment.rpartition("_")[0] == comment.rpartition("_")[0]
 
     @property
     def why_hopeless(self) -> str:

@@ -126,22 +126,23 @@ def _run_session(config: Config, name: str, results: Path, order_job: int | None
 
 
 def _cancel_queued(folder: Path, order_job: int, claiming: Set[str]) -> None:
-    """Cancel the jobs of this sweep that wait: the GPUs of this one would start them, to find no trial and end.
+    """Cancel the pending jobs of this sweep: each would start on GPUs that this job frees, find no trial, and end.
 
-    Not if one of the `claiming` jobs, which run all trials that are left, does not run any more: it may wait itself.
+    `claiming` are the jobs that have taken the trials that are left. If one of them does not run, nothing is cancelled:
+    it may have been requeued.
     """
     if (job := slurm_allocation.job_id()) == "local":
         return
     try:
         listed = list_user_jobs()
-        own = [each for each in listed if each.job == job and each.is_of_sweep(folder.name, order_job)]
-        waiting = [each for each in listed if each.state == "PENDING"]
-        if claiming - {each.job for each in listed if each.state == "RUNNING"}:
+        own = next((each for each in listed if each.job == job and each.is_of_sweep(folder.name, order_job)), None)
+        if own is None or not claiming <= {each.job for each in listed if each.state == "RUNNING"}:
             return
-        if jobs := [each.job for each in waiting if any(map(each.shares_sweep_with, own))]:
+        of_sweep = (each for each in listed if each.folder == own.folder and each.shares_sweep_with(own.comment))
+        if jobs := [each.job for each in of_sweep if each.state == "PENDING"]:
             set_mark(folder, CANCELLED, {*read_mark(folder / JOBS / CANCELLED), *jobs})
             run_slurm_command("scancel", "--state=PENDING", *jobs)
-            log.info("cancelled in the queue, since all trials are taken: %s", ", ".join(jobs))
+            log.info("all trials are taken; cancelled the pending jobs of this sweep: %s", ", ".join(jobs))
     except UserError as error:
         log.warning("%s", error)
 

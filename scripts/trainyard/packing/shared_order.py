@@ -102,7 +102,7 @@ class SharedOrder:
         return not self.is_held and any(map(self.may_run, names))
 
     def is_taken(self) -> bool:
-        """Whether no trial is left to take for any job, although the sweep is not held."""
+        """Whether no job can take another trial, for a reason other than a pause or a limit on the number of jobs."""
         return not self.is_held and not any(map(self.may_run, self._state.unfinished))
 
     def is_complete(self) -> bool:

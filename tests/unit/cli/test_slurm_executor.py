@@ -475,11 +475,9 @@ def test_a_job_that_another_of_its_sweep_cancelled_in_the_queue_counts_as_done(
     """Not if it started before, and failed."""
     job = job_of_several(1, useful, tmp_path / "jobs")
     slurm.prints("scontrol", f"JobId=7 JobState={state}\n")
-    slurm.prints("squeue", queued(state="RUNNING" if state == "FAILED" else state))
+    slurm.prints("squeue", queued(state=state) if state == "CANCELLED" else "")
     set_mark(tmp_path, "cancelled", ["6", "7"])
     executor.answers["7"] = "error"
-    if state == "FAILED":
-        slurm.prints("squeue", "")
     assert check(executor, SubmittedJobInfo(job, "7", {})) == []
     is_done = state == "CANCELLED" and useful is not None
     assert of_jobs(logged)[-1] == ("done" if is_done else "failed", job)

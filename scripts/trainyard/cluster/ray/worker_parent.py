@@ -168,7 +168,7 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
 
 
 def _drop_files(control: int) -> None:
-    """Close what the program has inherited, as a lock of the shell that started it, but for one descriptor."""
+    """Close all files that this process has inherited, such as a lock of the user's shell, except `control`."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -179,7 +179,7 @@ def _drop_files(control: int) -> None:
 
 
 def _fork_workers(control: socket.socket) -> list[str] | None:
-    """In each worker, its command line; in this process None, once the process that started it ends."""
+    """Fork the workers of one Ray after another; returns a worker's command line in it, None at the driver's end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers
     while fds := socket.recv_fds(control, 1, 1)[1]:  # for each Ray
         with socket.socket(fileno=fds[0]) as listener:
@@ -196,7 +196,7 @@ def _kill(workers: list[psutil.Process]) -> None:
 
 
 def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[str] | None:
-    """The same until the raylet ends, or there is another one."""
+    """Fork a worker for each request of one Ray; returns its command line in it, None once this Ray has ended."""
     parent, ends = os.getpid(), [control.fileno()]
     try:
         while select.select([listener.fileno(), *ends], [], [])[0] == [listener.fileno()]:
