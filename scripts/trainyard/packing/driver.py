@@ -39,6 +39,7 @@ from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
 from trainyard.planning.added_trials import add_trials, announce_config
 from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.duration_model import Prediction
 from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.job_marks import CANCELLED, COMPLETE, DONE, JOBS, read_mark, set_mark
 from trainyard.planning.journal import (
@@ -357,6 +358,11 @@ def _run_trials(
         if isinstance(event, Ended) and event.trial in plan.state.trials:
             failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
 
+    def predict(names: list[str], finished: dict[str, float]) -> Prediction | None:
+        """Other jobs have measured trials, too, since the plan was made."""
+        now = replace(plan.state, attempts=order.state_now().attempts)
+        return replace(plan, state=now).forecast.predict(names, finished)
+
     order.listener, order.note_added = note_elsewhere, view.add
     if plan.state.sweep.slots.most_jobs > 1:  # a trial has its retries once, in whichever jobs
         for name in plan.state.unfinished:
@@ -373,7 +379,7 @@ def _run_trials(
         rule=rule,
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
-        predict=plan.forecast.predict,
+        predict=predict,
         may_end_early=plan.state.may_end_early,
         listeners=[view.update, note, *([search.update] if search else []), *([retention.note] if retention else [])],
     )

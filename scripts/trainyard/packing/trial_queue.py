@@ -87,8 +87,7 @@ class TrialQueue:
         self._attempts: Counter[str] = Counter()  # of this run, by trial
         self._probes = set[str]()  # trials that start before others, see `awaits_probe`
         self._finished: dict[str, float] = {}  # seconds, by trial
-        self._predict_at = 1  # number of finished trials at which the order is updated next,
-        self._predict_after = 0.0  # but not before this time, on the monotonic clock
+        self._predict_after = 0.0  # on the monotonic clock
         self.longest_seconds = 0.0  # of all finished trials
         self.is_closed = False  # whether no trial starts any more
 
@@ -300,7 +299,7 @@ class TrialQueue:
         self._finished[trial] = seconds
 
     def update_order(self, running: Mapping[str, float], slots: int) -> None:
-        """Predict and sort the waiting trials, each time a quarter more trials have finished.
+        """Predict and sort the waiting trials, now that one has ended, unless predictions would take too much time.
 
         The order is the best that was found on a number of slots, on some of which trials have been `running` for so
         many seconds, and on those on which other jobs run trials. Retries stay last, also of trials that failed in an
@@ -308,10 +307,8 @@ class TrialQueue:
         all are expected to end by the deadline.
         """
         began = time.monotonic()
-        is_due = len(self._finished) >= self._predict_at and began >= self._predict_after
-        if self._predict is None or not self._tasks or not is_due:
+        if self._predict is None or not self._tasks or began < self._predict_after:
             return
-        self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
         elsewhere = self._order.running_seconds
         self._sort({**elsewhere, **running}, slots + len(elsewhere))
         self._predict_after = began + (time.monotonic() - began) / PREDICT_FRACTION

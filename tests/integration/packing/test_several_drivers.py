@@ -8,7 +8,7 @@ from collections import Counter
 import psutil
 import pytest
 from claim_model import ended_by_file
-from drivers import TRIALS
+from drivers import BEAT_SECONDS, TRIALS
 from slurm_cluster.waiting import wait_until
 from sweep_journals import read_records
 from trainyard.planning.attempts import Fold
@@ -73,6 +73,33 @@ def test_a_driver_that_was_stopped_for_long_begins_again_and_nothing_counts_twic
     assert len(drivers.ran()) == 60
     again = [name for name in Fold(drivers.folder).update().claims.fences if name.startswith("0-")]
     assert again == [session]
+
+
+def test_a_driver_predicts_durations_by_what_others_have_measured(drivers):
+    """The first has measured one long trial, the second short ones like the trial that the first takes next."""
+    trials = [{"kind": "long", "seed": 0}, *({"kind": "short", "seed": seed} for seed in range(1, 5))]
+    waits = "case {kind}-{seed} in long-0|short-3) until test -e end-{kind}; do sleep 0.05; done; esac"
+    drivers.write(command=waits, grid={}, trials=trials)
+    fold = Fold(drivers.folder)
+
+    def attempts():
+        return sorted(fold.update().attempts.values(), key=lambda each: each.start)
+
+    def end(kind):
+        (drivers.project.folder / f"end-{kind}").touch()
+
+    first = drivers.start(0)
+    wait_until(attempts, what="the long trial to start", while_running=first)
+    second = drivers.start(1)
+    wait_until(lambda: len(attempts()) == 4, what="two short trials to end", while_running=second)
+    _, *short = attempts()
+    time.sleep(max(0.0, short[2].start + 10 * BEAT_SECONDS + 8 * max(each.seconds for each in short[:2]) - time.time()))
+    end("long")
+    wait_until(lambda: len(attempts()) == 5, what="the last trial to start", while_running=first)
+    end("short")
+    drivers.end(first, second)
+    last = attempts()[-1]
+    assert last.expected_seconds < 0.5 * attempts()[0].seconds
 
 
 def test_two_drivers_of_a_search_draw_each_number_once(drivers):
