@@ -25,7 +25,7 @@ from peers.picture import draw
 from peers.records import FILE, key_of, over_limit_before, read_runs
 from peers.runner import ROOT, Run
 from peers.tables import PAGE, SUMMARY, participants_table, results, summary, write_page
-from peers.works import Work, works
+from peers.works import Work, measured_works, works
 
 QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
 FULL = {"scale": 1.0, "short_trials": 1000, "repeats": 3}
@@ -49,21 +49,23 @@ def main() -> int:
         print(f"no runs in {arguments.out / FILE}")
         return 1
     if arguments.quick or arguments.works or arguments.peers:
-        print(*results(every_work, runs, every_peer, scale=arguments.scale), sep="\n")
+        print(*results(every_work, runs, every_peer), sep="\n")
     else:
         versions = {
             name: ", ".join(dict.fromkeys(run["version"] for run in runs if run["peer"] == name))
             for name in {run["peer"] for run in runs}
         }
-        found = results(every_work, runs, every_peer, scale=arguments.scale)
-        if draw(every_work, runs, every_peer, PAGE.with_name("peers"), scale=arguments.scale):
+        measured = measured_works(runs, short_trials=arguments.short_trials)
+        shown = {name: measured[name] for name in every_work if name in measured}
+        found = results(shown, runs, every_peer)
+        if draw(shown, runs, every_peer, PAGE.with_name("peers")):
             found = [
                 "![Seconds from submission to the end of the last trial, by work and participant](peers.png)",
                 "",
                 *found,
             ]
         write_page({"participants": participants_table(every_peer, versions), "results": found})
-        write_page({"peers": summary(every_work, runs, every_peer, scale=arguments.scale)}, SUMMARY)
+        write_page({"peers": summary(shown, runs, every_peer)}, SUMMARY)
         print(f"wrote {PAGE} and the table of {SUMMARY}")
     return 0
 
@@ -86,7 +88,7 @@ def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen
     done = {key_of(run) for run in runs}
     # Repeats are the outer loop: slow changes of the machine affect all participants alike.
     wanted = [
-        (work, peer, _key(work, peer, repeat, arguments.scale))
+        (work, peer, _key(work, peer, repeat))
         for repeat in range(1, arguments.repeats + 1)
         for work in chosen_works
         for peer in chosen_peers
@@ -113,9 +115,9 @@ def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen
             print(f"[{number}/{len(missing)}] {_line(work, peer, result)}", flush=True)
 
 
-def _key(work: Work, peer: Peer, repeat: int, scale: float) -> Event:
+def _key(work: Work, peer: Peer, repeat: int) -> Event:
     """What identifies a run among the lines of `runs.jsonl`."""
-    return {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": scale, "trials": len(work.seconds)}
+    return {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": work.scale, "trials": len(work.seconds)}
 
 
 def _line(work: Work, peer: Peer, result: dict[str, Any]) -> str:

@@ -15,9 +15,9 @@ from peers.works import Work
 COLUMNS = 3
 
 
-def draw(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], path: Path, *, scale: float) -> bool:
+def draw(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], path: Path) -> bool:
     """Write `path`.svg and `path`.png: a panel per work, a row per participant; False if there is nothing to draw."""
-    found = {work.name: runs_of(runs, work, scale=scale) for work in works.values()}
+    found = {work.name: runs_of(runs, work) for work in works.values()}
     shown = [work for work in works.values() if found[work.name]]
     if not shown:
         return False

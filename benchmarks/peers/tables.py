@@ -63,13 +63,13 @@ def columns_of(work: Work) -> tuple[Column, ...]:
     return TROUBLE if work.has_trouble else CROWDED if work.is_crowded else COMMON
 
 
-def runs_of(runs: RUNS, work: Work, *, scale: float) -> RUNS:
-    """The runs of this work at this scale, each with what it needed more than its trials take on GPUs."""
+def runs_of(runs: RUNS, work: Work) -> RUNS:
+    """The runs of this work, each with what it needed more than its trials take on GPUs."""
     # Without trouble, a participant that wastes nothing is allocated what its trials take.
     return [
         {**run, "extra_gpu_seconds": run["gpu_seconds"] - sum(work.seconds)}
         for run in runs
-        if (run["work"], run["scale"], run["trials"]) == (work.name, scale, len(work.seconds))
+        if (run["work"], run["scale"], run["trials"]) == (work.name, work.scale, len(work.seconds))
     ]
 
 
@@ -147,11 +147,11 @@ def participants_table(peers: Mapping[str, Peer], versions: Mapping[str, str]) -
     return lines
 
 
-def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
+def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """The section with the results of all works that were run."""
     lines = []
     for work in works.values():
-        found = runs_of(runs, work, scale=scale)
+        found = runs_of(runs, work)
         if not found:
             continue
         repeats = len({run["repeat"] for run in found})
@@ -161,10 +161,10 @@ def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *,
     return lines[:-1]
 
 
-def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
+def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """The table of docs/compare.md: seconds from the submission to the end of the last trial, in all works."""
     column = COMMON[0]
-    shown = {work.title: found for work in works.values() if (found := runs_of(runs, work, scale=scale))}
+    shown = {work.title: found for work in works.values() if (found := runs_of(runs, work))}
     complete = {title: _completed(found, peers) for title, found in shown.items()}
     ties = {title: within_noise(column, found) for title, found in complete.items()}
     rows = [["", *shown], ["---"] * (len(shown) + 1)]

@@ -1,7 +1,9 @@
 """The works that all participants do, and the shape of what they are given for it."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainyard.planning.order import lower_bound
 
@@ -21,6 +23,7 @@ class Work:
     seconds: tuple[float, ...]  # of each trial, in the order in which people write them; trial i has the index i + 1
     nodes: int
     limit_seconds: float  # a run that takes longer is ended
+    scale: float = 1.0  # of the durations
     is_real: bool = False  # `seconds` are the numbers of blocks of trainings
     has_trouble: bool = False  # one trial crashes; all is killed at half time, and resumed
     is_crowded: bool = False  # half of the cluster is taken
@@ -63,11 +66,17 @@ def works(*, scale: float, short_trials: int) -> dict[str, Work]:
     tail = tuple(min(3.0, rng.lognormvariate(-2.3, 1.0)) for _ in range(200))  # median 0.1 s
     bound = lower_bound(depth, 4)
     every = [
-        Work("depth", "Depth sweep", depth, nodes=2, limit_seconds=45 + 3 * bound),
+        Work("depth", "Depth sweep", depth, nodes=2, limit_seconds=45 + 3 * bound, scale=scale),
         Work("short", "Many short", (SHORT_SECONDS,) * short_trials, nodes=4, limit_seconds=60),
         Work("tail", "Heavy tail", tail, nodes=4, limit_seconds=45),
         Work("real", "Real", tuple(map(float, range(1, 21))), nodes=2, limit_seconds=150, is_real=True),
-        Work("trouble", "Trouble", half, nodes=2, limit_seconds=75 + 3 * bound, has_trouble=True),
-        Work("crowded", "A crowded queue", depth, nodes=2, limit_seconds=45 + 3 * bound, is_crowded=True),
+        Work("trouble", "Trouble", half, nodes=2, limit_seconds=75 + 3 * bound, scale=scale, has_trouble=True),
+        Work("crowded", "A crowded queue", depth, nodes=2, limit_seconds=45 + 3 * bound, scale=scale, is_crowded=True),
     ]
     return {work.name: work for work in every}
+
+
+def measured_works(runs: Sequence[Mapping[str, Any]], *, short_trials: int) -> dict[str, Work]:
+    """The works of some runs by name, each at the largest scale at which it was measured."""
+    scales = sorted((run["scale"], run["work"]) for run in runs)
+    return {name: works(scale=scale, short_trials=short_trials)[name] for scale, name in scales}

@@ -12,7 +12,7 @@ from peers.tables import (
     within_noise,
     work_table,
 )
-from peers.works import works
+from peers.works import measured_works, works
 
 PEERS = participants()
 WORKS = works(scale=1, short_trials=10)
@@ -48,7 +48,7 @@ def test_the_summary_has_the_median_of_each_work():
     failed = {**run("srun-steps", 1, seconds=None, reason="not over"), "work": "short", "trials": 10}
     short = {**run("sbatch", 1, seconds=30), "work": "short", "trials": 10}
     runs = [*runs_of("sbatch", 50, 52, 60), *runs_of("srun-steps", 70), short, failed]
-    table = summary({name: WORKS[name] for name in ("depth", "short")}, runs, PEERS, scale=1)
+    table = summary({name: WORKS[name] for name in ("depth", "short")}, runs, PEERS)
     assert table == [
         "|  | Depth sweep | Many short |",
         "| --- | --- | --- |",
@@ -66,8 +66,17 @@ def test_the_page_says_where_trainyard_is_not_first_and_why():
 
 
 def test_runs_of_another_scale_are_left_out():
-    assert results(WORKS, [run("sbatch", 1, scale=0.5)], PEERS, scale=1) == []
-    assert "### Depth sweep" in results(WORKS, [run("sbatch", 1)], PEERS, scale=1)
+    assert results(WORKS, [run("sbatch", 1, scale=0.5)], PEERS) == []
+    assert "### Depth sweep" in results(WORKS, [run("sbatch", 1)], PEERS)
+
+
+def test_the_page_shows_each_work_at_the_largest_scale_at_which_it_was_measured():
+    runs = [run("sbatch", 1), run("sbatch", 1, scale=0.25), {**run("sbatch", 1, scale=0.5), "work": "trouble"}]
+    found = measured_works(runs, short_trials=10)
+    assert {name: (work.scale, max(work.seconds)) for name, work in found.items()} == {
+        "depth": (1, 17.0),
+        "trouble": (0.5, 4.25),
+    }
 
 
 def test_a_participant_over_its_limit_is_not_measured_again():
