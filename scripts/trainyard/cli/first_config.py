@@ -141,7 +141,7 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     if script.resume:
         notes += [
             "TODO: if it can resume, say which files in the trial's folder are its checkpoints, as in",
-            "  checkpoint: '*.pt'",
+            f"  checkpoint: '*{script.checkpoint}'",
             f"  resume: {script.resume}",
             f"and try it: {SCRIPTS.parent / 'docs/resume-drill.md'}",
         ]

@@ -264,7 +264,12 @@ def _unknown_key(section: "_Place", key: str) -> str:
         return f"give {key} or {section.kind}, not both"
     if owners := [f"`{kind}`" for kind, model in section.kinds.items() if key in _fields(model)]:
         return f"is for {' or '.join(owners)}, not for `{section.kind}`{_REASONS.get((section.kind, key), '')}"
-    return GUESS if key == "guess" else f"unknown key; {suggest(key, section.keys)}"
+    if key == "guess":
+        return GUESS
+    hint = suggest(key, section.keys)
+    if "options" in section.keys and hint.startswith("known"):
+        hint += f"; an argument of Optuna's is given as options: {{{key}: ...}}"
+    return f"unknown key; {hint}"
 
 
 GUESS: Final = "is for the values of one key: {low: 0.001, high: 0.1, guess: 0.01}, or {choices: [16, 32], guess: 32}"

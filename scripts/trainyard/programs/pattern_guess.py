@@ -20,7 +20,10 @@ _SCORES: Final = frozenset((
     "acc", "accuracy", "top1", "acc1", "acc@1", "f1", "auc", "auroc", "iou", "miou", "map", "dice", "psnr", "ssim",
     "bleu", "rouge", "precision", "recall", "score", "reward", "return", "r2", "correlation",
 ))  # fmt: skip
-_HELD_OUT: Final = re.compile(r"\b(val|valid|validation|test|eval|dev)(?![a-z])", re.IGNORECASE)
+# A word, which is no part of a name such as `val_acc`, that says of which data metrics are; in the group, held out.
+_DATA: Final = re.compile(
+    r"\b(?:train|training|(val|valid|validation|test|eval|dev))(?![a-z]|[_/.-][a-z])", re.IGNORECASE
+)
 _NO_MEASURE: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
 _PLAIN: Final = re.compile(r"[\s\w,;:|/()\[\]{}=\"'%.<>-]{0,24}")  # what may stand between two metrics as it is
 
@@ -47,7 +50,7 @@ def best_metric(names: Iterable[str]) -> str:
 
 def is_held_out(name: str) -> bool:
     """Whether a metric is of validation or test data, by its name."""
-    return _HELD_OUT.search(name.replace("_", " ")) is not None
+    return any(each[1] for each in _DATA.finditer(re.sub(r"[\W_]", " ", name)))
 
 
 def _value(guess: GuessedMetrics) -> tuple[int, int, int]:
@@ -66,29 +69,41 @@ def _guess(line: str) -> GuessedMetrics | None:
     pairs = [(pair, name) for pair in _PAIR.finditer(line) if (name := _metric_name(pair["name"]))]
     if all(name == "epoch" for _, name in pairs) and (sentence := _SENTENCE.search(line)):
         pairs = [(sentence, sentence["name"].lower())]
-    measures = [name for _, name in pairs if name != "epoch"]
+    if not pairs:
+        return None
+    data = list(_DATA.finditer(line, 0, pairs[-1][0].start("value")))
+    if not any(each[1] for each in data):
+        data = []
+    names = [_name_with_data(pair, name, data) for pair, name in pairs]
+    measures = [name for name in names if name != "epoch"]
     if not measures or len(set(measures)) < len(measures):
         return None
-    end, prefix = pairs[0][0].start("name"), ""
-    kind = _HELD_OUT.search(line, 0, pairs[-1][0].start("value"))  # as in `Test set: loss 0.1`
-    if kind and not any(map(is_held_out, measures)):
-        end, prefix = min(end, kind.start()), f"{kind[1].lower()}_"
-    pattern, names = "", list[str]()
-    for pair, name in pairs:
+    end, pattern = min(each.start() for each in (pairs[0][0], *data[:1])), ""
+    for (pair, _), name in zip(pairs, names, strict=True):
         gap, label = line[end : pair.start("name")], line[pair.start("name") : pair.start("value")]
-        names.append(name if name == "epoch" else prefix + name)
-        gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{prefix and gap.split()[0]}.*?" if not pattern else ".*?"
-        pattern += gap + _escape(label) + f"(?P<{names[-1]}>{{number}})"
+        first = gap.split()[0] if data and not pattern and gap else ""
+        gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{first}.*?"
+        pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
         end = pair.end("value")
-    metric = max((name for name in names if name != "epoch"), key=_merit)
+    metric = max(measures, key=_merit)
     guess = GuessedMetrics(pattern, line, metric)
     return guess if _finds_numbers(guess) else None
+
+
+def _name_with_data(pair: re.Match[str], name: str, data: Sequence[re.Match[str]]) -> str:
+    """The name of a metric with the word that says of which data it is, the last one before it in the line.
+
+    As in `Test set: loss 0.1`, and in `train: loss 0.2 acc 0.9 | val: loss 0.3 acc 0.8`.
+    """
+    before = [each[0].lower() for each in data if each.start() < pair.start("value")]
+    has_own = name == "epoch" or _DATA.search(name.replace("_", " "))
+    return name if has_own or not before else f"{before[-1]}_{name}"
 
 
 def _metric_name(words: str) -> str:
     """The name of a metric, as in `val_acc`, or "epoch"; "" for what is neither."""
     parts = [part for part in re.split(r"[^A-Za-z0-9@]+", words.lower()) if part]
-    if parts[-1:] == ["epoch"]:
+    if parts[-1:] in (["epoch"], ["ep"]):
         return "epoch"
     name = re.sub(r"\W+", "_", "_".join(parts))
     is_score = not _SCORES.isdisjoint(parts)

@@ -56,6 +56,7 @@ class Script:
     path: Path
     options: tuple[ScriptOption, ...]
     uses_hydra: bool
+    checkpoint: str = ".pt"  # the suffix of its checkpoints, as far as its source tells
 
     @property
     def output(self) -> ScriptOption | None:
@@ -81,10 +82,19 @@ def read_script(path: Path) -> Script:
     """
     tree = _parse(path)
     if (main := next(_calls(tree, "main", of="hydra"), None)) is not None:
-        return Script(path, tuple(_hydra_options(path.parent, _arguments(main))), uses_hydra=True)
+        found = tuple(_hydra_options(path.parent, _arguments(main)))
+        return Script(path, found, uses_hydra=True, checkpoint=_checkpoint_suffix([tree]))
     trees = [tree, *map(_parse, _local_modules(tree, path.parent))]
-    found = {option.flag: option for each in trees for option in _options(each)}
-    return Script(path, tuple(found.values()), uses_hydra=False)
+    options = {option.flag: option for each in trees for option in _options(each)}
+    return Script(path, tuple(options.values()), uses_hydra=False, checkpoint=_checkpoint_suffix(trees))
+
+
+def _checkpoint_suffix(trees: list[ast.Module]) -> str:
+    """The suffix of the first file of a kind of checkpoint that the source names."""
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    texts = (node.value for node in nodes if isinstance(node.value, str))
+    found = (re.search(r"\.(pth\.tar|pth|pt|ckpt)$", text) for text in texts)
+    return next((each[0] for each in found if each), Script.checkpoint)
 
 
 def _parse(path: Path) -> ast.Module:

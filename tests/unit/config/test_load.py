@@ -388,6 +388,7 @@ MISTAKES = {
     "sweeps.depth.stop": [
         ({"method": "asha", "grace_period": 0}, ".grace_period: input should be gr"),
         ({"method": "asha", "least_of": 1}, "stop.least_of: unknown key; known: epochs, grace_period"),
+        ({"method": "percentile", "percentile": 25}, "Optuna's is given as options: {percentile: ...}"),
     ],
     "sweep": [({}, ": unknown key; did you mean 'sweeps'?")],
     "scaling.study": [({"dataset": "digits"}, ".scales: is required, but missing")],

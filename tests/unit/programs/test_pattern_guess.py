@@ -42,6 +42,16 @@ OUTPUTS = {
         "test_acc_1",
         {"test_loss": 6.9, "test_acc_1": 0.5},
     ),
+    "two kinds of data in a line": (
+        ["Ep[1/9] train: nll 0.91 acc 0.50 | dev: nll 0.80 acc 0.55"],
+        "dev_acc",
+        {"epoch": 1, "train_nll": 0.91, "train_acc": 0.5, "dev_nll": 0.8, "dev_acc": 0.55},
+    ),
+    "a measure of all data": (
+        ["val/f1=0.5 loss=0.9 test_nll=0.7 acc=0.4"],
+        "val_f1",
+        {"val_f1": 0.5, "loss": 0.9, "test_nll": 0.7, "acc": 0.4},
+    ),
     "a log with times": (
         ["2026-11-26 01:04:37,123 INFO epoch=3 loss=1e-3 f1=0.91"],
         "f1",
