@@ -81,7 +81,7 @@ def _guess(line: str) -> GuessedMetrics | None:
     end, pattern = min(each.start() for each in (pairs[0][0], *data[:1])), ""
     for (pair, _), name in zip(pairs, names, strict=True):
         gap, label = line[end : pair.start("name")], line[pair.start("name") : pair.start("value")]
-        first = gap.split()[0] if data and not pattern and gap else ""
+        first = _escape(gap.split()[0]) if gap and not pattern else ""  # a word of `data`
         gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{first}.*?"
         pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
         end = pair.end("value")

@@ -42,6 +42,7 @@ OUTPUTS = {
         "test_acc_1",
         {"test_loss": 6.9, "test_acc_1": 0.5},
     ),
+    "a kind of data in parentheses": (["(val) #### loss: 0.3, acc: 0.9"], "val_acc", {"val_loss": 0.3, "val_acc": 0.9}),
     "two kinds of data in a line": (
         ["Ep[1/9] train: nll 0.91 acc 0.50 | dev: nll 0.80 acc 0.55"],
         "dev_acc",
