@@ -34,7 +34,7 @@ from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerS
 from trainyard.packing.saved_outputs import reparse_continued, reparse_output, reparse_outputs
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import GivenUpError, SharedOrder, run_of_snakemake
-from trainyard.packing.trial_queue import TimeLimits
+from trainyard.packing.trial_queue import Predict, TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
 from trainyard.planning.added_trials import add_trials, announce_config
@@ -358,11 +358,6 @@ def _run_trials(
         if isinstance(event, Ended) and event.trial in plan.state.trials:
             failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
 
-    def predict(names: list[str], finished: dict[str, float]) -> Prediction | None:
-        """Other jobs have measured trials, too, since the plan was made."""
-        now = replace(plan.state, attempts=order.state_now().attempts)
-        return replace(plan, state=now).forecast.predict(names, finished)
-
     order.listener, order.note_added = note_elsewhere, view.add
     if plan.state.sweep.slots.most_jobs > 1:  # a trial has its retries once, in whichever jobs
         for name in plan.state.unfinished:
@@ -379,21 +374,37 @@ def _run_trials(
         rule=rule,
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
-        predict=predict,
+        predict=_predict_now(plan, order),
         may_end_early=plan.state.may_end_early,
         listeners=[view.update, note, *([search.update] if search else []), *([retention.note] if retention else [])],
     )
     if not plan.state.is_gpu_fraction_open:
         create(slots=slots, setup=setup, source=search).run(tasks)
     elif can_see_gpu():
-        _measure_and_run(plan, tasks, journal, create=create, setup=setup)
+        _measure_and_run(plan, tasks, journal, order, create=create, setup=setup)
     else:
         log.info("gpus_per_trial: auto is 1 here, because there is no GPU")
         create(slots=slots, setup=setup).run(tasks)
 
 
+def _predict_now(plan: Plan, order: SharedOrder) -> Predict:
+    """Predicts durations also by what other jobs have measured since the plan was made."""
+
+    def predict(names: list[str], finished: dict[str, float]) -> Prediction | None:
+        now = replace(plan.state, attempts=order.state_now().attempts)
+        return replace(plan, state=now).forecast.predict(names, finished)
+
+    return predict
+
+
 def _measure_and_run(
-    plan: Plan, tasks: list[Task], journal: Journal, *, create: "Callable[..., Packer]", setup: WorkerSetup
+    plan: Plan,
+    tasks: list[Task],
+    journal: Journal,
+    order: SharedOrder,
+    *,
+    create: "Callable[..., Packer]",
+    setup: WorkerSetup,
 ) -> None:
     """Run the tasks, the first ones with various shares of a GPU, and the others with the best of these."""
 
@@ -408,6 +419,8 @@ def _measure_and_run(
     if share:
         log.info("gpus_per_trial: auto: %s", share.why)
         journal.record(share)
+        plan = replace(plan, state=replace(plan.state, measured=share))
+        create = partial(create, predict=_predict_now(plan, order))
     if waiting:
         run(slots.model_copy(update={"gpus_per_trial": share.gpus_per_trial if share else 1.0}), None, list(waiting))
 

@@ -20,10 +20,8 @@ _SCORES: Final = frozenset((
     "acc", "accuracy", "top1", "acc1", "acc@1", "f1", "auc", "auroc", "iou", "miou", "map", "dice", "psnr", "ssim",
     "bleu", "rouge", "precision", "recall", "score", "reward", "return", "r2", "correlation",
 ))  # fmt: skip
-# A word, which is no part of a name such as `val_acc`, that says of which data metrics are; in the group, held out.
-_DATA: Final = re.compile(
-    r"\b(?:train|training|(val|valid|validation|test|eval|dev))(?![a-z]|[_/.-][a-z])", re.IGNORECASE
-)
+_HELD_OUT: Final = re.compile(r"\b(?:val|valid|validation|test|eval|dev)(?![a-z])", re.IGNORECASE)
+_DATA: Final = re.compile(rf"{_HELD_OUT.pattern}|\b(?:train|training)(?![a-z])", re.IGNORECASE)
 _NO_MEASURE: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
 _PLAIN: Final = re.compile(r"[\s\w,;:|/()\[\]{}=\"'%.<>-]{0,24}")  # what may stand between two metrics as it is
 
@@ -50,7 +48,7 @@ def best_metric(names: Iterable[str]) -> str:
 
 def is_held_out(name: str) -> bool:
     """Whether a metric is of validation or test data, by its name."""
-    return any(each[1] for each in _DATA.finditer(re.sub(r"[\W_]", " ", name)))
+    return _HELD_OUT.search(name.replace("_", " ")) is not None
 
 
 def _value(guess: GuessedMetrics) -> tuple[int, int, int]:
@@ -69,46 +67,54 @@ def _guess(line: str) -> GuessedMetrics | None:
     pairs = [(pair, name) for pair in _PAIR.finditer(line) if (name := _metric_name(pair["name"]))]
     if all(name == "epoch" for _, name in pairs) and (sentence := _SENTENCE.search(line)):
         pairs = [(sentence, sentence["name"].lower())]
-    if not pairs:
+    epochs = [pair for pair, name in pairs if name == "epoch"]
+    pairs = [(pair, name) for pair, name in pairs if pair not in epochs[1:]]
+    words = _find_data(line, pairs)
+    names = [f"{word[0].lower()}_{name}" if word else name for (_, name), word in zip(pairs, words, strict=True)]
+    if set(names) <= {"epoch"} or len(set(names)) < len(names):
         return None
-    data = list(_DATA.finditer(line, 0, pairs[-1][0].start("value")))
-    if not any(each[1] for each in data):
-        data = []
-    names = [_name_with_data(pair, name, data) for pair, name in pairs]
-    measures = [name for name in names if name != "epoch"]
-    if not measures or len(set(measures)) < len(measures):
-        return None
-    end, pattern = min(each.start() for each in (pairs[0][0], *data[:1])), ""
+    end, pattern = min(each.start() for each in (pairs[0][0], *words) if each), ""
     for (pair, _), name in zip(pairs, names, strict=True):
         gap, label = line[end : pair.start("name")], line[pair.start("name") : pair.start("value")]
-        first = _escape(gap.split()[0]) if gap and not pattern else ""  # a word of `data`
+        first = _escape(gap.split()[0]) if gap and not pattern else ""  # the word that tells the data
         gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{first}.*?"
         pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
         end = pair.end("value")
-    metric = max(measures, key=_merit)
+    metric = max((name for name in names if name != "epoch"), key=_merit)
     guess = GuessedMetrics(pattern, line, metric)
     return guess if _finds_numbers(guess) else None
 
 
-def _name_with_data(pair: re.Match[str], name: str, data: Sequence[re.Match[str]]) -> str:
-    """The name of a metric with the word that says of which data it is, the last one before it in the line.
+def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re.Match[str] | None]:
+    """For each metric, the word that says of which data it is, if its name needs that.
 
-    As in `Test set: loss 0.1`, and in `train: loss 0.2 acc 0.9 | val: loss 0.3 acc 0.8`.
+    Of a line such as `Test set: loss 0.1 acc 0.9`, it is the same one. If names occur twice, as in
+    `train: loss 0.2 | val: loss 0.3`, it is the last one before the metric, if all of them have one.
     """
-    before = [each[0].lower() for each in data if each.start() < pair.start("value")]
-    has_own = name == "epoch" or _DATA.search(name.replace("_", " "))
-    return name if has_own or not before else f"{before[-1]}_{name}"
+    measures = [name for _, name in pairs if name != "epoch"]
+    if len(set(measures)) == len(measures):
+        word = _HELD_OUT.search(line, 0, pairs[-1][0].start("value")) if measures else None
+        has_own = any(map(is_held_out, measures))
+        return [None if name == "epoch" or has_own else word for _, name in pairs]
+    found = list[re.Match[str] | None]()
+    for pair, name in pairs:
+        before = list(_DATA.finditer(line, 0, pair.start("value")))
+        if name != "epoch" and not before:
+            return [None] * len(pairs)
+        has_own = name == "epoch" or _DATA.search(name.replace("_", " ")) is not None
+        found.append(None if has_own else before[-1])
+    return found
 
 
 def _metric_name(words: str) -> str:
     """The name of a metric, as in `val_acc`, or "epoch"; "" for what is neither."""
     parts = [part for part in re.split(r"[^A-Za-z0-9@]+", words.lower()) if part]
-    if parts[-1:] in (["epoch"], ["ep"]):
-        return "epoch"
     name = re.sub(r"\W+", "_", "_".join(parts))
     is_score = not _SCORES.isdisjoint(parts)
     is_loss = guess_mode(name) == "min" and _NO_MEASURE.isdisjoint(parts) and not is_counter(name)
-    return name if is_score or is_loss else ""
+    if is_score or is_loss:
+        return name
+    return "epoch" if parts[-1:] == ["epoch"] or parts == ["ep"] else ""
 
 
 def _escape(text: str) -> str:

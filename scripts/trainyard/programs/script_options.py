@@ -90,11 +90,18 @@ def read_script(path: Path) -> Script:
 
 
 def _checkpoint_suffix(trees: list[ast.Module]) -> str:
-    """The suffix of the first file of a kind of checkpoint that the source names."""
-    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    texts = (node.value for node in nodes if isinstance(node.value, str))
-    found = (re.search(r"\.(pth\.tar|pth|pt|ckpt)$", text) for text in texts)
-    return next((each[0] for each in found if each), Script.checkpoint)
+    """The suffix of a file of a kind of checkpoint that a call to save something names, or else the source anywhere."""
+    saving = (call for tree in trees for call in _calls(tree, "save"))
+    for texts in map(_texts, (*saving, *trees)):
+        for text in texts:
+            if found := re.search(r"\.(pth\.tar|pth|pt|ckpt)$", text):
+                return found[0]
+    return Script.checkpoint
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return (value for value in constants if isinstance(value, str))
 
 
 def _parse(path: Path) -> ast.Module:

@@ -276,3 +276,29 @@ def test_on_another_gpu_model_the_share_is_measured_again(yard):
     ({"mps": "auto", "gpus_per_trial": "auto"}, True), ({"mps": "auto", "gpus_per_trial": 0.5}, True)])  # fmt: skip
 def test_mps_is_used_where_trials_share_a_gpu(slots, expected):
     assert Slots(**slots).uses_mps == expected
+
+
+def test_what_is_left_is_predicted_for_the_measured_share(yard):
+    """Alone, a trial takes 60 s; two take 80 s on one GPU, and four 160 s."""
+    own = yard(40)
+    own.capacity, own.seconds, own.epochs_run, own.earlier = 1.5, lambda _: 60.0, lambda _: 4, lambda _: 0.0
+    plan, used, predicted = own.plan, [], []
+    own.trials = plan.state.trials
+
+    def create(*, slots, setup, source, predict=None, measures_gpu=False):
+        def run(tasks):
+            if source:
+                used[:] = own.run(slots, source)
+            else:
+                name = tasks[-1].trial
+                found = predict([name], {})
+                predicted.append((slots.share, *found.seconds, *found.lower_bounds()))
+
+        return SimpleNamespace(run=run, gpu_uses=used)
+
+    journal = SimpleNamespace(session=own.journal.stem, record=lambda event: None)
+    order = SimpleNamespace(state_now=lambda: own.plan.state)
+    setup = driver._worker_setup(plan, own.folder, own.config.data)
+    tasks = [Task(name, trial.spec, trial.values, 0) for name, trial in own.trials.items()]
+    driver._measure_and_run(plan, tasks, journal, order, create=create, setup=setup)
+    assert predicted == [(0.5, pytest.approx(80, rel=0.05), pytest.approx(80, rel=0.05))]

@@ -44,14 +44,24 @@ OUTPUTS = {
     ),
     "a kind of data in parentheses": (["(val) #### loss: 0.3, acc: 0.9"], "val_acc", {"val_loss": 0.3, "val_acc": 0.9}),
     "two kinds of data in a line": (
-        ["Ep[1/9] train: nll 0.91 acc 0.50 | dev: nll 0.80 acc 0.55"],
+        ["train.py: Ep[1/9] train: nll 0.91 acc 0.50 | dev: nll 0.80 acc 0.55"],
         "dev_acc",
         {"epoch": 1, "train_nll": 0.91, "train_acc": 0.5, "dev_nll": 0.8, "dev_acc": 0.55},
     ),
-    "a measure of all data": (
-        ["val/f1=0.5 loss=0.9 test_nll=0.7 acc=0.4"],
-        "val_f1",
-        {"val_f1": 0.5, "loss": 0.9, "test_nll": 0.7, "acc": 0.4},
+    "a logger of training": (
+        ["- train - INFO - Train set: loss 0.2, acc 0.95", "- train - INFO - Test set: loss 0.31, acc 0.85"],
+        "test_acc",
+        {"test_loss": 0.31, "test_acc": 0.85},
+    ),
+    "a loss of an epoch": (
+        ["epoch=3 train_loss_epoch=0.3 val_loss=0.4 ep: 7"],
+        "val_loss",
+        {"epoch": 3, "train_loss_epoch": 0.3, "val_loss": 0.4},
+    ),
+    "metrics with and without kinds of data": (
+        ["val loss: 0.4, loss: 0.3, acc/ep: 0.5"],
+        "val_loss",
+        {"val_loss": 0.4, "loss": 0.3, "acc_ep": 0.5},
     ),
     "a log with times": (
         ["2026-11-26 01:04:37,123 INFO epoch=3 loss=1e-3 f1=0.91"],
@@ -83,7 +93,19 @@ def test_the_pattern_of_a_line_matches_the_other_lines_of_its_kind():
     assert parser.take_rows(final=True) == [{"epoch": "12", "loss": "0.7500", "test_acc": "12.0"}]
 
 
-@pytest.mark.parametrize("line", ["", "hello world 3", "finished in 3.5 s", "epoch 3", "loss: none yet", "cost 3 ms"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "hello world 3",
+        "finished in 3.5 s",
+        "epoch 3",
+        "loss: none yet",
+        "cost 3 ms",
+        "ep 3 epoch 4",
+        "acc 0.9 (train) acc 0.8 (val)",
+    ],
+)
 def test_a_line_without_a_measure_gives_no_pattern(line):
     assert guess_pattern([line]) is None
 

@@ -50,7 +50,13 @@ def test_options_of_argparse_are_found_also_in_a_module_beside_the_script(tmp_pa
 
 @pytest.mark.parametrize(
     ("line", "suffix"),
-    [("", ".pt"), ("'last.pth'", ".pth"), ("f'{out}/epoch-{n}.pth.tar'", ".pth.tar"), ("out / 'a.pt.json'", ".pt")],
+    [
+        ("", ".pt"),
+        ("'last.pth'", ".pth"),
+        ("f'{out}/epoch-{n}.pth.tar'", ".pth.tar"),
+        ("out / 'a.pt.json'", ".pt"),
+        ("load('old.ckpt'); torch.save(out, f'{out}/last.pth')", ".pth"),
+    ],
 )
 def test_the_suffix_of_checkpoints_is_that_of_a_file_that_the_source_names(tmp_path, line, suffix):
     (tmp_path / "train.py").write_text(f"out, n = '', 1\n{line}\n")
