@@ -56,7 +56,7 @@ def _paint(axis: Axes, work: Work, runs: Sequence[Mapping[str, Any]], peers: Seq
                 color=style.FAILED,
                 fontsize=8,
             )
-    if not work.is_real:
+    if not (work.is_real or work.is_crowded):
         axis.axvline(work.bound_seconds, color=style.UNKNOWN, linestyle="--", linewidth=1)
     axis.set_xlim(left=0)
     axis.set_ylim(len(peers) - 0.5, -0.5)

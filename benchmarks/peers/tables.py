@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from peers.participants import HERE, Peer
-from peers.works import Work
+from peers.works import GPUS_PER_NODE, HOSTS, Work
 
 PAGE = HERE / "README.md"
 SUMMARY = HERE.parents[1] / "docs/compare.md"
@@ -187,7 +187,7 @@ def _completed(runs: RUNS, peers: Mapping[str, Peer]) -> dict[str, RUNS]:
 def described(work: Work, repeats: int) -> str:
     """What the work is, in one sentence or two."""
     trials, longest = len(work.seconds), max(work.seconds)
-    where = f"{work.nodes} nodes with 2 GPUs each"
+    where = f"{work.nodes} nodes with {GPUS_PER_NODE} GPUs each"
     runs = f"{repeats} {'run' if repeats == 1 else 'runs'} of each"
     if work.is_real:
         return (
@@ -197,11 +197,14 @@ def described(work: Work, repeats: int) -> str:
     total = f"{trials} trials of {min(work.seconds):.3g} to {longest:.3g} s ({sum(work.seconds):.1f} s together)"
     if work.name == "short":
         total = f"{trials} trials of {1000 * longest:.0f} ms"
+    if work.is_crowded:
+        return (
+            f"{total} on {HOSTS} nodes with {GPUS_PER_NODE} GPUs each, of which one is taken by a job of others that "
+            f"ends at a random time; {runs}."
+        )
     extra = ""
     if work.has_trouble:
         extra = " The longest trial crashes once; at half of the bound everything is killed, then resumed."
-    if work.is_crowded:
-        extra = " One GPU of each of the four nodes is taken by a job of others, which ends at a random time."
     return f"{total} on {where}; bound {work.bound_seconds:.1f} s; {runs}.{extra}"
 
 

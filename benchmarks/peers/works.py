@@ -45,7 +45,7 @@ class Work:
 
     @property
     def bound_seconds(self) -> float:
-        """The lower bound of the makespan on the slots; for `is_real`, without a meaning."""
+        """The lower bound of the makespan on the slots; for `is_real` and `is_crowded`, without a meaning."""
         return lower_bound(self.seconds, self.slots)
 
     @property

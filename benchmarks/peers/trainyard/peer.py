@@ -11,7 +11,7 @@ CONFIG = (
 )
 RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
 STARTS = (
-    "Snakemake starts on the login node and again in the job, two seconds each, then Ray and its workers start "
+    "Snakemake starts on the login node and again in the job, one to two seconds each, then Ray and its workers start "
     "([startup.py](../startup.py))"
 )
 HOLDS = "the job holds its GPUs while Snakemake and Ray start and end, and until the last trial has ended"
