@@ -134,6 +134,8 @@ def lose_daemon(name: str, *, seconds: float) -> Step:
     """Let the job end while slurmctld or slurmdbd is away, and keep it away for so long after that."""
 
     def lose(run: Run) -> None:
+        if name == "slurmctld":
+            save_job(run)
         run.cluster.kill_daemon(name)
         run.open()
         wait_until(run.is_complete, what="the work to be complete", while_running=run.commands[-1])
@@ -141,6 +143,13 @@ def lose_daemon(name: str, *, seconds: float) -> Step:
         run.cluster.start_daemon(name)
 
     return lose
+
+
+def save_job(run: Run) -> None:
+    """Let slurmctld save the job, seconds after a change. It forgets what it has not saved, and gives its ID again."""
+    mark, file = "saved before the fault", run.cluster.state / "slurmctld/job_state"
+    run.cluster.run(["scontrol", "update", f"JobId={run.jobs()[-1]}", f"AdminComment={mark}"])
+    wait_until(lambda: file.exists() and mark.encode() in file.read_bytes(), what="slurmctld to save the job")
 
 
 def cut_off_until_requeued(run: Sweep) -> None:

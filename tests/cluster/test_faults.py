@@ -45,6 +45,7 @@ def rows() -> list[object]:
 def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, shared_dir: Path, fault: Fault) -> None:
     base = cluster.small / shared_dir.name if fault.in_small else shared_dir
     run = fault.job(cluster, base / "project", resources=fault.resources, nodes=fault.nodes)
+    left = run.leftovers()  # by an earlier test, on a host that was cut off
     with ended_at_last(run):
         run.write()
         fault.before(run)
@@ -76,7 +77,7 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         for pattern in fault.shows:
             assert re.search(pattern, run.output()), run.story()
         assert to_end <= fault.bound_seconds, run.story()
-        assert run.leftovers(except_for=fault.leaves) == []
+        assert [each for each in run.leftovers(except_for=fault.leaves) if each not in left] == []
         assert run.is_complete(), "what ended last has removed results"
         assert run.results() == expected
         save(replace(measured, holds=True), run.output())

@@ -72,5 +72,6 @@ def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
     assert {line[4] for line in lines} <= {"0", "1"}  # each trial has one GPU
     assert result["gpu_seconds"] > 0
     if work == "trouble":
-        assert [line[0] for line in lines].count("crash") == 1
+        assert not [*(shared_dir / peer).glob("crash-*")], "a trial was started to crash"
+        assert [line[0] for line in lines].count("crash") <= 1, "it may be killed before it does"
         assert result["person_steps"] >= 1
