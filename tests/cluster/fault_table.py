@@ -455,7 +455,7 @@ TRAINING = [
         decision="belongs to another training and is not used",
         decide=remove_latest_checkpoint,
     ),
-    Fault("walltime", nothing, 180, job=Training, minutes=1, opens=False),
+    Fault("walltime", nothing, 240, job=Training, minutes=2, opens=False),  # two hosts import torch first
     Fault(
         "preempted and requeued",
         preempt,
