@@ -55,8 +55,7 @@ def main() -> int:
             name: ", ".join(dict.fromkeys(run["version"] for run in runs if run["peer"] == name))
             for name in {run["peer"] for run in runs}
         }
-        measured = measured_works(runs, short_trials=arguments.short_trials)
-        shown = {name: measured[name] for name in every_work if name in measured}
+        shown = measured_works(runs, short_trials=arguments.short_trials)
         found = results(shown, runs, every_peer)
         if draw(shown, runs, every_peer, PAGE.with_name("peers")):
             found = [

@@ -77,6 +77,7 @@ def works(*, scale: float, short_trials: int) -> dict[str, Work]:
 
 
 def measured_works(runs: Sequence[Mapping[str, Any]], *, short_trials: int) -> dict[str, Work]:
-    """The works of some runs by name, each at the largest scale at which it was measured."""
-    scales = sorted((run["scale"], run["work"]) for run in runs)
-    return {name: works(scale=scale, short_trials=short_trials)[name] for scale, name in scales}
+    """The works that were measured, by name and in their order, each at its largest scale."""
+    scales = {work: scale for scale, work in sorted((run["scale"], run["work"]) for run in runs)}
+    every = works(scale=1.0, short_trials=short_trials)
+    return {name: works(scale=scales[name], short_trials=short_trials)[name] for name in every if name in scales}

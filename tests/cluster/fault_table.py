@@ -146,7 +146,7 @@ def lose_daemon(name: str, *, seconds: float) -> Step:
 
 
 def save_job(run: Run) -> None:
-    """Let slurmctld save the job, seconds after a change. It forgets what it has not saved, and gives its ID again."""
+    """Wait until slurmctld has saved the job: after a crash, it does not know what it had not, and reuses its ID."""
     mark, file = "saved before the fault", run.cluster.state / "slurmctld/job_state"
     run.cluster.run(["scontrol", "update", f"JobId={run.jobs()[-1]}", f"AdminComment={mark}"])
     wait_until(lambda: file.exists() and mark.encode() in file.read_bytes(), what="slurmctld to save the job")
@@ -455,7 +455,7 @@ TRAINING = [
         decision="belongs to another training and is not used",
         decide=remove_latest_checkpoint,
     ),
-    Fault("walltime", nothing, 240, job=Training, minutes=2, opens=False),  # two hosts import torch first
+    Fault("walltime", nothing, 180, job=Training, minutes=2, opens=False),  # two hosts import torch first
     Fault(
         "preempted and requeued",
         preempt,

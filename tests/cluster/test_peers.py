@@ -74,4 +74,5 @@ def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
     if work == "trouble":
         assert not [*(shared_dir / peer).glob("crash-*")], "a trial was started to crash"
         assert [line[0] for line in lines].count("crash") <= 1, "it may be killed before it does"
+        assert [line[:2] for line in lines].count(["start", str(WORKS[work].crashing_trial)]) >= 2, "it runs again"
         assert result["person_steps"] >= 1

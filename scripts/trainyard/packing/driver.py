@@ -388,7 +388,7 @@ def _run_trials(
 
 
 def _predict_now(plan: Plan, order: SharedOrder) -> Predict:
-    """Predicts durations also by what other jobs have measured since the plan was made."""
+    """Predicts durations from all attempts that are known at the time of the call, also those of other jobs."""
 
     def predict(names: list[str], finished: dict[str, float]) -> Prediction | None:
         now = replace(plan.state, attempts=order.state_now().attempts)

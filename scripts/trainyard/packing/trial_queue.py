@@ -87,7 +87,7 @@ class TrialQueue:
         self._attempts: Counter[str] = Counter()  # of this run, by trial
         self._probes = set[str]()  # trials that start before others, see `awaits_probe`
         self._finished: dict[str, float] = {}  # seconds, by trial
-        self._predict_after = 0.0  # on the monotonic clock
+        self._predict_after = 0.0  # when the order may be updated next, on the monotonic clock
         self.longest_seconds = 0.0  # of all finished trials
         self.is_closed = False  # whether no trial starts any more
 
@@ -299,7 +299,7 @@ class TrialQueue:
         self._finished[trial] = seconds
 
     def update_order(self, running: Mapping[str, float], slots: int) -> None:
-        """Predict and sort the waiting trials, now that one has ended, unless predictions would take too much time.
+        """Predict and sort the waiting trials after one has ended, unless that takes too large a part of the time.
 
         The order is the best that was found on a number of slots, on some of which trials have been `running` for so
         many seconds, and on those on which other jobs run trials. Retries stay last, also of trials that failed in an

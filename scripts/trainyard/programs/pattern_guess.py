@@ -76,8 +76,8 @@ def _guess(line: str) -> GuessedMetrics | None:
     end, pattern = min(each.start() for each in (pairs[0][0], *words) if each), ""
     for (pair, _), name in zip(pairs, names, strict=True):
         gap, label = line[end : pair.start("name")], line[pair.start("name") : pair.start("value")]
-        first = _escape(gap.split()[0]) if gap and not pattern else ""  # the word that tells the data
-        gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{first}.*?"
+        word = "" if pattern else "".join(gap.split()[:1])  # that tells the data: the first gap begins with it
+        gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{_escape(word)}.*?"
         pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
         end = pair.end("value")
     metric = max((name for name in names if name != "epoch"), key=_merit)
@@ -86,10 +86,10 @@ def _guess(line: str) -> GuessedMetrics | None:
 
 
 def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re.Match[str] | None]:
-    """For each metric, the word that says of which data it is, if its name needs that.
+    """For each metric, the word that tells on which data it was measured, such as `val`; None if its name needs none.
 
-    Of a line such as `Test set: loss 0.1 acc 0.9`, it is the same one. If names occur twice, as in
-    `train: loss 0.2 | val: loss 0.3`, it is the last one before the metric, if all of them have one.
+    All metrics of a line such as `Test set: loss 0.1 acc 0.9` share one word. If names occur twice, as in
+    `train: loss 0.2 | val: loss 0.3`, each metric has the last such word before it, provided that all have one.
     """
     measures = [name for _, name in pairs if name != "epoch"]
     if len(set(measures)) == len(measures):

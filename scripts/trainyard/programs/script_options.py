@@ -90,7 +90,7 @@ def read_script(path: Path) -> Script:
 
 
 def _checkpoint_suffix(trees: list[ast.Module]) -> str:
-    """The suffix of a file of a kind of checkpoint that a call to save something names, or else the source anywhere."""
+    """The suffix of a checkpoint file that a call of `save` names, or else any other part of the source."""
     saving = (call for tree in trees for call in _calls(tree, "save"))
     for texts in map(_texts, (*saving, *trees)):
         for text in texts:
