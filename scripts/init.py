@@ -33,6 +33,7 @@ log = logging.getLogger("init")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the config and, on a cluster, the profile."""
+    _write_profile()  # also if the config must be written by hand, or is there
     path = arguments.script or next((path for path in map(Path, USUAL) if path.exists()), None)
     if path is None:
         call = script_call("init", "path/to/train.py")
@@ -40,7 +41,6 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     script = read_script(path)
-    _write_profile()  # also if the config must be written by hand
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
         raise UserError(

@@ -23,6 +23,7 @@ from trainyard.utils.locks import hold
 MIN_TMP_GIB = 1  # for Ray's files
 WALLTIME_MINUTES = 8  # it usually takes one
 POLL_SECONDS = 3  # between queries of the job, which load the controller
+TORCH = "`train` and scaling studies of it need trainyard[train]; with it, the doctor finds out"
 VISIBILITY_SECONDS = 60  # until a file that a node wrote is visible here on a network file system
 
 
@@ -202,12 +203,15 @@ def check_cpus(job: JobReport, node: NodeReport) -> Finding:
 
 
 def check_python(reports: Reports) -> Iterator[Finding]:
-    """Torch and Ray can be imported."""
+    """Ray can be imported, and torch if it is installed."""
     for each in reports.nodes:
         if each.import_error:
-            yield Finding("Python", "fails", f"{each.node}: {each.python}: {each.import_error}", "run `make env` again")
+            yield Finding("Python", "fails", f"{each.node}: {each.python}: {each.import_error}", "install Trainyard again")
             return
-    for text in dict.fromkeys(f"Python {each.python}, torch {each.torch}, Ray {each.ray}" for each in reports.nodes):
+    versions = (
+        f"Python {each.python}, torch {each.torch or '(not installed)'}, Ray {each.ray}" for each in reports.nodes
+    )
+    for text in dict.fromkeys(versions):
         yield Finding("Python", "ok", text)
 
 
@@ -226,6 +230,8 @@ def check_gpus(reports: Reports) -> Iterator[Finding]:
         if not count and not node.driver:
             message = f"Slurm allocated {wanted}, but there is no NVIDIA driver: training would run on the CPU"
             return Finding("GPU", "fails", message, "ask the site's administrators whether these GPUs are real")
+        if node.lacks_torch:
+            return Finding("GPU", "unknown", f"{wanted} allocated, and not tried: torch is not installed", TORCH)
         if node.device_error or count:
             message = f"torch computes on {count} of {wanted}; {node.device_error or 'it finds no others'}"
             remedy = "check the node with `nvidia-smi`, and report it to its administrators"
@@ -242,6 +248,8 @@ def check_meeting(reports: Reports) -> Iterator[Finding]:
     job = reports.job
     if len(job.nodes) < 2:
         yield Finding("network", "ok", "not needed: no job of the config has several nodes")
+    elif any(each.lacks_torch for each in reports.nodes):
+        yield Finding("network", "unknown", "the nodes did not meet: torch is not installed", TORCH)
     elif job.meeting:
         reached = f"{job.nodes[1]} reached {job.nodes[0]} at {job.meeting['address']}"
         through = f" through {job.meeting['interface']}" if job.meeting["interface"] else ""

@@ -5,6 +5,7 @@ They run as `python scripts/trainyard checks.node_probe job|node|rank FOLDER`, a
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -51,12 +52,17 @@ class NodeReport:
     cpus: int = 0  # that a step can use
     machine_cpus: int = 0
     driver: str = ""  # NVIDIA's
-    torch: str = ""  # version
+    torch: str = ""  # version; "" without the extra `train`
     cuda: str | None = None  # version that torch is built for
     ray: str = ""  # version
     devices: list[str] = field(default_factory=list)  # GPUs on which torch computes
     device_error: str = ""  # of the first GPU on which it does not
     import_error: str = ""
+
+    @property
+    def lacks_torch(self) -> bool:
+        """Whether torch is not installed, which only Trainyard's own trainings need."""
+        return not self.torch and not self.import_error
 
 
 @dataclass
@@ -141,7 +147,7 @@ def _probe_nodes(allocation: Allocation, report: JobReport, folder: Path) -> Non
 
 def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> None:
     """Start one rank on each node with the launcher of trainings."""
-    if len(allocation.nodes) == 1:
+    if len(allocation.nodes) == 1 or importlib.util.find_spec("torch") is None:
         return
     from trainyard.scaling import launchers, rank_failures, rendezvous
 
@@ -232,13 +238,17 @@ def _try_claims(folder: Path, node: str) -> str:
 
 
 def _import_libraries(report: NodeReport) -> None:
-    """Import torch and Ray, and compute on each GPU."""
+    """Import Ray and, if it is installed, torch, and compute on each GPU."""
     report.driver = NVIDIA_DRIVER.read_text().splitlines()[0] if NVIDIA_DRIVER.exists() else ""
     try:
         import ray
+
+        report.ray = ray.__version__
+        if importlib.util.find_spec("torch") is None:
+            return
         import torch
 
-        report.torch, report.cuda, report.ray = torch.__version__, torch.version.cuda, ray.__version__
+        report.torch, report.cuda = torch.__version__, torch.version.cuda
         count = torch.cuda.device_count()
     except Exception as error:
         report.import_error = f"{type(error).__name__}: {error}"

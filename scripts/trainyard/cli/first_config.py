@@ -15,6 +15,7 @@ from trainyard.config.parser import InLine, write_yaml
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.typed_commands import script_call
 
 TRIALS: Final = 20
 MOST_KEYS: Final = 4  # that a first sweep varies
@@ -143,7 +144,7 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
             "TODO: if it can resume, say which files in the trial's folder are its checkpoints, as in",
             f"  checkpoint: '*{script.checkpoint}'",
             f"  resume: {script.resume}",
-            f"and try it: {SCRIPTS.parent / 'docs/resume-drill.md'}",
+            f"and try it: {script_call('check', '--drill')}",
         ]
     comments = "".join(f"# {note}\n" for note in notes)
     name = re.sub(r"\W+", "_", script.path.stem) or "sweep"

@@ -142,6 +142,9 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
     """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, and of each kind of waste."""
     rows = np.arange(len(strategies))
     left, most = pd.Series(0.0, strategies.index), strategies["requested_gpu_seconds"].max()
+    if not most > 0:
+        style.write_in_center(axes, "no trial has a result")
+        return
     for name, (width, color) in _requested_parts(strategies, jobs).items():
         if width.max() > MIN_SHOWN * most:
             axes.barh(rows, width, left=left, height=0.6, color=color, label=name)

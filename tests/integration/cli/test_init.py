@@ -126,9 +126,11 @@ def test_on_a_cluster_the_profile_is_written_unless_there_is_one(slurm, project,
         assert (settings["slurm_account"], settings["slurm_partition"]) == ("lab", "gpu")
 
 
-def test_on_a_cluster_a_script_without_options_still_gets_the_profile(slurm, project):
+@pytest.mark.parametrize("files", [{}, {"train.py": "print(1)"}, {"train.py": OPTIONS, "trainyard.yaml": "mine"}])
+def test_on_a_cluster_the_profile_is_written_also_for_a_config_by_hand(slurm, project, files):
     slurm.prints("sinfo", "gpu*|up|2:00:00|4|8|64000|gpu:a100:2|(null)")
     slurm.prints("sacctmgr", "lab|normal")
-    (project.folder / "train.py").write_text("print(1)")
+    for name, text in files.items():
+        (project.folder / name).write_text(text)
     done = project.run(sys.executable, str(ROOT / "scripts/init.py"), check=False)
-    assert "wrote profiles/slurm/config.yaml" in done.stdout, "for the config that is written by hand"
+    assert "wrote profiles/slurm/config.yaml" in done.stdout

@@ -212,6 +212,10 @@ PLOTS = {
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
         ["requested CPU-seconds: 36 as job array", "2 x 1 slot<"],
     ),
+    "waste of nothing": (
+        lambda axes: cost_plots.plot_waste(axes, STRATEGIES.assign(requested_gpu_seconds=0.0), JOBS.iloc[:0]),
+        ["no trial has a result"],
+    ),
     "waste on CPUs": (lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS, unit="CPU"), ["CPU-seconds"]),
     "predictions": (
         lambda axes: cost_plots.plot_predictions(axes, EXPECTED, JOBS),
