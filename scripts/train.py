@@ -8,14 +8,20 @@ interrupted, the same command continues from the last checkpoint.
 """
 
 import argparse
+import logging
 
 from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
 from trainyard.config.load import config_copy, read_config
 from trainyard.config.scaling import ScriptScaling, split_scale
+from trainyard.config.trials import result_digest
+from trainyard.planning.plan import dataset_digest
+from trainyard.results.retention import restore_results
 from trainyard.scaling.launchers import launch
 from trainyard.scaling.user_script import UserScript
+
+log = logging.getLogger("train")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -31,7 +37,11 @@ def main(arguments: argparse.Namespace) -> int:
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
         if isinstance(study := config.scaling[arguments.study], ScriptScaling):
             digest = config_copy(config, arguments.results).stem
-            return UserScript(study, arguments.scale, folder, config=digest).run(arguments.results)
+            return UserScript(study, arguments.scale, folder, arguments.results, config=digest).run()
+        digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
+        if restore_results(folder / arguments.scale, digest):
+            log.info("already trained: its checkpoints were removed, but not its results")
+            return 0
         return launch(arguments.scale, _options(arguments))
 
 

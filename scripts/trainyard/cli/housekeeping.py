@@ -12,13 +12,21 @@ from typing import Final, Literal, get_args
 from trainyard.checks.resume_drill import FOLDER as DRILL
 from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
-from trainyard.config.scaling import ScriptScaling
+from trainyard.config.scaling import Scaling, ScriptScaling
 from trainyard.config.sweep import ProgramSweep
-from trainyard.config.trials import script_digest
+from trainyard.config.trials import result_digest
 from trainyard.planning.job_costs import is_trained
-from trainyard.planning.plan import read_state
+from trainyard.planning.plan import dataset_digest, read_state
 from trainyard.planning.sweep_state import SweepState
-from trainyard.results.retention import is_concluded, reduce_folders, reduced_folders, remove, surplus_of
+from trainyard.results.retention import (
+    RESULTS,
+    is_concluded,
+    keep_results,
+    reduce_folders,
+    reduced_folders,
+    remove,
+    surplus_of,
+)
 from trainyard.utils.errors import UserError
 from trainyard.utils.locks import Holder, LockHeldError, hold
 from trainyard.utils.text import count_of
@@ -52,26 +60,17 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
         if isinstance(sweep, ProgramSweep):
             found.append(_of_trials(state, "best 1" if sweep.keep == "all" else sweep.keep))
         left = [path for path in _listed(state.folder / "checkpoints") if _is_of_ended(state, path)]
-        found.append(_with_locks("checkpoints", f"sweep {name}", left, "nothing: their trials have ended"))
+        found.append(_of_paths("checkpoints", f"sweep {name}", left, "nothing: their trials have ended"))
     for name, study in config.scaling.items():
-        folder, paths, locks = results / "scaling" / name, list[Path](), list[Path]()
-        pattern: str | None = "checkpoints"
-        if isinstance(study, ScriptScaling):
-            pattern = study.checkpoint and f"out/{script_digest(study)}/{study.checkpoint}"
-        for run in (run for scale in study.scales for run in study.runs(scale)):
-            if pattern and is_trained(study, run, folder, results):
-                paths += sorted((folder / run).glob(pattern))
-                locks.append(folder / run / ".lock")
-        loss = f"the weights of {count_of(len(locks), 'finished run')}, and what a longer training would go on from"
-        found.append(_with_locks("checkpoints", f"scaling study {name}", paths, loss, locks=locks))
+        found.append(_of_scaling(study, name, results))
     for path in _listed(results / "data"):
         known = path.name in config.datasets
         loss = (
             "nothing: the next run stages it again, first" if known else "it is not in this config: another may have it"
         )
-        found.append(_with_locks("data", f"dataset {path.name}", [path], loss))
+        found.append(_of_paths("data", f"dataset {path.name}", [path], loss))
     drills, loss = _listed(results / DRILL), "what its resume drill did, to look into"
-    found += (_with_locks("drill", f"sweep {path.name}", [path], loss) for path in drills)
+    found += (_of_paths("drill", f"sweep {path.name}", [path], loss) for path in drills)
     root = results.resolve()
     inside = (
         each for each in found if each.paths and all(path.parent.resolve().is_relative_to(root) for path in each.paths)
@@ -89,18 +88,39 @@ def _of_trials(state: SweepState, keep: str) -> Removable:
     return Removable("trials", f"sweep {state.name}", paths, loss, partial(reduce_folders, folders))
 
 
+def _of_scaling(study: Scaling, name: str, results: Path) -> Removable:
+    """The checkpoints of the finished runs of a scaling study."""
+    folder, dataset = results / "scaling" / name, dataset_digest(results, study)
+    runs = [run for scale in study.scales for run in study.runs(scale) if is_trained(study, run, folder, results)]
+    digests, paths = {run: result_digest(study, run, dataset) for run in runs}, list[Path]()
+    for run, digest in digests.items():
+        if not isinstance(study, ScriptScaling):
+            paths += (path for path in sorted((folder / run).glob("checkpoints/*/*")) if path.name not in RESULTS)
+        elif study.checkpoint:
+            paths += sorted((folder / run / "out" / digest).glob(study.checkpoint))
+
+    def remove_all() -> None:
+        with ExitStack() as held:
+            for run, digest in digests.items():
+                held.enter_context(hold(folder / run / ".lock"))
+                if not isinstance(study, ScriptScaling):
+                    keep_results(folder / run, digest)
+            for path in paths:
+                remove(path)
+
+    loss = f"the weights of {count_of(len(runs), 'finished run')}"
+    return Removable("checkpoints", f"scaling study {name}", paths, loss, remove_all)
+
+
 def _is_of_ended(state: SweepState, checkpoints: Path) -> bool:
     trial = checkpoints.name.partition("~")[0].rpartition("-")[0]
     return trial in state.trials and is_concluded(state, trial)
 
 
-def _with_locks(kind: Kind, owner: str, paths: list[Path], loss: str, *, locks: Iterable[Path] = ()) -> Removable:
+def _of_paths(kind: Kind, owner: str, paths: list[Path], loss: str) -> Removable:
     def remove_all() -> None:
-        with ExitStack() as held:
-            for lock in locks:
-                held.enter_context(hold(lock))
-            for path in paths:
-                remove(path)
+        for path in paths:
+            remove(path)
 
     return Removable(kind, owner, paths, loss, remove_all)
 

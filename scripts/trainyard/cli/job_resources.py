@@ -40,6 +40,7 @@ from trainyard.planning.queue_forecast import forecast_jobs
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
+from trainyard.utils.import_path import IS_INSTALLED
 from trainyard.utils.text import count_of, format_duration
 
 log = logging.getLogger("workflow")
@@ -375,7 +376,8 @@ class SweepJobs(Jobs):
             if claims.requests.paused_at:
                 state = read_state(self._config.sweeps[name], name, self._results)
                 if state.unfinished:
-                    raise UserError(describe_pause(state))
+                    option = "-C" if IS_INSTALLED else "--config"
+                    raise UserError(f"{describe_pause(state)}; to run others without it: `{option} sweeps=<names>`")
             limit = self.limit_minutes(name)
             if math.isfinite(limit):
                 # A plan of its own: those of a partition file may not be known yet.
@@ -429,7 +431,7 @@ class TrainJobs(Jobs):
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
         if not isinstance(study, ScriptScaling):
             return False
-        return UserScript(study, wildcards.scale, folder).reusable_end(self._results) is not None
+        return UserScript(study, wildcards.scale, folder, self._results).has_ended
 
     @override
     def digest(self, wildcards: Wildcards) -> str:

@@ -82,7 +82,10 @@ class Profile:
         if shutil.which("sacct") is None:
             raise UserError("the command sacct is missing here: Snakemake's Slurm plugin runs it to find your account")
         if account := self.default("slurm_account"):
-            raise UserError(f"slurm_account: {account}, but Slurm keeps no accounting here: remove it from the profile")
+            raise UserError(
+                f"slurm_account: {account}, but Slurm's accounting does not answer (`sacct`): try again later or, if "
+                "Slurm keeps none here, remove it from the profile"
+            )
         age = controller_settings().get("MinJobAge", "")
         if not (number := re.match(r"\d+", age)) or int(number[0]) < POLL_SECONDS:
             raise UserError(
@@ -260,9 +263,19 @@ class Profile:
 
 
 def _text(resource: Any) -> str:
-    """A resource as it was written, without quotes; "" without one, or if it is Snakemake's own default."""
+    """A resource as it was written, without quotes; "" without one, or if it is Snakemake's own default.
+
+    Raises:
+        UserError: it is an expression of texts.
+    """
     raw = getattr(resource, "raw", None)
     if raw is None:
         return ""
     text = os.path.expandvars(str(raw))
-    return str(ast.literal_eval(text)) if re.fullmatch(r"""(['"]).*\1""", text) else text
+    if not re.fullmatch(r"""(['"]).*\1""", text):
+        return text
+    try:
+        return str(ast.literal_eval(text))
+    except (ValueError, SyntaxError):
+        message = "is known only when a job runs, but what jobs request depends on it: give one text in quotes"
+        raise UserError(f"{resource.name}: {text} {message}") from None

@@ -130,6 +130,7 @@ class Workflow:
         os.environ.setdefault(RUN, uuid.uuid4().hex)
         self.sweep.forget_complete()
         self.write_config()
+        os.utime(self.config_file)  # it is that of the last run
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read, if it is not there.

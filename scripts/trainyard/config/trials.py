@@ -155,22 +155,17 @@ def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]
     }
 
 
-def script_digest(study: ScriptScaling) -> str:
-    """Changes with a study's script and its arguments."""
+def _script_digest(study: ScriptScaling, dataset: str) -> str:
     what = study.model_dump(mode="json", include={"python", "args", "retrain"})
     what |= {"launcher": study.launcher_name, "script": study.program} | ({"env": study.env} if study.env else {})
-    return digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
-
-
-def script_inputs_digest(study: ScriptScaling, dataset: str) -> str:
-    """Changes with everything else that changes the result of a study's script."""
-    return digest_of([study.launcher_options, study.mode, dataset])
+    script = digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
+    return digest_of([script, digest_of([study.launcher_options, study.mode, dataset])], length=10)
 
 
 def result_digest(study: Scaling, run: str, dataset: str) -> str:
     """The digest of a run of a scaling study, which its summary has as `spec_digest`."""
     if isinstance(study, ScriptScaling):
-        return digest_of([script_digest(study), script_inputs_digest(study, dataset)], length=10)
+        return _script_digest(study, dataset)
     assert isinstance(study, TrainScaling)
     study = study.model_copy(update={"train": study.train_at(run)})
     return digest_of(training_spec(study, run, dataset), length=10)
@@ -245,8 +240,8 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
     listed = [{key: [value] for key, value in values.items()} for values in sweep.trials]
     drawn = [part.values for part in (sweep.sample, sweep.search) if part]
     parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *listed, *drawn]
-    parts += [{sweep.seed_key or "": list(range(sweep.repeats))}] if sweep.repeats > 1 else []
-    keys = sweep.varied_keys
+    seeds = {sweep.seed_key or "": list(range(sweep.repeats))} if sweep.repeats > 1 else {}
+    parts, keys = [{**part, **seeds} for part in parts], sweep.varied_keys
     found = {key: {text for part in parts for text in (_distinct(part[key]) if key in part else {""})} for key in keys}
     constant = [key for key, texts in found.items() if len(texts) == 1]
     return frozenset(constant if len(constant) < len(keys) else ())
@@ -343,8 +338,9 @@ def _draw(generator: random.Random, choice: Draw) -> Any:
 
 
 def in_table(value: float, choice: Uniform) -> float | int:
-    """A drawn number as trials use it: an integer, or with six digits, so that tables show the exact value."""
-    return round(value) if choice.integer else float(f"{value:.6g}")
+    """A drawn number as trials use it: an integer in the range, or six digits, so that tables show the exact value."""
+    low, high = choice.ends
+    return min(max(round(value), low), high) if choice.integer else float(f"{value:.6g}")
 
 
 def _ends(choice: Draw) -> list[Any]:

@@ -80,7 +80,7 @@ def _record(
 def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
     parsed, metrics = _parse_alone(state, attempt), state.sweep.program_metrics
-    earlier = [each for each in map(state.output_of, state.continued_by(attempt)) if each.exists()]
+    earlier = map(state.output_of, state.continued_by(attempt))
     latest = latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier) if parsed.missing else {}
     return replace(parsed, metrics=latest, missing="") if latest else parsed
 

@@ -162,8 +162,12 @@ def parse_saved_output(
 
 
 def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:
-    """The metrics in the first of these saved outputs that has any; {} if none has. Their programs were ended."""
-    read = (parse_saved_output(metrics, folder, output, seconds=0.0, torn=True) for output in outputs)
+    """The metrics in the first of these saved outputs that has any; {} if none has. Their programs were ended.
+
+    An output may be missing: its program did not start, or the disk was full.
+    """
+    there = (output for output in outputs if output.exists())
+    read = (parse_saved_output(metrics, folder, output, seconds=0.0, torn=True) for output in there)
     return next((each.metrics for each in read if each.metrics), {})
 
 

@@ -40,8 +40,10 @@ _THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
 GIT_SECONDS: Final = 5.0  # at most, while the slots wait
 FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
 SCRIPT: Final = (".py", ".sh")
-_WORD: Final = re.compile(r"(?<![^\s;|&(])[\w./+@%-]+(?![^\s;|&)<>])")  # without quotes, variables and placeholders
+# Of a command, without variables and placeholders; in quotes or not.
+_WORD: Final = re.compile(r"""(?<![^\s;|&(])([\w./+@%-]+|'[^'{}]*'|"[^"$`\\{}]*")(?![^\s;|&)<>])""")
 TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
+UNSET: Final = "***unset***"  # conda keeps it as the value of a variable that it sets no more
 
 
 def record_environment() -> str:
@@ -81,7 +83,12 @@ def resolve_program_paths(command: Command, start: Path) -> Command:
     """
     if isinstance(command, list):
         return [_program_path(word, start) or word for word in command]
-    return _WORD.sub(lambda word: shlex.quote(path) if (path := _program_path(word[0], start)) else word[0], command)
+
+    def resolve(word: re.Match[str]) -> str:
+        path = _program_path(word[0].strip("'\""), start)
+        return shlex.quote(path) if path else word[0]
+
+    return _WORD.sub(resolve, command)
 
 
 def _program_path(word: str, start: Path) -> str | None:
@@ -184,11 +191,12 @@ def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
         return kept | {"VIRTUAL_ENV": str(prefix)}
     if not (prefix / "conda-meta").is_dir():
         return kept
-    # A conda environment has variables of its own, and the scripts of its packages set others.
-    state = prefix / "conda-meta/state"
-    own = json.loads(state.read_text()).get("env_vars", {}) if state.exists() else {}
+    # A conda environment has variables of its own and of its packages, whose scripts set others.
+    files, state = sorted((prefix / "etc/conda/env_vars.d").glob("*.json")), prefix / "conda-meta/state"
+    own = {name: value for file in files for name, value in json.loads(file.read_text()).items()}
+    own |= json.loads(state.read_text()).get("env_vars", {}) if state.exists() else {}
     named = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name, "CONDA_SHLVL": "1"}
-    activated = kept | named | own
+    activated = kept | named | {name: value for name, value in own.items() if value != UNSET}
     scripts = sorted(map(str, (prefix / "etc/conda/activate.d").glob("*.sh")))
     if not scripts:
         return activated

@@ -1,4 +1,4 @@
-"""Retention: which files of ended trials a sweep of programs keeps (`keep`), and the removal of the others."""
+"""Retention: which files of ended trials a sweep of programs keeps (`keep`), and what else stays after a removal."""
 
 import logging
 import shutil
@@ -16,9 +16,11 @@ from trainyard.planning.journal import Ended, Event
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.metrics import metric_files
 from trainyard.results.ranking import rank_sweep
+from trainyard.utils.files import atomic_write
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
 from trainyard.utils.locks import LockHeldError
 
+RESULTS: Final = ("history.csv", "summary.json")  # of a run of a scaling study
 PASS_SECONDS: Final = 60.0  # between two removals while a sweep runs
 log = logging.getLogger(__name__)
 Folders = Mapping[Path, Collection[Path]]
@@ -42,6 +44,30 @@ def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
             found[name] = {each: metric_files(sweep.program_metrics, each) for each in folders}
     return found
+
+
+def keep_results(run: Path, digest: str) -> None:
+    """Copy the results of a training by `train`, in the folder `run`, to that of its checkpoints, which are removed.
+
+    Before a job that is to write them again, Snakemake removes the results; the checkpoints would still have them.
+    """
+    _copy_results(run, run / "checkpoints" / digest)
+
+
+def restore_results(run: Path, digest: str) -> bool:
+    """Restore what `keep_results` has kept of this training; returns whether there was any."""
+    kept = run / "checkpoints" / digest
+    is_kept = all((kept / name).exists() for name in RESULTS)
+    if is_kept:
+        _copy_results(kept, run)
+    return is_kept
+
+
+def _copy_results(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in RESULTS:
+        with atomic_write(target / name) as file:
+            file.write((source / name).read_text())
 
 
 def is_concluded(state: SweepState, trial: str) -> bool:

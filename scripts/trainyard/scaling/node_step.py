@@ -43,6 +43,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
     parser.add_argument("--overwrite", action="store_true", help="replace the telemetry of previous runs")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of each node, from the first (default: all)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
     parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
     parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
@@ -75,7 +76,14 @@ def main() -> int:
     process, stop_request = _start(line, _environment(arguments, endpoint), arguments.workdir)
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
-    telemetry = record_telemetry(arguments.folder, host.node_name(), root=root, overwrite=arguments.overwrite)
+    telemetry = record_telemetry(
+        # A machine without Slurm may show further GPUs, whose energy is not that of this training.
+        arguments.folder,
+        host.node_name(),
+        root=root,
+        overwrite=arguments.overwrite,
+        gpu_count=arguments.gpus,
+    )
     with nullcontext() if local_rank else telemetry:
         code = wait_as_shell(process)
     # After a stop request, wait for the other tasks: srun would end them before they have saved their state.

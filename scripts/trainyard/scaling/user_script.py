@@ -19,7 +19,7 @@ from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of, split_scale
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import result_digest, script_digest, script_inputs_digest
+from trainyard.config.trials import result_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, shift_epoch
@@ -30,7 +30,6 @@ from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
-from trainyard.utils.event_log import Event
 from trainyard.utils.files import atomic_write, write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 from trainyard.utils.locks import Hold, hold
@@ -51,15 +50,19 @@ log = logging.getLogger(__name__)
 class UserScript:
     """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
-    def __init__(self, study: ScriptScaling, run: str, folder: Path, *, config: str | None = None) -> None:
-        """`config` is the digest of the config."""
+    def __init__(
+        self, study: ScriptScaling, run: str, folder: Path, results: Path, *, config: str | None = None
+    ) -> None:
+        """`folder` is that of the study, and `config` the digest of the config."""
         self._study, self._run, self._folder, self._config = study, run, folder / run, config
         self._nodes, self._gpus = split_scale(run)
-        # A changed script starts in a new folder.
-        self._out = (self._folder / "out" / script_digest(study)).absolute()
+        self._dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
+        # What changes the result starts in a new folder: in another one's, it would find its checkpoints.
+        self._digest = result_digest(study, run, dataset_digest(results, study))
+        self._out = (self._folder / "out" / self._digest).absolute()
         self._launches = Launches(self._out)
 
-    def run(self, results: Path) -> int:
+    def run(self) -> int:
         """Run the script and write its results. If it has finished before, parse its output again instead.
 
         Raises:
@@ -67,12 +70,12 @@ class UserScript:
         """
         self._out.mkdir(parents=True, exist_ok=True)
         with hold(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
-            if end := self.reusable_end(results):
+            if end := self._launches.end():
                 log.info("the script is not run again: its output is parsed again")
                 report = self._launches.report(ended=end["time"])
                 rows, missing, counts_epochs = self._launches.parse_outputs(self._study.metrics, seconds=report.seconds)
             else:
-                missing, counts_epochs = self._launch(results)
+                missing, counts_epochs = self._launch()
                 end = self._launches.end()
                 assert end is not None
                 report = self._launches.report(ended=end["time"])
@@ -86,7 +89,7 @@ class UserScript:
                 "train_seconds": report.seconds,
                 **{name: end[name] for name in RUN_FIELDS},
                 "sessions": self._launches.facts(SESSION_FIELDS),
-                "spec_digest": result_digest(self._study, self._run, dataset_digest(results, self._study)),
+                "spec_digest": self._digest,
             }
             self._write(rows, summary)
         return 0
@@ -101,13 +104,12 @@ class UserScript:
             return self._study.cpus_per_gpu
         return slurm_allocation.cpus_per_gpu(self._gpus, most=MOST_CPUS_PER_GPU) if has_gpu() else 1
 
-    def reusable_end(self, results: Path) -> Event | None:
-        """The end of the last launch, if a new one would give the same output."""
-        end = self._launches.end()
-        what = script_inputs_digest(self._study, dataset_digest(results, self._study))
-        return end if end and end["what"] == what else None
+    @property
+    def has_ended(self) -> bool:
+        """Whether the script has succeeded, so that its output is only read again."""
+        return self._launches.end() is not None
 
-    def _launch(self, results: Path) -> tuple[str, bool]:
+    def _launch(self) -> tuple[str, bool]:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
         Returns why this launch reported no metrics, or "", and whether its rows count epochs.
@@ -120,7 +122,7 @@ class UserScript:
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
         ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
-            line = self._command(results, self._out / kept.name if kept else None, meeting)
+            line = self._command(self._out / kept.name if kept else None, meeting)
             if kept is None:  # of other runs, which may have been on other nodes
                 shutil.rmtree(self._folder / "telemetry", ignore_errors=True)
             log.info("launching: %s", " ".join(line))
@@ -142,7 +144,6 @@ class UserScript:
                         launches.add_failed(kept)
                     raise UserError(f"the script failed: {end.error}; its output is above")
                 launches.add_end(
-                    what=script_inputs_digest(study, dataset_digest(results, study)),
                     device=recorded_gpu_name(self._folder / "telemetry") or "cpu",
                     job=slurm_allocation.job_id(),
                     node=host.node_name(),
@@ -151,9 +152,8 @@ class UserScript:
                 )
         return end.error, metrics.counts_epochs
 
-    def _command(self, results: Path, checkpoint: Path | None, meeting: str) -> list[str]:
+    def _command(self, checkpoint: Path | None, meeting: str) -> list[str]:
         study = self._study
-        dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
         predefined = {
             "out_dir": str(self._out),
             "resume_from": str(checkpoint or ""),
@@ -161,7 +161,7 @@ class UserScript:
             "gpus": self._nodes * self._gpus,
             "gpus_per_node": self._gpus,
             "cpus_per_gpu": self._cpus_per_gpu,
-            "dataset": dataset,
+            "dataset": self._dataset,
             "seed": repeat_of(self._run) - 1,
         }
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
@@ -172,7 +172,7 @@ class UserScript:
         words = build_argv(command, study.args, predefined, in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
-        watch_options = ["--folder", str(self._folder / "telemetry")]
+        watch_options = ["--folder", str(self._folder / "telemetry"), "--gpus", str(self._gpus)]
         watch_options += ["--threads", str(self._cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
         given = check_allocation(self._run, self._allocation)
         nodes = list(given.nodes) if given else [host.node_name()]

@@ -64,15 +64,16 @@ def record_telemetry(
     root: psutil.Process,
     seconds: float = SAMPLE_SECONDS,
     without_torch: bool = False,
+    gpu_count: int | None = None,
 ) -> Iterator[None]:
     """Write a sample every `seconds` while the block runs, at its start and at its end.
 
     Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry of
     the GPUs or of the CPUs fails, it ends with a warning, and the other one continues; it never stops a training.
-    `without_torch`: its GPUs are those of `allocated_gpus`.
+    `without_torch`: its GPUs are those of `allocated_gpus`. Only the first `gpu_count` count; None: all that it sees.
     """
     with contextlib.ExitStack() as stack:
-        gpus = stack.enter_context(allocated_gpus() if without_torch else visible_gpus())
+        gpus = stack.enter_context(allocated_gpus() if without_torch else visible_gpus())[:gpu_count]
         tree = ProcessTree(root)
         if without_torch and not gpus and os.environ.get("CUDA_VISIBLE_DEVICES"):
             log.warning("no telemetry of GPUs: NVML does not find them")

@@ -9,7 +9,7 @@ from sweep_journals import session_of
 from trainyard.cli.housekeeping import space_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import script_digest
+from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.journal import SESSIONS, Ended, Started
 from trainyard.planning.plan import read_state
@@ -58,7 +58,7 @@ def results(project):
         write(root / "scaling/width" / run / "history.csv")
     for path in ("width/1x1", "width/1x1/repeat-2", "script/1x1"):
         (write(root / "scaling" / path / "summary.json")).write_text(json.dumps({}))
-    out = root / "scaling/script/1x1/out" / script_digest(config.scaling["script"])
+    out = root / "scaling/script/1x1/out" / result_digest(config.scaling["script"], "1x1", "no dataset")
     write(out / "last.pt", 1000)
     write(out / "output.log", 1000)
     for dataset in ("digits", "old"):
@@ -110,6 +110,20 @@ def test_what_is_named_is_removed_and_no_result(project, results):
     assert list(results.glob("scaling/script/1x1/out/*/output.log"))
     assert not [path for path in left if path.startswith(("data/", "drill/"))]
     assert {path for path in before - left if path.endswith((".json", ".csv", ".jsonl", ".log"))} == set()
+
+
+def test_a_training_without_checkpoints_keeps_its_results_when_its_job_runs_again(project, results):
+    """Snakemake removes them first, for example after the dataset was staged again."""
+    run = results / "scaling/width/1x1/repeat-2"
+    (run / "history.csv").write_text("epoch\n1\n")
+    before = {name: (run / name).read_text() for name in ("history.csv", "summary.json")}
+    clean(project, "checkpoints", "--yes")
+    assert "scaling study width" not in clean(project), "there is nothing left to remove"
+    for name in before:
+        (run / name).unlink()
+    output = project.run(*project.script("train", "--study", "width", "--scale", "1x1/repeat-2")).stdout
+    assert "already trained: its checkpoints were removed, but not its results" in output
+    assert {name: (run / name).read_text() for name in before} == before
 
 
 @pytest.mark.parametrize(

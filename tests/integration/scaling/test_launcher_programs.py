@@ -57,7 +57,7 @@ def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files
     (tmp_path / "one.yaml").write_text("{distributed_type: 'NO', num_machines: 1, num_processes: 1}")
     options = {"launcher": ["accelerate", "--config_file", "one.yaml"]}
     study = ScriptScaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
-    UserScript(study, "1x2", Path("results")).run(tmp_path)
+    UserScript(study, "1x2", Path("results"), tmp_path).run()
     assert sorted(each.name for each in tmp_path.glob("results/1x2/out/*/*.pt")) == ["model-0.pt", "model-1.pt"]
     assert {each.name for each in tmp_path.iterdir()} == {"package", "one.yaml", "results"}
 
@@ -67,4 +67,4 @@ def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launch
     script.write_text("import os\nif os.environ['RANK'] == '0':\n    raise ValueError('no such model')\n")
     study = ScriptScaling(script=str(script), scales=["1x2"], python=sys.executable)
     with pytest.raises(UserError, match=r"the script failed: exit code 1: ValueError: no such model; its output is"):
-        UserScript(study, "1x2", tmp_path).run(tmp_path)
+        UserScript(study, "1x2", tmp_path, tmp_path).run()

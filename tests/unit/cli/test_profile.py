@@ -8,9 +8,8 @@ from snakemake_executor_plugin_slurm.utils import set_gres_string
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
-from trainyard.config.trials import script_digest, script_inputs_digest
+from trainyard.config.trials import result_digest
 from trainyard.planning.memory_request import NodeMemory
-from trainyard.planning.plan import dataset_digest
 from trainyard.scaling.launch_records import Launches
 from trainyard.utils.errors import UserError
 
@@ -97,11 +96,11 @@ def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, 
     assert request()["nodes"] == int(scale[0])
     assert request().keys() & {"gpu", "gres", "slurm_extra"}
     study = yard.config.scaling["s"]
-    launches = Launches(tmp_path / "scaling/s" / scale / "out" / script_digest(study))
+    launches = Launches(tmp_path / "scaling/s" / scale / "out" / result_digest(study, scale, "no dataset"))
     launches.output.parent.mkdir(parents=True)
     with launches.launch(resumes=False):
         launches.output.touch()
-        launches.add_end(what=script_inputs_digest(study, dataset_digest(tmp_path, study)))
+        launches.add_end()
     assert "is read again; nothing runs" in request()["plan"]
     assert request().keys() == {"nodes", "threads", "hardware", "mem_mb", "memory", "plan"}
     assert (request()["nodes"], request()["threads"], request()["mem_mb"]) == (1, 1, 4000)
@@ -132,6 +131,12 @@ def test_options_of_a_rule_that_replace_ours_must_contain_them(tmp_path):
 def test_gpu_types_that_cannot_be_requested_are_refused_before_anything_is_submitted(tmp_path, default, rule, message):
     with pytest.raises(UserError, match=message):
         yard_of(tmp_path, default, train=rule)
+
+
+@pytest.mark.parametrize("name", ["slurm_partition", "slurm_extra", "gpu_type"])
+def test_a_text_that_is_known_only_when_a_job_runs_is_one_clear_error(tmp_path, name):
+    with pytest.raises(UserError, match=f"{name}: 'a' if attempt == 1 else 'b' is known only when a job runs"):
+        list(requests(yard_of(tmp_path, f"{name}='a' if attempt == 1 else 'b'")))
 
 
 def test_gpu_types_that_the_plugin_refuses_need_a_partition_if_there_is_a_partition_file(tmp_path):

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from rich.console import Console
 from trainyard.cli.status_view import describe_other_run, status_view
+from trainyard.cli.workflow import Workflow
 from trainyard.cluster import host
 from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.packing.session_watch import SessionWatch, beat_file
@@ -95,6 +97,15 @@ def test_a_folder_without_results_and_an_edited_config_are_told(tmp_path):
         f"{file} as it is now has not run with these results: the config of the last run is "
         f"{config_copy(CONFIG, results)}"
     )
+
+
+def test_the_config_of_the_last_run_is_that_of_a_run_that_had_an_older_one(tmp_path):
+    configs = [{"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [seed]}}}} for seed in range(3)]
+    for each in (configs[0], configs[1], configs[0]):
+        Workflow(each, results=tmp_path).begin()
+        time.sleep(0.01)  # longer than the clock of files ticks
+    copy = config_copy(check_config(configs[0]), tmp_path)
+    assert describe_other_run(check_config(configs[2]), Path("my.yaml"), tmp_path).endswith(f"last run is {copy}")
 
 
 def test_the_jobs_of_a_sweep_that_run_at_the_same_time_are_counted(tmp_path):

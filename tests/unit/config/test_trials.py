@@ -70,6 +70,13 @@ def test_a_key_with_a_condition_is_left_out_where_it_does_not_apply():
     assert {"optimizer": "sgd", "momentum": 0.9} in examples
 
 
+@pytest.mark.parametrize("is_log", [False, True])
+def test_integers_are_drawn_between_bounds_that_are_none(is_log):
+    values = {"epochs": {"low": 1.4, "high": 3.6, "integer": True, "log": is_log}}
+    assert {each.spec.epochs for each in expand(sweep(sample={"count": 60, "values": values})).trials} == {2, 3}
+    assert [each.spec.epochs for each in expand(sweep(search={"trials": 9, "values": values})).examples] == [2, 3]
+
+
 def test_draws_with_a_step_are_steps():
     values = {
         "lr": {"low": 0.1, "high": 0.65, "step": 0.2},
@@ -193,6 +200,9 @@ def test_varied_keys_are_those_that_some_trial_sets():
         ({"grid": {"lr": [0.1, 0.2]}, "trials": [{"epochs": 4}]}, set()),
         ({"sample": {"count": 3, "values": {"lr": {"low": 0.1, "high": 1}, "epochs": [3, 3]}}}, {"epochs"}),
         ({"trials": [{"model_args": {"width": 4}, "lr": lr} for lr in (0.1, 0.2)]}, {"model_args"}),
+        ({"grid": {"lr": [0.1, 0.2], "epochs": [30]}, "repeats": 3}, {"epochs"}),
+        ({"grid": {"lr": [0.1, 0.2]}, "trials": [{"lr": 0.3, "epochs": 3}], "repeats": 3}, set()),
+        ({"grid": {"lr": [0.1]}, "repeats": 3}, {"lr"}),  # trials differ in their seed
     ],
 )
 def test_a_key_with_the_same_value_in_all_trials_is_constant(part, constant):

@@ -18,6 +18,7 @@ from trainyard.programs.metrics import (
     KEPT_LINES,
     MetricsCollector,
     ParsedOutput,
+    latest_saved_metrics,
     numeric_row,
     parse_saved_output,
 )
@@ -124,6 +125,14 @@ def test_rows_that_a_resumed_program_repeats_replace_those_in_its_file(tmp_path)
     read = functools.partial(parse_saved_output, Metrics(file="m.csv"), tmp_path, output, seconds=1)
     assert [row["epoch"] for row in read().rows] == [1, 2, 3, 2, 3, 4], "an epoch of each fold, for example"
     assert read(resumed=True).rows == [{"epoch": e, "acc": a} for e, a in [lines[0], *lines[3:]]]
+
+
+def test_an_earlier_output_that_is_missing_is_passed_over(tmp_path):
+    """Its program did not start, or the disk was full."""
+    (tmp_path / "output-1.log").write_text("acc 0.5\n")
+    outputs = [tmp_path / "output-2.log", tmp_path / "output-1.log"]
+    metrics = Metrics(pattern="acc (?P<acc>{number})")
+    assert latest_saved_metrics(metrics, tmp_path, outputs) == {"acc": 0.5}
 
 
 def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):

@@ -182,6 +182,14 @@ def test_a_word_that_is_too_long_for_the_name_of_a_file_is_no_program(tmp_path):
     assert resolve_program_paths(["python", "-c", code], tmp_path) == ["python", "-c", code]
 
 
+def test_a_script_whose_path_needs_quotes_is_found_from_another_folder(tmp_path):
+    (tmp_path / "my dir").mkdir()
+    (script := tmp_path / "my dir/train.py").touch()
+    line = "python 'my dir/train.py' \"my dir/train.py\" 'my {dir}/train.py' --note 'see train.py'"
+    expected = f"python '{script}' '{script}' 'my {{dir}}/train.py' --note 'see train.py'"
+    assert resolve_program_paths(line, tmp_path) == expected
+
+
 # Commands that fail, and the beginning of their error.
 FAILURES = {
     "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",

@@ -137,6 +137,17 @@ def test_a_conda_environment_is_found_and_activated(shell, tmp_path, how):
     assert "VIRTUAL_ENV" not in found
 
 
+def test_variables_of_a_conda_environment_and_its_packages_are_those_that_conda_sets(shell, tmp_path):
+    prefix, folder = conda(tmp_path, "mine"), tmp_path / "mine/etc/conda/env_vars.d"
+    folder.mkdir()
+    for name, value in (("a", "/a"), ("b", "/b")):
+        (folder / f"{name}.json").write_text(json.dumps({"CACHE": value, "DATA": value, "GONE": value}))
+    (prefix / "conda-meta/state").write_text(json.dumps({"env_vars": {"DATA": "/data", "GONE": "***unset***"}}))
+    found = program_environment(prefix / "bin/python")
+    assert (found["CACHE"], found["DATA"]) == ("/b", "/data")
+    assert "GONE" not in found
+
+
 def test_an_unknown_conda_environment_is_an_error_with_a_suggestion(shell, tmp_path):
     shell.setenv("MAMBA_ROOT_PREFIX", str(tmp_path))
     conda(tmp_path / "envs", "torch")

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
-from trainyard.config.trials import script_digest
+from trainyard.config.trials import result_digest
 from trainyard.planning.job_costs import is_trained
 from trainyard.programs.user_environment import code_record
 from trainyard.scaling import launchers, rendezvous, user_script
@@ -111,7 +111,7 @@ def python_that_runs(folder, line):
 
 
 def launches_of(study, folder):
-    return Launches(folder / "1x1/out" / script_digest(study))
+    return Launches(folder / "1x1/out" / result_digest(study, "1x1", "no dataset"))
 
 
 def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder(tmp_path, monkeypatch, handlers):
@@ -123,19 +123,37 @@ def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder
     saved = launches_of(study, tmp_path).output.with_name("x y.pt")
     for words in (["t.py", "--n=a b"], ["t.py", "--from", str(saved), "--n=a b"]):
         with pytest.raises(UserError, match="the script failed"):
-            UserScript(study, "1x1", tmp_path, config="0123abcd").run(tmp_path)
+            UserScript(study, "1x1", tmp_path, tmp_path, config="0123abcd").run()
         assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == words
     sessions = launches_of(study, tmp_path).facts(["code", "versions", "config"])
     assert sessions == [{"code": code, "versions": None, "config": "0123abcd"} for code in ("1a", "2b")]
 
 
+@pytest.mark.parametrize("change", [{"launcher": "torchrun --max-restarts 1"}, {"mode": "strong"}, {"args": {"n": 2}}])
+def test_what_changes_the_result_starts_a_script_without_the_checkpoints_of_before(
+    tmp_path, monkeypatch, handlers, change
+):
+    """It would resume from the last one, find nothing left to do, and have the old metrics."""
+    python = python_that_runs(tmp_path, f"echo $* >> {tmp_path}/words; touch 1.pt")
+    options = {"script": "t.py --n {n} {resume}", "checkpoint": "*.pt", "resume": "--from-it", "scales": ["1x1"]}
+    options |= {"args": {"n": 1}, "python": python, "workdir": "trial"}
+    for study in (options, options | change):
+        UserScript(ScriptScaling.model_validate(study), "1x1", tmp_path, tmp_path).run()
+    first, second = (tmp_path / "words").read_text().splitlines()
+    assert "--from-it" not in first + second
+
+
 def test_naming_another_environment_runs_a_script_again_and_nothing_else_does():
     def folder(**options):
-        return script_digest(ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options}))
+        study = ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
+        return result_digest(study, "1x1", "no dataset")
 
-    earlier = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py"}  # of versions without `env`
-    assert folder() == digest_of(earlier | {"python": None}, length=10)
-    assert folder(python="/env/bin/python") == digest_of(earlier | {"python": "/env/bin/python"}, length=10)
+    def folder_before(python):
+        script = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py", "python": python}
+        return digest_of([digest_of(script, length=10), digest_of([[], "weak", "no dataset"])], length=10)
+
+    assert folder() == folder_before(None), "as in versions without `env`"
+    assert folder(python="/env/bin/python") == folder_before("/env/bin/python")
     assert folder(env="mine") not in (folder(), folder(env="other"))
 
 
@@ -163,7 +181,7 @@ def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, mo
     launches.output.parent.mkdir(parents=True)
     launches.output.with_name("1.pt").write_text("state")
     with pytest.raises(UserError, match="the script failed"):
-        UserScript(study, "1x1", tmp_path).run(tmp_path)
+        UserScript(study, "1x1", tmp_path, tmp_path).run()
     assert bool(launches.failed_checkpoints()) == is_bad
 
 
@@ -175,7 +193,7 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
         monkeypatch.setenv(name, value)
     python = python_that_runs(tmp_path, "echo granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s")
     options = {"script": "t.py", "python": python, "grace_seconds": 90.5, "scales": ["1x1"]}
-    UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path).run(tmp_path)
+    UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path, tmp_path).run()
     assert launches_of(study, tmp_path).output.read_text() == f"granted {expected} s\n"
     (session,) = json.loads((tmp_path / "1x1/summary.json").read_text())["sessions"]
     assert session == code_record(study, config=None)

@@ -31,8 +31,8 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def watch(folder, seconds=0.05, *, overwrite=True, for_seconds=0.2):
-    with record_telemetry(folder, "n1", seconds=seconds, overwrite=overwrite, root=psutil.Process()):
+def watch(folder, seconds=0.05, *, overwrite=True, for_seconds=0.2, **options):
+    with record_telemetry(folder, "n1", seconds=seconds, overwrite=overwrite, root=psutil.Process(), **options):
         time.sleep(for_seconds)
 
 
@@ -204,6 +204,11 @@ def test_the_energy_is_that_of_the_training_and_not_of_other_jobs(two_gpus, tmp_
         two_gpus.millijoules += 3.6e12  # of another job
     assert energy_kwh(tmp_path) == pytest.approx(2 * 2 * 0.5)
     assert [row["energy_joules"] for row in rows(tmp_path / "gpu-n1.csv")][1::2] == [""] * 4, "unknown is not zero"
+
+
+def test_of_a_machine_with_more_gpus_only_those_of_the_training_count(two_gpus, tmp_path):
+    watch(tmp_path, 3600, gpu_count=1)
+    assert {row["gpu"] for row in rows(tmp_path / "gpu-n1.csv")} == {"0"}
 
 
 def test_without_a_counter_the_energy_is_unknown(two_gpus, tmp_path):
