@@ -126,6 +126,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         super().__init__(workflow, logger)
 
     def run_job(self, job: Any) -> None:
+        """Submit a job; its error is reported, which would be lost in the plugin's thread, and Snakemake would wait."""
+        try:
+            self._submit_or_find(job)
+        except Exception as error:
+            self.report_job_error(SubmittedJobInfo(job), msg=f"{type(error).__name__}: {error}")
+
+    def _submit_or_find(self, job: Any) -> None:
         """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one.
 
         While Slurm does not list the live jobs, the job waits for a later check.
@@ -188,6 +195,22 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             if may_use:
                 used.add(own)
         return may_use
+
+    def cancel(self) -> None:
+        """Cancel all jobs, also those that are being submitted or checked; those that wait to be are not submitted."""
+        with self.lock:
+            known: list[Any] = list(self.active_jobs)
+            self.active_jobs.clear()
+        self.cancel_jobs(known)  # at once; the others may take a while
+        self._job_submission_executor.shutdown(cancel_futures=True)
+        with self.lock:
+            self.wait = False
+        self.wait_thread.join()
+        super().cancel()
+
+    def get_python_executable(self) -> str:
+        """The Python of the jobs, as a word of a shell."""
+        return shlex.quote(super().get_python_executable())
 
     @property
     def cores(self) -> str:
@@ -286,7 +309,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._report_idle(SubmittedJobInfo(each))
         jobs, self._to_submit = self._to_submit, []
         for each in jobs:
-            if self._to_submit:  # one has just been refused
+            if self._to_submit or not self.wait:  # one has just been refused, or Snakemake ends
                 self._to_submit.append(each)
             else:
                 await asyncio.to_thread(self.run_job, each)

@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import Final
 
 TASK: Final = "--task"
+TASK_PID: Final = "TRAINYARD_TASK"  # environment variable: the first process of its step, by its PID
 ENDED: Final = "@ended"  # in the command line: replaced by the name of the socket
 OUTPUTS: Final = (1, 2)  # descriptors of standard output and standard error
 SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
@@ -139,7 +140,7 @@ def _run_task(name: str, command: list[str]) -> int:
             for number, given in zip(OUTPUTS, socket.recv_fds(task, 1, len(OUTPUTS))[1], strict=False):
                 os.dup2(given, number)
                 os.close(given)
-        sys.argv = command
+        sys.argv, os.environ[TASK_PID] = command, str(os.getpid())
         if command[0].endswith(".py"):
             sys.path[0] = str(Path(command[0]).absolute().parent)
             runpy.run_path(command[0], run_name="__main__")

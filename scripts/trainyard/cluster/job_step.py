@@ -65,16 +65,19 @@ def _is_missed_by_signals() -> bool:
 
 
 def _is_task() -> bool:
-    return Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd"
+    """Whether this is the first process of a step; also where /proc hides the processes of others (hidepid)."""
+    with suppress(OSError):
+        return Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "slurmstepd"
+    return os.environ.get(job_script.TASK_PID) == str(os.getpid())
 
 
 @cache
 def signals_reach_all_processes() -> bool:
-    """Whether the signals of this Slurm job go to all of its processes."""
+    """Whether the signals of this Slurm job go to all of its processes, as far as Slurm answers."""
     try:
         settings = slurm_queries.controller_settings()
-    except UserError:
-        return True
+    except UserError:  # it restarts; a step is right in any case
+        return False
     forwards = settings.get("SignalChildrenProcesses", "no").lower() == "yes"
     return forwards or settings.get("ProctrackType") != "proctrack/cgroup"
 

@@ -373,7 +373,6 @@ _HOPELESS: Final = {
     r"DependencyNeverSatisfied": "a job on which it depends has failed",
     r"JobHeld(User|Admin)|JobHoldMaxRequeue|.*requeued.*held.*": "it is held until it is released (`scontrol release`)",
     r"Partition(Down|Inactive)": "its partition starts no jobs",
-    r"ReqNodeNotAvail, ?UnavailableNodes:.+": "nodes that it requires are down, drained or do not respond",
 }
 
 

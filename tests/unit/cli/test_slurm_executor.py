@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import shlex
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +43,9 @@ class Plugin(Executor):
     def format_job_exec(self, job):
         return self.command
 
+    def get_python_executable(self):
+        return "/my env/bin/python"
+
     async def check_active_jobs(self, active_jobs):
         for info in active_jobs:
             self.logger.info(("asked", info.external_jobid))
@@ -60,6 +66,12 @@ class Plugin(Executor):
 
     def print_job_error(self, job_info, msg=None, **_):
         self.logger.info("error")
+
+    def cancel_jobs(self, active_jobs):
+        self.logger.info(("cancelled", {info.external_jobid for info in active_jobs}))
+
+    def cancel(self):
+        self.cancel_jobs(self.active_jobs)
 
 
 class ExecutorOfPlugin(SlurmExecutor, Plugin):
@@ -179,6 +191,10 @@ def test_jobs_read_the_config_of_this_run(executor, tmp_path):
     executor.command, executor.config_file = f"python -m snakemake {given} --cores all", tmp_path / "a b.json"
     job = SimpleNamespace(is_group=lambda: False, rule=SimpleNamespace(basedir="/another/workflow"))
     assert executor.format_job_exec(job) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
+
+
+def test_the_environment_of_the_jobs_may_be_in_a_folder_with_spaces(executor):
+    assert shlex.split(executor.get_python_executable()) == ["/my env/bin/python"]
 
 
 @pytest.mark.parametrize(
@@ -375,6 +391,41 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
         await asyncio.gather(executor.sleep(), end())
 
     asyncio.run(asyncio.wait_for(sleep_and_end(), 600))
+
+
+def test_ctrl_c_also_cancels_jobs_that_are_being_submitted_or_checked(executor, logged):
+    executor.lock, executor._job_submission_executor = threading.Lock(), ThreadPoolExecutor(1)
+    has_begun = threading.Event()
+
+    def submit(number):
+        has_begun.set()
+        time.sleep(0.2)
+        executor.active_jobs.append(slurm_job(number))
+
+    def go_on_checking():
+        while executor.wait:
+            time.sleep(0.01)
+        executor.active_jobs.append(slurm_job("checked"))
+
+    for number in ("submitted", "waiting"):
+        executor._job_submission_executor.submit(submit, number)
+    executor.wait_thread = threading.Thread(target=go_on_checking)
+    executor.wait_thread.start()
+    has_begun.wait()
+    executor.active_jobs.append(slurm_job("known"))
+    executor.cancel()
+    assert logged == [("cancelled", {"known"}), ("cancelled", {"submitted", "checked"})]
+
+
+def test_any_error_at_a_submission_is_the_error_of_the_job(executor, logged, monkeypatch):
+    """The plugin runs it in a thread, which loses what is raised; Snakemake would wait forever."""
+
+    def run_job(*_):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Plugin, "run_job", run_job)
+    executor.run_job(job := snakemake_job())
+    assert ("failed", job) in logged
 
 
 @pytest.mark.parametrize("is_live", [True, False])

@@ -53,6 +53,25 @@ def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tm
     assert done.stdout.splitlines() == ["it runs", job_script.SRUN_ENDED]
 
 
+# /proc hides the processes of other users (hidepid), such as slurmstepd, which is the parent of a task.
+HIDDEN = """
+import pathlib, subprocess, sys
+from trainyard.cluster import job_step
+def hidden(path):
+    raise PermissionError(13, "Permission denied")
+pathlib.Path.read_text = hidden
+print(job_step._is_task(), flush=True)
+sys.argv[1:] or subprocess.run([sys.executable, __file__, "again"])
+"""
+
+
+def test_a_task_knows_itself_where_processes_of_others_are_hidden(tmp_path):
+    (tmp_path / "asks.py").write_text(HIDDEN)
+    task = [sys.executable, job_script.__file__, job_script.TASK, "nobody-listens", "asks.py"]
+    done = subprocess.run(task, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
 def test_in_a_job_the_executor_imports_pandas_only_when_somebody_uses_it(tmp_path):
     look = "print([name for name in ('numpy._core', 'pandas.core') if name in sys.modules])"
     use = "from snakemake_executor_plugin_slurm import efficiency_report as report; report.pd.DataFrame({'a': [1]})"

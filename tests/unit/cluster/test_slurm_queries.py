@@ -84,7 +84,7 @@ def test_lines_of_comments_are_no_jobs(slurm):
         ("QOSMaxWallDurationPerJobLimit", "it requests more than this limit allows a job"),
         ("AssocMaxGRESPerJob", "it requests more than this limit allows a job"),
         ("BadConstraints", "no node can satisfy its constraints"),
-        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "nodes that it requires are down, drained or do not respond"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", ""),
         ("JobHeldUser", "it is held until it is released (`scontrol release`)"),
         ("launch failed requeued held", "it is held until it is released (`scontrol release`)"),
         ("Priority", ""),
