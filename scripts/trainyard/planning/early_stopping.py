@@ -57,8 +57,8 @@ class EarlyStoppingRule:
             return False
         value, epoch = row[self._metric], int(row["epoch"])
         value = math.nan if value is None or not math.isfinite(value) else float(value)
-        self._judge(trial).record(trial, epoch, value, is_judged=is_judged)
-        self._unjudged[trial].add(epoch)
+        if self._judge(trial).record(trial, epoch, value, is_judged=is_judged):
+            self._unjudged[trial].add(epoch)
         if is_judged:
             self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
         return True
@@ -66,7 +66,8 @@ class EarlyStoppingRule:
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
 
-        The value of an epoch replaces the one that an earlier attempt reported. A row without the metric is ignored.
+        The value of an epoch replaces the one that an earlier attempt reported. If it is the same, it is not judged
+        again: a program that resumes may report what its file already has. A row without the metric is ignored.
         Earlier epochs that were not judged decide, too: the driver may have been killed after the one that stops it.
         """
         if not self._record(trial, row):
@@ -125,12 +126,14 @@ class _Comparison:
             epoch = rung if rung >= epoch else rung * self._stop.reduction_factor
         self._set_value(trial, epoch, -math.inf)
 
-    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
-        """Record the value of an epoch; what is no number is worst."""
+    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> bool:
+        """Record the value of an epoch; what is no number is worst. Returns whether it is another one than before."""
         worth = -math.inf if math.isnan(value) else value if self._mode == "max" else -value
+        is_new = self._curves[trial].values.get(epoch) != worth
         self._set_value(trial, epoch, worth)
         if is_judged:
             self._judged.add((trial, self._rung_at(epoch)))
+        return is_new
 
     def _set_value(self, trial: str, epoch: int, value: float) -> None:
         """Set a trial's value at an epoch, where higher is better, and update the standings that it changes."""
@@ -288,8 +291,10 @@ class _Pruner:
     def awaits_verdict(self, trial: str, epoch: int) -> bool:
         return self._compares
 
-    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> None:
-        self._curves[trial][epoch] = self._worst if math.isnan(value) else value
+    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> bool:
+        before, now = self._curves[trial].get(epoch), self._worst if math.isnan(value) else value
+        self._curves[trial][epoch] = now
+        return before != now
 
     def end(self, trial: str, status: TrialStatus) -> None:
         """Add a trial to the study if it is complete. Of folds, the mean counts."""

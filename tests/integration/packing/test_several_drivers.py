@@ -133,6 +133,35 @@ def test_two_drivers_stop_trials_early_by_what_both_have_reported(drivers, stop)
     assert outcomes["stopped"] >= 4
 
 
+# The first trial is slow to learn, and fails after its fourth epoch. It goes on when others have learned faster.
+APPENDING = """
+import json, pathlib, sys, time
+def report(epoch, loss):
+    with open("m.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": epoch, "loss": loss}) + "\\n")
+    time.sleep(0.5)
+if sys.argv[2:]:
+    report(5, 0.1)
+else:
+    report(1, 5 if sys.argv[1] == "0" else 1)
+    if sys.argv[1] == "0":
+        report(4, 0.2)
+        pathlib.Path("1.pt").write_text("state")
+        sys.exit("the disk was full")
+"""
+
+
+def test_a_resumed_trial_is_not_judged_again_by_the_rows_that_its_file_already_has(drivers):
+    (drivers.project.folder / "learns.py").write_text(APPENDING)
+    resumes = {"workdir": "trial", "checkpoint": "*.pt", "resume": "--resume", "metrics": {"file": "m.jsonl"}}
+    stop = {"metric": "loss", "stop": {"method": "asha", "grace_period": 1, "reduction_factor": 3}}
+    drivers.write(command="python learns.py {x}", grid={"x": [0, 1, 2, 3]}, retries=1, **resumes, **stop)
+    drivers.end(drivers.start(0))
+    attempts = Fold(drivers.folder).update().attempts.values()
+    ends = [(each.outcome.value, each.error) for each in attempts if each.values["x"] == 0]
+    assert [outcome for outcome, _ in ends] == ["failed", "finished"], ends
+
+
 def test_trials_run_again_once_their_code_has_changed(drivers):
     """Of a file that changes while a job runs, the job has read the content with which it has started."""
     code, slots = drivers.project.folder / "train.py", {"gpus_per_node": 0, "slots_per_node": 1}

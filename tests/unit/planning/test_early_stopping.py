@@ -146,13 +146,13 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
 
 
 @pytest.mark.parametrize("method", ["asha", "median"])
-def test_a_restarted_trial_is_judged_again_and_does_not_compete_with_itself(method):
+def test_a_new_value_of_an_epoch_is_judged_again_and_does_not_compete_with_the_old_one(method):
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 7)]
     judge = rule(known, method=method, epochs=None)
-    for _ in range(3):
-        why = judge.verdict("t1", {"epoch": 1, "val_accuracy": 1})
-        assert why.startswith("asha: rank 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
-        assert judge.verdict("t6", {"epoch": 1, "val_accuracy": 6}) == ""
+    why = judge.verdict("t1", {"epoch": 1, "val_accuracy": 1})
+    assert why.startswith("asha: rank 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
+    assert judge.verdict("t6", {"epoch": 1, "val_accuracy": 6}) == ""
+    assert judge.verdict("t1", {"epoch": 1, "val_accuracy": 1}) == "", "the same one was judged"
     assert judge.verdict("t1", {"epoch": 1, "val_accuracy": 7}) == "", "the new value counts"
     assert judge.verdict("t6", {"epoch": 1, "val_accuracy": 0}), "and the old one does not"
 
@@ -206,9 +206,10 @@ def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told,
     stop = Stop(method="median", grace_period=2, min_samples=least, epochs=6)
     judge, curves = EarlyStoppingRule(stop, "val_accuracy", "max"), defaultdict(dict)
     for trial, epoch, value in told:
-        curves[trial][epoch] = value if value is not None and math.isfinite(value) else -math.inf
+        before, now = curves[trial].get(epoch), value if value is not None and math.isfinite(value) else -math.inf
+        curves[trial][epoch] = now
         why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})
-        expected = as_written(curves, trial, epoch, stop)
+        expected = None if before == now else as_written(curves, trial, epoch, stop)
         words = ""
         if expected:
             best, median, others = expected
