@@ -53,8 +53,9 @@ def probe_code(request: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _excuse(finding: Finding) -> Finding:
-    """The finding, but unknown if it failed for the lack of a GPU."""
-    if finding.verdict == "fails" and _OF_GPUS.search(finding.message):
+    """The finding, but unknown if it failed for the lack of a GPU, and not of a module."""
+    is_missing = "No module named" in finding.message
+    if finding.verdict == "fails" and not is_missing and _OF_GPUS.search(finding.message):
         return Finding(finding.name, "unknown", f"this machine has no GPU: {finding.message}")
     return finding
 

@@ -5,7 +5,6 @@ itself, which is restricted to builtins and a few programs that read files: noth
 """
 
 import argparse
-import itertools
 import math
 import os
 import re
@@ -44,13 +43,15 @@ _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
 _ASSIGNS: Final = re.compile(
     r"(?:^|[;\s(])(?:[A-Za-z_]\w*(?:\[[^]]*\])?\+?=|(?:read|mapfile|readarray|let|declare|printf\s+-v)\b|\(\()", re.M
 )
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=(?!=)")
+_CHOOSES: Final = re.compile(r"\b(?:if|case|for|while|until|eval)\b|&&|\|\||\?")  # which variables a task sets
 # Lines that only print are left out; but what they substitute, as `$(python x.py)`, may do more.
 _SHOWS: Final = r"(?:echo|printf(?!\s+-v)|date|hostname|nvidia-smi|pwd|whoami)(?=[\s)]|$)"
 _PRINTS: Final = re.compile(rf"\s*(?:#.*|{_SHOWS}(?:[^>|;&$`]|\$\({_SHOWS}[^()>|;&$`]*\)|\$(?!\((?!\()))*)?")
 # An element of an array, or a line of a file, within a command; before it, the option or variable that gets it.
 _INLINE: Final = re.compile(
     r"(?:--?([A-Za-z][\w-]*)[= ]\s*)?\"?"
-    r"(\$\{(\w+)\[[^]]*\]\}|\$\((?:sed|awk|head|tail) (?:[^()]|\(\([^()]*\)\))*\))\"?"
+    r"(\$\{(\w+)\[(?![@*]\])[^]]*\]\}|\$\((?:sed|awk|head|tail) (?:[^()]|\(\([^()]*\)\))*\))\"?"
 )
 _GAP: Final = r"(?:[ \t]|\\\n)+"
 _SRUN: Final = re.compile(
@@ -133,10 +134,10 @@ class _Script:
 
     def __init__(self, body: str, tasks: Sequence[int], path: Path, found: ImportedSweep) -> None:
         self._tasks, self._path, self._found, self._unknown = tasks, path, found, ""
-        self._keys = set[str]()
-        self._chunks, evaluated, known = list[_Chunk](), "", dict[str, str]()
+        self._keys, self._kept = set[str](), set[str]()  # kept: variables that chunks may set which are not evaluated
+        self._chunks, evaluated, known = list[_Chunk](), "", dict[str, list[str]]()
         with tempfile.TemporaryDirectory() as programs:
-            self._bash = partial(_run_restricted, Path(programs), tasks)
+            self._bash = partial(_run_restricted, Path(programs), len(tasks))
             for text in (_Chunk(each) for each in _chunks(body) if not all(map(_PRINTS.fullmatch, each.splitlines()))):
                 hoisted = [] if self._probe(text, evaluated, known) else self._hoist(text, evaluated, known)
                 for chunk in (*hoisted, text):
@@ -144,21 +145,26 @@ class _Script:
                     if TASK in chunk.text and not chunk.sets:
                         self._unknown = self._unknown or chunk.text.strip().splitlines()[0]
                     self._chunks.append(chunk)
-            names = sorted({name for chunk in self._chunks for name in chunk.sets})
-            self._values = self._bash(evaluated, names) if names else {}
+            names = [  # without arrays, which are more than one text
+                name for name, found in known.items() if not any(re.match(r"declare -\w*[aA]", each) for each in found)
+            ]
+            self._values = self._bash(tasks, evaluated, names) if names else {}
 
-    def _probe(self, chunk: _Chunk, evaluated: str, known: dict[str, str]) -> bool:
-        """Try to evaluate a chunk for the first task: note which variables it sets, or return False if it sets none."""
-        if not _ASSIGNS.search(chunk.text) or _WRITES.search(chunk.text):
-            return False
-        now = self._bash(f"{evaluated}{chunk.text}\n", None)
+    def _probe(self, chunk: _Chunk, evaluated: str, known: dict[str, list[str]]) -> bool:
+        """Try to evaluate a chunk: note which variables it sets in any task, or return False if it sets none."""
+        before = now = dict[str, list[str]]()
+        if _ASSIGNS.search(chunk.text) and not _WRITES.search(chunk.text) and not chunk.uses & self._kept:
+            tasks = self._tasks if _CHOOSES.search(chunk.text) else self._tasks[:1]
+            before, now = (self._bash(tasks, text, None) for text in (evaluated, f"{evaluated}{chunk.text}\n"))
+        if not now:
+            self._kept |= set(_ASSIGNED.findall(chunk.text)) - _VARIABLES.keys()
         named = set(re.findall(r"[A-Za-z_]\w*", chunk.text)) - _VARIABLES.keys()
-        chunk.sets = {name for name in named & now.keys() if known.get(name) != now[name][0]}
-        chunk.exports = {name for name in chunk.sets if re.match(r"declare -\w*x", now[name][0])}
-        known |= {name: now[name][0] for name in chunk.sets}
+        chunk.sets = {name for name in named & now.keys() if before.get(name) != now[name]}
+        chunk.exports = {name for name in chunk.sets if any(re.match(r"declare -\w*x", each) for each in now[name])}
+        known |= {name: now[name] for name in chunk.sets}
         return bool(chunk.sets)
 
-    def _hoist(self, chunk: _Chunk, evaluated: str, known: dict[str, str]) -> Iterator[_Chunk]:
+    def _hoist(self, chunk: _Chunk, evaluated: str, known: dict[str, list[str]]) -> Iterator[_Chunk]:
         """Parameters that are chosen within a command, as assignments before it, whose variables it then uses."""
         for match in list(_INLINE.finditer(chunk.text)):
             name = (match[1] or (match[3] or "params").lower()).replace("-", "_")
@@ -297,19 +303,18 @@ def _chunks(body: str) -> Iterator[str]:
 
 
 def _run_restricted(
-    programs: Path, tasks: Sequence[int], text: str, names: Sequence[str] | None
+    programs: Path, count: int, tasks: Sequence[int], text: str, names: Sequence[str] | None
 ) -> dict[str, list[str]]:
-    """The values of some variables after bash has run `text` for each task; without `names`, of all for the first one.
+    """The values of some variables after bash has run `text` for some of `count` tasks; without `names`, declarations.
 
     Empty if bash may not run it, or if it prints an error.
     """
     for name in _READERS if not any(programs.iterdir()) else ():
         if program := next((path for folder in os.get_exec_path() if (path := Path(folder, name)).is_file()), None):
             (programs / name).symlink_to(program)
-    last = "printf '%s\\0' " + " ".join(f'"${{{name}-}}"' for name in names) if names else "declare -p"
-    chosen = tasks if names else tasks[:1]
-    each, count = f"set -u\n{text}\n{last}; printf '\\1'", f"SLURM_ARRAY_TASK_COUNT={len(tasks)}"
-    script = f"{count}; for {TASK} in {' '.join(map(str, chosen))}; do (\n{each}\n) || exit; done"
+    last = "printf '\\0%s' " + " ".join(f'"${{{name}-}}"' for name in names) if names else "declare -p"
+    each = f"set -u\n{text}\n{last}; printf '\\1'"
+    script = f"SLURM_ARRAY_TASK_COUNT={count}; for {TASK} in {' '.join(map(str, tasks))}; do (\n{each}\n) || exit; done"
     environment = {**os.environ, "PATH": str(programs), "BASH_ENV": "", "LC_ALL": "C.UTF-8"}
     line = [shutil.which(SHELL) or SHELL, "--restricted", "--noprofile", "--norc", "-c", script]
     try:
@@ -318,13 +323,14 @@ def _run_restricted(
     except subprocess.TimeoutExpired:
         return {}
     outputs = done.stdout.split("\1")[:-1]
-    if done.stderr or len(outputs) < len(chosen):
+    if done.stderr or len(outputs) < len(tasks):
         return {}
     if names is None:
-        entries = re.split(r"\n(?=declare -)", "\n" + outputs[0])
-        return {match[1]: [entry] for entry in entries if (match := re.match(r"declare -\S+ (\w+)", entry))}
-    rows = [output.split("\0")[: len(names)] for output in outputs]
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        entries = (re.split(r"\n(?=declare -)", f"\n{output}") for output in outputs)
+        rows = [{match[1]: each for each in row if (match := re.match(r"declare -\S+ (\w+)", each))} for row in entries]
+    else:
+        rows = [dict(zip(names, output.split("\0")[1:], strict=True)) for output in outputs]
+    return {name: [row.get(name, "") for row in rows] for name in set[str]().union(*rows)}
 
 
 def _trials(keys: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -332,8 +338,7 @@ def _trials(keys: Mapping[str, list[str]]) -> dict[str, Any]:
     typed = {key: _typed(column) for key, column in keys.items()}
     rows = [dict(zip(typed, values, strict=True)) for values in zip(*typed.values(), strict=True)]
     values = {key: list(dict.fromkeys(column)) for key, column in typed.items()}
-    product = set(itertools.product(*values.values()))
-    if len(product) == len(rows) and product == {tuple(row.values()) for row in rows}:
+    if len(rows) == len({tuple(row.values()) for row in rows}) == math.prod(map(len, values.values())):
         return {"grid": values}
     return {"trials": rows}
 
@@ -360,7 +365,7 @@ def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep
     slots |= ({"gpus_per_trial": gpus} if gpus > 1 else {}) | ({"cpus_per_trial": cpus} if cpus > 1 else {})
     found.sweep["slots"] = {"jobs": min(int(limit), 100) if limit else "auto", **slots}
     found.note("`slots`: a job runs one task after another, and with a larger number of slots several at a time")
-    if options.time:
+    if options.time and options.time < math.inf:
         found.sweep["timeout_minutes"] = math.ceil(options.time)
         found.note("`timeout_minutes`: as long as a task could take; the walltime of jobs is predicted")
     if seconds := re.search(r"@(\d+)", options.signal or ""):

@@ -140,6 +140,7 @@ def _plan_alternative(plan: Plan, strategy: Strategy) -> PlannedJob:
     return PlannedJob(
         strategy=strategy.strategy,
         jobs=strategy.jobs,
+        nodes=plan.request.slots.nodes_per_trial,
         walltime_minutes=strategy.requested_seconds_per_job / 60,
         predicted_seconds=strategy.makespan_seconds,
         predicted_cost=_cost(used, plan.price),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from trainyard.config.metric_names import DURATION
 from trainyard.config.sweep import CommandSweep, TrainSweep, Unit
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
@@ -53,7 +54,8 @@ def trials_table(state: SweepState, ranking: Ranking) -> pd.DataFrame:
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     if isinstance(state.sweep, TrainSweep):
         train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
-        reported = dict.fromkeys([*METRICS, *train.further_metrics, train.best_metric, *trained])
+        known = [*METRICS, *train.further_metrics, train.best_metric, *state.sweep.monitored_metrics, *trained]
+        reported = dict.fromkeys(metric for metric in known if metric != DURATION)
     metrics, has_energy = (
         tuple(reported),
         any(each.energy_kwh is not None for name in state.trials for each in state.attempts_at(name)),
@@ -220,16 +222,17 @@ def curve_column(epochs: pd.DataFrame, metrics: Sequence[str], keys: Collection[
 def ranking_table(ranking: Ranking) -> pd.DataFrame:
     """One row per configuration, best first: place, every varied key but the seed, and the metric over its trials.
 
-    `n` of its `trials` count for `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it
-    `is_incomplete`, others diverged or were stopped early. It `may_be_best` if it cannot be told apart from the first,
-    or with one run each, if it has the same value; with objectives, if it is on the Pareto front. A key with the name
-    of such a column is `varied_<name>`.
+    One without a trial that counts, or beyond the constraints, has no place. `n` of its `trials` count for
+    `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it `is_incomplete`, others diverged or
+    were stopped early. It `may_be_best` if it cannot be told apart from the first, or with one run each, if it has the
+    same value; with objectives, if it is on the Pareto front. A key with the name of such a column is `varied_<name>`.
     """
     metric, rows = ranking.metric, []
     further = [name for name in (*ranking.objectives, *ranking.constraints) if name != metric]
-    for place, each in enumerate(ranking.configurations, start=1):
+    places = {each: place for place, each in enumerate(ranking.counting, start=1)}
+    for each in ranking.configurations:
         best = each.best_trial(ranking.mode)
-        row = {"place": place if best else None, "trial": best.trial if best else None, "n": each.n,
+        row = {"place": places.get(each), "trial": best.trial if best else None, "n": each.n,
                "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
                f"{metric}_best": best.score if best else None,
                **{f"{name}_mean": each.means.get(name) for name in further}, "is_incomplete": each.is_incomplete,

@@ -25,11 +25,12 @@ class SweepResults:
         """The row in `trials` of the best trial of the best configuration.
 
         Raises:
-            LookupError: no trial has finished with the metric that ranks the sweep.
+            LookupError: no configuration has finished with the metric that ranks the sweep and meets its constraints.
         """
-        found = self.trials[self.trials["trial"].isin(self.ranking["trial"].head(1))]
+        found = self.trials[self.trials["trial"].isin(self.ranking.loc[self.ranking["place"] == 1, "trial"])]
         if found.empty:
-            raise LookupError(f"no trial of sweep {self.name} has finished with the metric that ranks it")
+            finished = f"no configuration of sweep {self.name} has finished with the metric that ranks it"
+            raise LookupError(f"{finished} and meets the constraints, if there are any")
         return found.iloc[0]
 
 

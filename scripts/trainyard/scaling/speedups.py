@@ -234,6 +234,8 @@ def _advice(table: pd.DataFrame) -> str:
         words.append(f"These scales do not pay off: {', '.join(inefficient['scale'])}.")
     elif len(inefficient):
         words.append(f"Scales from {inefficient.loc[inefficient['gpus'].idxmin(), 'scale']} on do not pay off.")
-    else:
+    elif table["efficiency"].notna().all():
         words.append("All scales of this study pay off.")
+    if unknown := ", ".join(table["scale"][table["efficiency"].isna()]):
+        words.append(f"The throughput of these scales is unknown: {unknown}.")
     return " ".join(words)

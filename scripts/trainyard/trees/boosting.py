@@ -165,14 +165,13 @@ def _fit(
     started, rounds = time.perf_counter(), settings["n_estimators"] or 0  # None, for XGBoost's default, if so given
     with _explained(name, settings), show_progress(name, rounds * (1 + (study.folds or 0)), unit="rounds") as advance:
         model = _train(study, name, settings, data, advance)
-        seconds = time.perf_counter() - started
+        seconds, saved = time.perf_counter() - started, model.saved()
         if model.best_iteration:  # the rows of a fold must not choose the rounds by which they are predicted
-            settings |= {"n_estimators": model.best_iteration, _names(name)["early_stopping_rounds"]: None}
+            settings |= {"n_estimators": saved.rounds, _names(name)["early_stopping_rounds"]: None}
         parts = _folds(data, study.folds)
         folds = [
             score(each.val_target, _train(study, name, settings, each, advance).predict(each.val)) for each in parts
         ]
-        saved = model.saved()
     with atomic_write(folder / saved.file, "wb") as file:
         file.write(saved.content)
     row = {
@@ -322,12 +321,11 @@ class _Fitted:
             booster, gains = self.model.booster_, self.model.booster_.feature_importance("gain")
             content, threads = booster.model_to_string().encode(), int(booster.params["num_threads"])
             return _Saved("lightgbm.txt", content, booster.current_iteration(), threads, self._shares(gains))
-        booster = self.model.get_booster()
-        if self.best_iteration and self.best_iteration < booster.num_boosted_rounds():
-            booster = booster[: self.best_iteration]
-        threads = int(json.loads(self.model.get_booster().save_config())["learner"]["generic_param"]["nthread"])
-        gains = []
-        if self.model.booster != "gblinear":  # which has no splits
+        booster, gains = self.model.get_booster(), []
+        threads = int(json.loads(booster.save_config())["learner"]["generic_param"]["nthread"])
+        if self.model.booster != "gblinear":  # which has no splits, and predicts with all of its rounds
+            if self.best_iteration and self.best_iteration < booster.num_boosted_rounds():
+                booster = booster[: self.best_iteration]
             by_name = booster.get_score(importance_type="total_gain")
             names = booster.feature_names or [f"f{number}" for number in range(len(self.features))]
             gains = [by_name.get(name, 0.0) for name in names]

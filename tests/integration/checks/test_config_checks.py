@@ -324,6 +324,19 @@ def test_code_that_needs_a_gpu_is_no_mistake_on_a_machine_without_one(tmp_path, 
     assert "NVIDIA" in message
 
 
+@pytest.mark.parametrize("code", ["import cuda_ops", "def build(**options):\n    import nvidia.no_ops"])
+def test_a_module_that_is_missing_is_a_mistake_on_a_machine_without_a_gpu(tmp_path, monkeypatch, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(code_probe, "DRIVERS", ())
+    name = f"with_ops_{len(code)}"
+    Path(f"{name}.py").write_text(code)
+    train = Train(model=f"{name}:build", batch_size=1).model_dump(mode="json")
+    answer = code_probe.probe_code({"trainings": [["p", train, {"shape": (8, 8, 1), "outputs": 3}]]})
+    ((place, verdict, message),) = answer["findings"]
+    assert (place, verdict) == ("p", "fails")
+    assert "No module named" in message
+
+
 def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes):
     code = "open('tried', 'a').write('x')\ndef run(config, context): pass\n"
     raw = {"sweeps": {"s": {"function": "mine:run"}}}

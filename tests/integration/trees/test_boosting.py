@@ -359,6 +359,22 @@ def test_a_linear_model_has_no_importances(digits, tmp_path):
     assert boosting.importances(tmp_path, ["xgboost"]) == []
 
 
+def test_a_linear_model_keeps_its_rounds_after_the_best_one(patients, tmp_path):
+    """XGBoost cannot leave them out, and predicts with them, too."""
+    import xgboost
+
+    params = {"booster": "gblinear", "updater": "coord_descent"}
+    study = Trees(dataset="d", rounds=200, early_stopping=3, folds=3, params={"xgboost": params})
+    row = boosting.fit(study, "xgboost", patients, tmp_path / "stopped", threads=1)
+    assert row["best_iteration"] + 3 == row["rounds"] < 200
+    fixed = Trees(dataset="d", rounds=row["rounds"], folds=3, params={"xgboost": params})
+    same = boosting.fit(fixed, "xgboost", patients, tmp_path / "fixed", threads=1)
+    assert [row[key] for key in ("val", "val_log_loss", "cv")] == [same[key] for key in ("val", "val_log_loss", "cv")]
+    data = boosting.tabular(patients)
+    found = opened("xgboost", tmp_path / "stopped").predict(xgboost.DMatrix(data.val))
+    assert row["val"] == np.mean((found > 0.5) == data.val_target)
+
+
 def test_a_trial_of_a_sweep_is_a_fit_of_a_study(digits, tmp_path):
     arguments = {"model": "lightgbm", "rounds": 4, "folds": 2, "num_leaves": 7}
     context = Context("t", 1, tmp_path / "trial", tmp_path / "checkpoints", digits.folder, cpus=2)

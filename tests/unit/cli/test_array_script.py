@@ -107,6 +107,41 @@ echo "task $SLURM_ARRAY_TASK_ID on $(hostname) at $(date +%T)"
 echo $(python note.py)
 python train.py --out $date-$tag
 """
+NOT_IN_THE_FIRST = """
+case $SLURM_ARRAY_TASK_ID in
+    0) OPTIONS="" ;;
+    1) OPTIONS="--aug"; EXTRA="--epochs 20"; export HF_HOME=hf ;;
+esac
+python train.py $OPTIONS $EXTRA
+"""
+LATER = """
+LRS=(0.1 0.2)
+AUG=""
+if ((SLURM_ARRAY_TASK_ID == 1)); then AUG="--aug"; fi
+OPTIONS="--lr ${LRS[$SLURM_ARRAY_TASK_ID]} $AUG"
+python train.py $OPTIONS
+"""
+PRINTED = """
+LRS=(0.1 0.2)
+if ((SLURM_ARRAY_TASK_ID < 2)); then
+    LR=${LRS[$SLURM_ARRAY_TASK_ID]}
+    echo "chosen: $LR"
+fi
+python train.py --lr $LR
+"""
+NOT_EVALUATED = """
+LRS=(0.1 0.2)
+AUG=0
+if ((SLURM_ARRAY_TASK_ID == 1)); then AUG=$(python choose.py); fi
+OPTIONS="--lr ${LRS[$SLURM_ARRAY_TASK_ID]} --aug $AUG"
+python train.py $OPTIONS
+"""
+ARRAY = """
+LRS=(0.1 0.2)
+ARGUMENTS=(--epochs 5)
+if ((SLURM_ARRAY_TASK_ID == 1)); then ARGUMENTS=(--aug "a b"); fi
+python train.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} "${ARGUMENTS[@]}"
+"""
 BY_TASK = "X=$(python choose.py)\npython train.py $SLURM_ARRAY_TASK_ID\n"
 BRACES = "LRS=(1 2)\nLR=${LRS[$SLURM_ARRAY_TASK_ID]}\nawk '{print}' table.csv | python train.py --lr $LR\n"
 SCRIPTS = {
@@ -120,6 +155,11 @@ SCRIPTS = {
     "here-document": ("0-2", HERE_DOCUMENT, {"seeds"}),
     "file": ("0-1", FILE, {"lr", "lr_", "batch_size"}),
     "variables": ("0-1", VARIABLES, {"tag"}),
+    "not-in-the-first": ("0-1", NOT_IN_THE_FIRST, {"OPTIONS", "EXTRA", "HF_HOME"}),
+    "later": ("0-1", LATER, {"OPTIONS"}),
+    "printed": ("0-1", PRINTED, {"LR"}),
+    "not-evaluated": ("0-1", NOT_EVALUATED, {"lr", "task"}),
+    "array": ("0-1", ARRAY, {"lr", "task"}),
     "by-task": ("2-8:3", BY_TASK, {"task"}),
     "braces": ("0-1", BRACES, {"task"}),
 }
@@ -248,6 +288,19 @@ def test_what_became_no_slots_is_named(work, options, rest):
     assert re.findall(r"not carried over: (.*);", "\n".join(found.notes)) == rest
     assert found.sweep["slots"]["gpus_per_node"] == 2
     assert found.sweep["slots"]["cpus_per_trial"] == 8
+
+
+def test_many_parameters_of_many_tasks_are_not_combined(work):
+    numbers, names = " ".join(map(str, range(20))), [f"x{number}" for number in range(12)]
+    lines = [f"{name}S=({numbers})\n{name}=${{{name}S[$SLURM_ARRAY_TASK_ID]}}\n" for name in names]
+    script = write("".join([*lines, "python train.py ", *(f" ${name}" for name in names)]), "-a 0-19")
+    assert import_array_script(script).sweep["trials"] == [dict.fromkeys(names, task) for task in range(20)]
+
+
+@pytest.mark.parametrize("time", ["UNLIMITED", "infinite"])
+def test_a_job_without_a_time_limit_gives_trials_none(work, time):
+    found = import_array_script(write("python train.py $SLURM_ARRAY_TASK_ID\n", "-a 0-1", f"--time={time}"))
+    assert "timeout_minutes" not in found.sweep
 
 
 def test_a_script_whose_parameters_cannot_be_found_runs_as_it_is(work):

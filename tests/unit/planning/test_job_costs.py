@@ -152,6 +152,14 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
     assert limited.walltime_minutes == 120
 
 
+def test_each_way_to_run_a_sweep_has_the_nodes_of_its_trials(tmp_path):
+    finished(tmp_path, {1: 1.0, 2: 2.0}, gpus=4)
+    slots = {"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 2}
+    config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
+    rows = {row.strategy: (row.nodes, row.gpus) for row in plan_jobs(config, tmp_path) if row.strategy}
+    assert rows == dict.fromkeys(("packed", "job_array", "separate_jobs"), (2, 4))
+
+
 def test_a_sweep_without_gpus_is_planned_in_cpus(tmp_path):
     sweep = {**CONFIG["sweeps"]["depth"], "slots": {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 4}}
     config = check_config(

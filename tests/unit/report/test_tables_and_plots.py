@@ -404,9 +404,9 @@ def test_a_line_joins_the_points_only_on_request(joined):
 OWN = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2]}, "args": {"start": 3}}
 
 
-def plan_of(results, sweep, events):
+def plan_of(results, sweep, events, **sections):
     """The plan of a sweep whose journal has these events: (number of the trial, attempt, time, event, fields)."""
-    config = check_config({"sweeps": {"s": sweep}})
+    config = check_config({"sweeps": {"s": sweep}, **sections})
     names = list(plan_sweep(config, "s", results).state.trials)
     lines = [
         {"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
@@ -501,6 +501,25 @@ def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
     ]
     declared = plan_of(tmp_path / "b", {**OWN, "metric": "rmse", "mode": "max"}, events)
     assert describe_ranking(rank_sweep(declared))[0] == f"best rmse (highest): 4, by trial {second} with lr = 0.2"
+
+
+JUDGED = [
+    {"metric": "epoch_start_seconds", "constraints": {"train_loss": {"max": 1}}},
+    {"objectives": {"seconds": "min", "epoch_start_seconds": "min"}},
+    {"constraints": {"epoch_start_seconds": {"max": 1}, "seconds": {"max": 9}}},
+]
+
+
+@pytest.mark.parametrize("judged", JUDGED, ids=lambda judged: next(iter(judged)))
+def test_the_table_of_trainings_has_what_judges_them(tmp_path, judged):
+    metrics = {"val_accuracy": 0.5, "train_loss": 0.1, "epoch_start_seconds": 0.25}
+    ends = [(0, 1, 0.0, "started", {}), (0, 1, 1.0, "finished", {"seconds": 1.0, "metrics": metrics})]
+    sweep = {"dataset": "digits", "grid": {"lr": [0.1, 0.2]}, **judged}
+    state = plan_of(tmp_path, sweep, ends, datasets={"digits": {"source": "digits"}})
+    table = trials_table(state, rank_sweep(state))
+    assert table.loc[0, "epoch_start_seconds"] == 0.25
+    assert table.columns.is_unique
+    assert "reported_seconds" not in table, "the duration of a trial has its column"
 
 
 def test_words_and_plots_leave_out_a_key_with_the_same_value_in_all_trials_and_tables_do_not(tmp_path):

@@ -135,6 +135,8 @@ def test_what_is_beyond_the_constraints_does_not_win(tmp_path, limits, best):
     assert describe_ranking(ranking)[-1].startswith(f"{beyond} configurations not within the constraints: peak_mib at ")
     assert trials_table(state, rank_sweep(state))["is_feasible"].sum() == 4 - beyond
     assert widths(ranking.configurations)[-beyond:] == widths(ranking.infeasible)
+    places = ranking_table(ranking).set_index("width")["place"]
+    assert places.dropna().to_dict() == {each.values["width"]: place for place, each in enumerate(ranking.counting, 1)}
 
 
 def test_a_trial_is_feasible_by_its_own_values(tmp_path):
@@ -151,6 +153,8 @@ def test_if_nothing_meets_the_constraints_nothing_wins(tmp_path):
     assert ranking.best_trial is None
     (answer,) = describe_ranking(ranking)
     assert answer == "no configuration meets the constraints: peak_mib at most 40000; the closest: peak_mib 60000"
+    table = ranking_table(ranking)
+    assert (table["place"].notna().sum(), table["trial"].notna().sum()) == (0, 1)
     assert trials_table(state, rank_sweep(state))["is_feasible"].tolist() == [False, None, None, None], (
         "the others have not run"
     )

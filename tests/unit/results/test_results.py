@@ -13,7 +13,7 @@ from trainyard.utils.errors import UserError
 
 def write_sweep(folder, *, best):
     trials = pd.DataFrame({"trial": ["a", "b"], "lr": [0.1, 0.2], "val_accuracy": [0.5, 0.6]})
-    ranking = pd.DataFrame({"place": [1, 2], "lr": [0.2, 0.1], "trial": ["b", "a"] if best else None})
+    ranking = pd.DataFrame({"place": [1, 2] if best else None, "lr": [0.2, 0.1], "trial": ["b", "a"]})
     others = dict.fromkeys(("epochs", "timeline", "strategies", "jobs"), trials)
     for name, frame in {"trials": trials, "ranking": ranking, **others}.items():
         write_table(frame, folder / f"{name}.csv")
@@ -34,8 +34,9 @@ def test_an_identity_that_looks_like_a_number_is_text(tmp_path, name):
 
 
 def test_a_sweep_without_a_best_trial_says_so(tmp_path):
+    """Its trials have finished, but are beyond its constraints."""
     write_sweep(tmp_path / "lr", best=False)
-    with pytest.raises(LookupError, match="no trial of sweep lr has finished"):
+    with pytest.raises(LookupError, match="no configuration of sweep lr has finished with the metric"):
         load_sweep(tmp_path / "lr").best  # noqa: B018
 
 

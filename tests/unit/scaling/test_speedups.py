@@ -131,6 +131,16 @@ def test_a_scale_that_pays_off_is_not_said_to_be_beyond_those_that_do_not(tmp_pa
     assert recommendation(table).endswith("These scales do not pay off: 2x1, 4x2.")
 
 
+@pytest.mark.parametrize(
+    ("images", "others"), [(75, "."), (20, ". Scales from 1x2 on do not pay off.")], ids=["pays", "does not pay"]
+)
+def test_a_scale_of_which_the_throughput_is_unknown_is_not_said_to_pay_off(tmp_path, images, others):
+    script = {"launcher": "torchrun"}
+    rows = [("1x1", 1, 100, 40, script), ("1x2", 2, 100, images, script), ("1x4", 4, 100, 0, script)]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert recommendation(table).endswith(f" GPU-hours){others} The throughput of these scales is unknown: 1x4.")
+
+
 def test_weak_scaling_compares_images_per_second(tmp_path):
     """Four times the work in 110 s instead of 100 s: the efficiency is 100 / 110."""
     rows = [("1x1", 1, 100, 40), ("1x4", 4, 110, 4 * 40 * 100 / 110)]
