@@ -206,7 +206,9 @@ def check_python(reports: Reports) -> Iterator[Finding]:
     """Ray can be imported, and torch if it is installed."""
     for each in reports.nodes:
         if each.import_error:
-            yield Finding("Python", "fails", f"{each.node}: {each.python}: {each.import_error}", "install Trainyard again")
+            yield Finding(
+                "Python", "fails", f"{each.node}: {each.python}: {each.import_error}", "install Trainyard again"
+            )
             return
     versions = (
         f"Python {each.python}, torch {each.torch or '(not installed)'}, Ray {each.ray}" for each in reports.nodes

@@ -204,8 +204,8 @@ PREEMPTION: dict[str, tuple[Verdict, str]] = {
     "OFF": ("ok", "jobs are not preempted"),
     "REQUEUE": ("ok", "preempted jobs are requeued, and continue from their durable state"),
     "CANCEL": ("ok", "preempted jobs are cancelled; Snakemake submits them again, and they continue"),
-    "SUSPEND": ("warns", "preempted jobs are suspended while their walltime goes on"),
-    "GANG": ("warns", "jobs take turns on the same nodes while their walltime goes on"),
+    "SUSPEND": ("warns", "preempted jobs are suspended, and their walltime with them"),
+    "GANG": ("warns", "jobs take turns on the same nodes, and their walltime goes on in their turns only"),
 }
 
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -28,6 +28,7 @@ RETRY_SECONDS = (2, 10, 30)  # waits between queries while the controller is slo
 # CPUs and MiB of a node, for each group of nodes with the same allocation. Slurm cuts off longer lists of CPUs.
 _CPU_IDS = re.compile(r"\bCPU_IDs=([\d,-]{1,110}) ")
 _MEMORY = re.compile(r"\bMem=(\d+)")
+_known: Final[dict[str, "Allocation"]] = {}  # by job
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +45,7 @@ class Allocation:
     gpus_per_node: int = 0
     gpu_model: str = ""  # as Slurm names it; also "" for GPUs without a type
     memory_mib_per_node: int | None = None  # None if Slurm does not limit it
+    is_of_workflow: bool = False  # whether Snakemake has submitted the job, by its comment
 
     @property
     def deadline(self) -> float:
@@ -71,10 +73,19 @@ def current_allocation() -> Allocation | None:
         UserError: Slurm does not respond.
     """
     job = os.environ.get("SLURM_JOB_ID")
-    return None if job is None else _query_allocation(job)
+    if job is not None and job not in _known:
+        _known[job] = _query_allocation(job)
+    return None if job is None else _known[job]
 
 
-@cache
+def refresh_allocation() -> Allocation | None:
+    """The same, as Slurm has it now, if it responds. When it resumes a suspended job, it moves the job's end on."""
+    if (job := os.environ.get("SLURM_JOB_ID")) is not None:
+        with suppress(UserError):
+            _known[job] = _query_allocation(job)
+    return current_allocation()
+
+
 def _query_allocation(job: str) -> Allocation:
     for seconds in (*RETRY_SECONDS, None):
         try:
@@ -118,6 +129,7 @@ def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:
         gpus_per_node=_count_gpus(fields, len(nodes)),
         gpu_model=gpus[0][0] if gpus else "",
         memory_mib_per_node=min(map(int, _MEMORY.findall(line)), default=0) or None,
+        is_of_workflow=fields.get("Comment", "").startswith("rule_"),
     )
 
 

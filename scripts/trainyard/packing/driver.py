@@ -38,7 +38,7 @@ from trainyard.packing.trial_queue import Predict, TimeLimits
 from trainyard.packing.worker_gpu import GpuUse
 from trainyard.planning import trial_flops
 from trainyard.planning.added_trials import add_trials, announce_config
-from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.attempts import Attempt, Fold, slurm_job_of
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.job_marks import CANCELLED, COMPLETE, DONE, JOBS, read_mark, set_mark
@@ -89,6 +89,7 @@ def run_sweep(config: Config, name: str, results: Path, *, order_job: int | None
             return _run_session(config, name, results, order_job, begun=begun)
         except GivenUpError as error:
             log.warning("%s; beginning again", error)
+            slurm_allocation.refresh_allocation()  # the job may have been suspended
 
 
 def _run_session(config: Config, name: str, results: Path, order_job: int | None, *, begun: int) -> Plan:
@@ -149,12 +150,12 @@ def _cancel_queued(folder: Path, order_job: int, claiming: Set[str]) -> None:
 
 
 def _await_others(order: SharedOrder, what: str) -> None:
-    """Wait until another process that runs trials has ended. In a job of Slurm, GPUs would be idle meanwhile.
+    """Wait until another process that runs trials has ended. If none is in this job of Slurm, GPUs would be idle.
 
     Raises:
-        UserError: this is a job of Slurm.
+        UserError: they would.
     """
-    if slurm_allocation.current_allocation():
+    if slurm_allocation.current_allocation() and not order.others_are_here():
         raise UserError(f"{what}: wait until they end, then run the same command, which takes their results")
     log.info("%s: waiting for them", what)
     order.await_end()
@@ -284,6 +285,9 @@ def _run_pending(
 def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
     sweep, slots = plan.state.sweep, plan.state.sweep.slots
     allocation = slurm_allocation.current_allocation()
+    # A job may go on in another session, as after it was suspended; users start programs in allocations of their own.
+    is_new_job = slurm_job_of(journal.session) not in {slurm_job_of(run.name) for run in plan.state.sessions}
+    timed = allocation if allocation and allocation.is_of_workflow and is_new_job else None
     journal.record(
         SessionStarted(
             run=run_of_snakemake(plan.state),
@@ -298,7 +302,7 @@ def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
             cpus=None if slots.has_gpus else slots.units,
             gpus_per_trial=slots.share,
             walltime_seconds=allocation.walltime_seconds if allocation else None,
-            lead_seconds=max(0.0, time.time() - allocation.start_time) if allocation else None,
+            lead_seconds=max(0.0, time.time() - timed.start_time) if timed else None,
             pending=len(plan.forecast.pending),
             predicted_seconds=plan.request.predicted_seconds,
             predicted_low_seconds=plan.request.predicted_range and plan.request.predicted_range[0],

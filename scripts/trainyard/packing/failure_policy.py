@@ -54,16 +54,17 @@ class SlotLocation:
     node: str
     gpu: str
     slot: int  # each job of a sweep has numbers of its own
+    job: str = ""  # as `Location.job`
 
     @classmethod
     def of(cls, location: Location) -> "SlotLocation":
         """The place of an attempt."""
-        return cls(location.node, location.gpu, int(location.slot or 0))
+        return cls(location.node, location.gpu, int(location.slot or 0), location.job)
 
     @property
-    def device(self) -> tuple[str, str]:
-        """Node and GPU, which several slots may share."""
-        return self.node, self.gpu
+    def device(self) -> tuple[str, str, str]:
+        """Node and GPU, which several slots may share. Each job on a node may number its GPUs from 0."""
+        return self.node, self.gpu, self.gpu and self.job
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class FailurePolicy:
         self._retries, self._has_succeeded = retries, has_succeeded
         self._ignores_common_failures, self._constant_keys = ignores_common_failures, constant_keys
         self._failures: dict[str, list[TrialFailure]] = defaultdict(list)  # by trial
-        self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
-        self._ends: dict[tuple[str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
+        self._streaks: dict[tuple[str, str, str], _Streak] = defaultdict(_Streak)  # by GPU
+        self._ends: dict[tuple[str, str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
 
     def record_success(self, trial: str, place: SlotLocation) -> None:
         """Record that a trial succeeded."""

@@ -81,6 +81,7 @@ class Packer:
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         self._journal, self._order, self._limits, self._ray_has_ended = journal, order, limits, ray_has_ended
+        self._paused_before = order.paused_seconds
         self._awaited = set[Any]()  # answers that had arrived when the packer last waited for a signal
         self._queue = TrialQueue(
             limits=limits, failures=failures, order=order, source=source, predict=predict, may_end_early=may_end_early
@@ -160,12 +161,21 @@ class Packer:
             if self._ray_has_ended.is_set():
                 time.sleep(SIGNAL_SECONDS)
                 raise RayEndedError(f"Ray has ended on {host.node_name()}: its raylet was killed, or it crashed")
+            self._note_pause()
             for answer in ready:
                 self._handle_answer(answers[answer])
             if draws_ahead and not ready:
                 self._queue.draw_ahead()
             if not ready and not self._handle_overdue(busy) and self._limits.seconds_left() == 0:
                 return
+
+    def _note_pause(self) -> None:
+        """After a pause of this process, wait so much longer for messages, and for the deadline that Slurm has set."""
+        if (paused := self._order.paused_seconds - self._paused_before) > 0:
+            self._paused_before += paused
+            for slot in self._pool.busy:
+                slot.due += paused
+            self._limits.refresh()
 
     def _end_fills(self) -> list[Slot]:
         """Record that the trials which fill slots have ended; returns these slots."""

@@ -68,7 +68,7 @@ class SessionWatch:
         self._names = set[str]()  # of the others
         self._looked_at, self._ended = time.monotonic(), threading.Event()
         self._lock = threading.Lock()
-        self.paused_seconds = 0.0  # in which this process was stopped, as in a job that Slurm suspends
+        self._paused = 0.0, math.inf  # as `paused_seconds` before the present wait, and when this must end
 
     def __enter__(self) -> Self:
         path = beat_file(self._folder, self._session)
@@ -90,11 +90,17 @@ class SessionWatch:
 
     def _wait(self) -> bool:
         """Wait until the next sign of life is due, and note longer pauses; returns whether this session has ended."""
-        began = time.monotonic()
+        self._paused = self.paused_seconds, time.monotonic() + BEAT_SECONDS
         has_ended = self._ended.wait(BEAT_SECONDS)
-        if (late := time.monotonic() - began - BEAT_SECONDS) > BEAT_SECONDS:
-            self.paused_seconds += late
+        self._paused = self.paused_seconds, math.inf
         return has_ended
+
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds in which this process was stopped, as in a job that Slurm suspends, also just before this call."""
+        before, due = self._paused
+        late = time.monotonic() - due
+        return before + late if late > BEAT_SECONDS else before
 
     def look(self) -> None:
         """Look at the other sessions. After a pause of this process itself, the count begins again."""

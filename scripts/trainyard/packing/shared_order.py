@@ -13,7 +13,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Sweep
 from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
-from trainyard.planning.attempts import Attempt, Fold, group_by_trial
+from trainyard.planning.attempts import Attempt, Fold, group_by_trial, slurm_job_of
 from trainyard.planning.budget import Spending
 from trainyard.planning.claims import Entry, Fence
 from trainyard.planning.job_marks import RUN
@@ -364,10 +364,8 @@ class SharedOrder:
                 self.note_added(added)
         again = (trial for trial in (*restored, *added) if not is_placeholder(trial))
         self._opened |= dict.fromkeys(filter(self._is_open, again))
-        # Without Slurm, a second program would use the same GPUs as the first one; jobs of Slurm have their own.
-        own = self._state.sweep.slots.most_jobs if slurm_allocation.job_id() == "local" else math.inf
-        most = own if requests.jobs is None else requests.jobs
-        has_enough = len(self._others()) >= most and len(self._ahead()) >= most
+        most = self._state.sweep.slots.most_jobs if requests.jobs is None else requests.jobs
+        has_enough = len(self._rivals()) >= most and len(self._ahead()) >= most
         why = "the sweep is paused" if requests.paused_at else "enough other jobs work on the sweep" * has_enough
         if bool(why) is not self.is_held:
             self.is_held = bool(why)
@@ -378,11 +376,23 @@ class SharedOrder:
         """The trials that start before others, by users."""
         return self._fold.claims.requests.first
 
+    def _rivals(self) -> list[str]:
+        """The other sessions among which only so many may work: all, or without a request those on the same GPUs.
+
+        Other jobs of Slurm have their own GPUs. Without Slurm, a second program would use those of the first one.
+        """
+        is_for_all = self._fold.claims.requests.jobs is not None or slurm_allocation.job_id() == "local"
+        return [name for name in self._others() if is_for_all or self._is_here(name)]
+
+    def _is_here(self, session: str) -> bool:
+        """Whether a session is of the same Slurm job as this one, which was not requeued since."""
+        return slurm_job_of(session) == slurm_job_of(self._session)
+
     def _ahead(self) -> list[str]:
-        """The other sessions that work on the sweep and have begun before this one."""
+        """The rivals that work on the sweep and have begun before this session."""
         began = self._fold.claims.began
         mine = began.get(self._session, math.inf)
-        return [name for name in self._others() if began[name] < mine and self._works(name)]
+        return [name for name in self._rivals() if began[name] < mine and self._works(name)]
 
     def _works(self, session: str) -> bool:
         """Whether a session works on the sweep; one before this one in the same job only if that is certain."""
@@ -453,9 +463,15 @@ class SharedOrder:
 
         And those because of which this one takes no trial.
         """
+        return ", ".join(map(self._watch.describe, self._awaited()))
+
+    def _awaited(self) -> list[str]:
         ahead = self._ahead() if self.is_held else ()
-        names = [name for name in self._others() if name in ahead or self._has_open_claims(name)]
-        return ", ".join(map(self._watch.describe, names))
+        return [name for name in self._others() if name in ahead or self._has_open_claims(name)]
+
+    def others_are_here(self) -> bool:
+        """Whether one of the sessions that `describe_others` names is of the same Slurm job, and uses its GPUs."""
+        return any(map(self._is_here, self._awaited()))
 
     def await_end(self) -> None:
         """Wait until some other session has ended, or given its trials back."""

@@ -77,13 +77,13 @@ class Slot:
     @property
     def place(self) -> SlotLocation:
         """Where its worker runs, or ran last."""
-        return _place(self.location.node, self.location.gpu, self.number)
+        return _place(self.location.node, self.location.gpu, self.number, self.location.job)
 
     @property
     def next_place(self) -> SlotLocation:
         """Where its next trial runs: a worker that starts may get another GPU than the one before it."""
         is_known = self.phase is not Phase.STARTING
-        return _place(self.location.node, self.location.gpu if is_known else "", self.number)
+        return _place(self.location.node, self.location.gpu if is_known else "", self.number, self.location.job)
 
     def __str__(self) -> str:
         gpu = f", GPU {self.place.gpu}" if self.place.gpu else ""

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.further_seeds import FurtherSeeds
@@ -26,7 +27,7 @@ Predict = Callable[[list[str], dict[str, float]], Prediction | None]
 PREDICT_FRACTION: Final = 0.02  # of the time, at most: the slots of short trials would wait for predictions
 
 
-@dataclass(frozen=True)
+@dataclass
 class TimeLimits:
     """When trials must end, and which still have time to run."""
 
@@ -34,6 +35,10 @@ class TimeLimits:
     can_resume: bool
     grace_seconds: float = 0.0
     timeout_seconds: float | None = None
+
+    def refresh(self) -> None:
+        """Use the deadline that Slurm has set by now."""
+        self.allocation = slurm_allocation.refresh_allocation()
 
     @property
     def deadline(self) -> float:

@@ -411,6 +411,11 @@ def whole_epochs(attempts: Sequence[Attempt], last: Attempt) -> list[dict[str, A
     return join_rows([*(attempt.epochs for attempt, _ in find_continued(attempts, last)), last.epochs])
 
 
+def slurm_job_of(session: str) -> str:
+    """The Slurm job in the name of a session, with the number of its restarts: `7.0`, or `local.0`."""
+    return session.partition("-")[2].rpartition("-")[0]
+
+
 @dataclass
 class Session:
     """One run of the driver: one Slurm job, or one process on a machine without Slurm."""
@@ -436,7 +441,7 @@ class Session:
 
     @property
     def job_start(self) -> float:
-        """When its job started, in Unix seconds."""
+        """When its job started, in Unix seconds; or the session itself, if the job is not new or the user's own."""
         return self.start - (self.info.lead_seconds or 0.0)
 
     def units(self, slots: Slots) -> int:

@@ -254,10 +254,13 @@ def test_another_change_of_the_config_is_not_taken_up_and_the_message_says_so(wa
     assert sorted(drivers.ran().values()) == [1, 1, 1], "the driver with the new config has run the third"
 
 
-def test_the_same_command_with_more_trials_waits_for_the_one_that_runs(waiting):
-    """On a machine without Slurm, both would use the same GPUs."""
+@pytest.mark.parametrize("in_slurm_job", [False, True])
+def test_the_same_command_with_more_trials_waits_for_the_one_that_runs(slurm, waiting, in_slurm_job):
+    """On a machine without Slurm, and in an allocation of a user, both would use the same GPUs."""
     slots = {"gpus_per_node": 0, "slots_per_node": 1}
     drivers = waiting(slots=slots, grid={"n": [0, 1]})
+    if in_slurm_job:
+        drivers.project.environment["SLURM_JOB_ID"] = slurm.allocate("n1")
     command = drivers.project.script("sweep", "--sweep", "s")
     first = drivers.project.start(*command)
     drivers.started.append(first)

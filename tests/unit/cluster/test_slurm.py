@@ -134,6 +134,14 @@ def test_a_controller_that_restarts_is_asked_again(job, tmp_path):
     assert slurm_allocation.current_allocation().nodes == ("n1", "n2")
 
 
+def test_what_was_known_of_a_job_counts_if_slurm_does_not_say_what_has_changed(job, tmp_path):
+    known = slurm_allocation.current_allocation()
+    (tmp_path / "errors").write_text(4 * TIMEOUT)
+    assert slurm_allocation.refresh_allocation() is known
+    assert slurm_allocation.current_allocation() is known
+    assert slurm_allocation.refresh_allocation() is not known
+
+
 @pytest.mark.parametrize(("error", "left"), [(TIMEOUT, 1), ("error: Invalid job id specified\n", 4)])
 def test_other_errors_and_the_last_one_end_the_job(job, tmp_path, error, left):
     (tmp_path / "errors").write_text(5 * error)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
+from trainyard.packing.shared_order import GivenUpError
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.job_marks import read_mark
 from trainyard.planning.journal import Ended, Epoch, Resumed, SessionStarted, Started, encode
@@ -90,6 +92,42 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
         assert not isinstance(error.value, FinalError), "a retry has the GPU"
     run_sweep(config, "s", tmp_path)
     assert ran == [[trial]]
+
+
+def test_a_job_that_was_given_up_while_it_was_suspended_learns_its_new_walltime(tmp_path, monkeypatch, slurm):
+    config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1]}}}})
+    job, ends = slurm.allocate("n1", line="EndTime=2026-11-21T00:30:10"), []
+
+    def run(*_, **__):
+        ends.append(driver.slurm_allocation.current_allocation().end_time)
+        if len(ends) == 1:
+            line = f"JobId={job} NumCPUs=1 NodeList=n1 EndTime=2026-11-21T02:30:10"
+            slurm.prints("scontrol", line, of="show job")
+            raise GivenUpError("other jobs have given this one up")
+
+    monkeypatch.setattr(driver, "_run_session", run)
+    run_sweep(config, "s", tmp_path)
+    assert ends[1] - ends[0] == 7200
+
+
+@pytest.mark.parametrize(
+    ("comment", "measured"), [("Comment=rule_sweep_wildcards_s", True), ("Comment=mine", False), ("", False)]
+)
+def test_the_start_of_a_job_is_measured_once_and_only_of_those_that_the_workflow_submits(
+    tmp_path, monkeypatch, slurm, comment, measured
+):
+    """A job may run a second session, hours later: after a suspension, or in the user's own allocation."""
+    config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1]}}}})
+    started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 3600))
+    slurm.allocate("n1", line=f"StartTime={started} {comment}")
+    monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
+    run_sweep(config, "s", tmp_path)
+    run_sweep(config, "s", tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    requeued = run_sweep(config, "s", tmp_path)
+    leads = [run.info.lead_seconds for run in requeued.state.sessions]
+    assert [lead is not None for lead in leads] == [measured, False, measured]
+    assert all(3600 <= lead < 3700 for lead in leads if lead is not None)
 
 
 def test_an_attempt_whose_driver_was_killed_ends_with_its_output_which_is_read(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from trainyard.packing.failure_policy import (
     TrialFailure,
     error_pattern,
 )
+from trainyard.planning.journal import Location
 
 HERE, BESIDE = SlotLocation("n1", "0", 0), SlotLocation("n1", "1", 1)
 THERE = SlotLocation("n2", "0", 2)
@@ -135,6 +136,27 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
         suspected.append(policy.is_suspect(HERE))
     assert suspected == [False, False, True] * 3
     assert not policy.is_likely_broken(HERE)
+
+
+def test_jobs_on_one_node_see_different_gpus_under_the_same_number():
+    """Where Slurm constrains devices, each job has GPU 0."""
+    broken, *good = places = [SlotLocation.of(Location(job, "n1", "0", int(job))) for job in "789"]
+    policy = FailurePolicy(retries=1)
+    for number in range(3):
+        policy.record_failure(failure(f"t{number}", broken))
+        for place in good:
+            policy.record_success(f"{place} {number}", place)
+    assert [policy.is_suspect(place) for place in places] == [True, False, False]
+    ends = [(place, place is not broken) for place in places] * 9
+    assert [unretried(*ends).avoids(place, places) for place in places] == [True, False, False]
+
+
+@pytest.mark.parametrize("where", [("local", "n1", "0"), ("7", "n1", "")], ids=["without Slurm", "without GPUs"])
+def test_jobs_or_sessions_that_share_a_device_have_the_same(where):
+    job, node, gpu = where
+    jobs = [job, job if gpu else "8"]
+    first, second = (SlotLocation.of(Location(each, node, gpu, slot)) for slot, each in enumerate(jobs))
+    assert first.device == second.device
 
 
 def unretried(*ends, retries=0):

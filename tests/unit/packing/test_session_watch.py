@@ -105,6 +105,21 @@ def test_after_a_pause_of_the_watching_process_all_counts_begin_again(watch, tmp
     assert watch.life_of(EARLIER) is Life.UNKNOWN
 
 
+def test_a_pause_counts_as_soon_as_the_process_goes_on(watch, monkeypatch):
+    """The thread that gives signs of life may go on after the one that looks at deadlines."""
+    now, seen = [100.0], []
+    monkeypatch.setattr(session_watch.time, "monotonic", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds + 3600
+        seen.append(watch.paused_seconds)
+
+    monkeypatch.setattr(watch._ended, "wait", wait)
+    watch._wait()
+    now[0] += 60
+    assert (seen, watch.paused_seconds) == ([3600], 3600)
+
+
 def test_a_sign_of_life_that_is_read_while_it_is_written_is_read_again(watch, tmp_path):
     beat(tmp_path, OTHER, b"")
     watch.look()

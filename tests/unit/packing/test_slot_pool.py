@@ -24,3 +24,9 @@ def test_a_retry_does_not_wait_for_the_slot_on_which_it_failed():
     policy.record_failure(TrialFailure("a", SlotLocation("n", "0", 0), "Error: no", 1.0))
     other, starting = slot_on("1", 1), slot_on("0", 0, phase=Phase.STARTING)
     assert policy.allows("a", other.place, [starting.next_place, other.next_place])
+
+
+def test_a_slot_is_in_the_place_that_other_jobs_read_of_its_trials():
+    location = Location("7", "n", "0", 3)
+    slot = Slot(3, location=location)
+    assert [slot.place, slot.next_place] == [SlotLocation.of(location)] * 2

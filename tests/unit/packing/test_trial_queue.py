@@ -1,5 +1,7 @@
 """Which trial starts next on a slot, and which still have time to run."""
 
+import math
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +12,16 @@ import pytest
 from sweep_journals import order_beside, session_of
 from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
+from trainyard.config.config import Data
 from trainyard.config.load import check_config
+from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
+from trainyard.packing import packer, shared_order
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
+from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.session_watch import SessionWatch
+from trainyard.packing.slot_pool import Phase
 from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.claims import ClaimLog
@@ -210,6 +217,7 @@ def test_the_order_fits_the_time_at_which_busy_slots_are_free(queue_of, options,
 def test_the_order_fits_the_time_at_which_the_slots_of_other_jobs_are_free(tmp_path, monkeypatch):
     """The same, but another job of Slurm has the busy slot."""
     monkeypatch.setattr(slurm_allocation, "job_id", lambda: "5")
+    monkeypatch.setattr(shared_order, "slurm_job_of", lambda session: session)  # each is of a job of its own
     sessions = tmp_path / SESSIONS
     with session_of(tmp_path) as journal, session_of(tmp_path) as other, SessionWatch(sessions, other.session):
         order = order_beside(journal)
@@ -254,6 +262,40 @@ def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():
     assert limited.kill_seconds(task("a")) == 60 + 30 + OVERDUE_SECONDS
     assert limited.kill_seconds(task("a", spec=UserProgram(function="m:f"))) == 60
     assert ENDLESS.kill_seconds(task("a")) == float("inf")
+
+
+def test_after_a_suspension_trials_have_the_rest_of_their_time_and_of_the_walltime(tmp_path, slurm, monkeypatch):
+    """Slurm moves the end of the job on when it resumes it."""
+
+    def ends_in(seconds):
+        return f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(time.time() + seconds))}"
+
+    slurm.allocate("n1", line=ends_in(-1000))
+    given, setup = slurm_allocation.current_allocation(), WorkerSetup(folder=tmp_path, data=Data(), threads=1)
+    common = {"setup": setup, "failures": FailurePolicy(retries=0), "ray_has_ended": threading.Event()}
+
+    class GoesOnError(Exception):
+        pass
+
+    def wait(*_, **__):
+        if order.paused_seconds:
+            raise GoesOnError
+        slurm.prints("scontrol", f"JobId={given.job} NumCPUs=1 NodeList=n1 {ends_in(2600)}", of="show job")
+        order._watch._paused = 3600.0, math.inf
+        return [], []
+
+    monkeypatch.setattr(packer.ray, "wait", wait)
+    with session_of(tmp_path) as journal:
+        order = order_beside(journal)
+        limits = TimeLimits(given, can_resume=False)
+        found = packer.Packer(journal, order, slots=Slots(), limits=limits, **common)
+        (slot,) = found._pool.slots
+        slot.task, slot.worker = task("a"), object()
+        slot.expect(Phase.RUNNING, "answer", due=time.monotonic() - 1000)
+        with pytest.raises(GoesOnError):
+            found._run_loop()
+    assert 2000 < limits.seconds_left() < 2600
+    assert 2000 < slot.due - time.monotonic() < 2600
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from sweep_journals import record_attempt
-from trainyard.config.sweep import CommandSweep
+from trainyard.config.sweep import CommandSweep, Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import shared_order
 from trainyard.packing.session_watch import Life
@@ -344,10 +344,10 @@ SWEEP = CommandSweep.model_validate({"command": "true {x}", "grid": {"x": [1, 2,
 
 @pytest.fixture
 def order_of(tmp_path):
-    def make(written):
+    def make(written, sweep=SWEEP):
         fold = Fold(tmp_path).update()
-        space = TrialSpace(SWEEP, "no dataset", fold.suggested)
-        state = SweepState("s", SWEEP, space, tmp_path, attempts=group_by_trial(fold.attempts.values()))
+        space = TrialSpace(sweep, "no dataset", fold.suggested)
+        state = SweepState("s", sweep, space, tmp_path, attempts=group_by_trial(fold.attempts.values()))
         return SharedOrder(state, written._journal, Watch(), fold)
 
     return make
@@ -490,3 +490,21 @@ def test_what_fails_for_good_beside_a_session_is_left_to_the_next_one_whatever_t
     mine.refresh()
     assert not mine.may_run(trials[0])
     assert order_of(write(C)).may_run(trials[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "jobs", "waits"),
+    [("0-7.1-bb", 1, True), ("0-7.1-bb", 2, False), ("0-7.0-bb", 1, False), ("0-8.0-bb", 1, False)],
+    ids=["the same job", "slots for two", "before it was requeued", "another job"],
+)
+def test_a_second_program_in_a_job_takes_no_trial_while_the_first_one_uses_its_gpus(
+    write, order_of, trials, monkeypatch, first, jobs, waits
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    sweep = SWEEP.model_copy(update={"slots": Slots(jobs=jobs)})
+    earlier = order_of(write(first), sweep)
+    assert earlier.claim(trials[:1])
+    second = order_of(write("0-7.1-aa"), sweep)
+    assert (second.is_held, second.claim(trials[1:2])) == (waits, not waits)
+    assert second.others_are_here() == first.startswith("0-7.1-")
+    assert earlier.claim(trials[2:]), "it began before"
