@@ -14,6 +14,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.further_seeds import FurtherSeeds
+from trainyard.packing.gpu_fraction import MeasuredTasks
 from trainyard.packing.shared_order import POLL_SECONDS, SharedOrder
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import remaining_seconds, start_order
@@ -103,7 +104,11 @@ class TrialQueue:
     @property
     def waiting(self) -> int:
         """How many trials have not started."""
-        return 0 if self.is_closed else len(self._tasks) + self._remaining + self._order.space.unchosen
+        if self.is_closed:
+            return 0
+        # Trials that measure how many share a GPU are the first of all: further seeds are drawn after the last.
+        unchosen = 0 if isinstance(self._source, MeasuredTasks) else self._order.space.unchosen
+        return len(self._tasks) + self._remaining + unchosen
 
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""

@@ -428,6 +428,7 @@ class Session:
     attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
     opened: set[tuple[str, int]] = field(default_factory=set)  # those without an end
     slot_startups: list[float] = field(default_factory=list)  # seconds in which a slot's worker process started
+    first_slot: float | None = None  # when a slot could run a trial first, Unix seconds
 
     @property
     def order_job(self) -> int:
@@ -453,8 +454,10 @@ class Session:
 
     @property
     def startup_seconds(self) -> float | None:
-        """From the start of the driver to its first trial; None if it had none."""
-        return None if self.first_start is None else self.first_start - self.start
+        """From the start of the driver to its first trial, or until it waited for trials; None if it had none."""
+        if self.first_start is None:
+            return None
+        return min(self.first_start, self.first_slot or self.first_start) - self.start
 
 
 def update_sessions(found: list[Session], event: Event, *, name: str = "") -> None:
@@ -478,4 +481,5 @@ def update_sessions(found: list[Session], event: Event, *, name: str = "") -> No
             session.info = replace(session.info, slots=slots, gpus_per_trial=share)
         case SlotStarted():
             session.slot_startups.append(event.startup_seconds)
+            session.first_slot = session.first_slot or event.time
     session.end = max(session.end, end)

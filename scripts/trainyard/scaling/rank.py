@@ -227,7 +227,7 @@ def _batch(study: TrainScaling, store: CheckpointStore, group: Group) -> BatchSi
     """The batch sizes, with the micro-batch that previous attempts found to fit the memory."""
     batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
     kept = _read_note(store, MICRO_BATCH)
-    fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
+    fits = torch.tensor(min(kept["images"], batch.micro) if kept else batch.micro, device=group.device)
     return replace(batch, micro=int(group.minimum(fits)))  # not all nodes may see the file yet
 
 

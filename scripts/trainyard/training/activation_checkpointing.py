@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 log = logging.getLogger(__name__)
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 def checkpoint_blocks(model: nn.Module) -> None:
     """Wrap every block of a model for activation checkpointing.
 
-    Results do not change, including random numbers and the running statistics of batch normalization; neither do the
+    Results do not change, including random numbers and the running statistics of normalization; neither do the
     names in the model's state dict.
     """
     places = list(repeated_blocks(model))
     for parent, name, block in places:
-        norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+        norms = [module for module in block.modules() if isinstance(module, _NormBase)]
         setattr(parent, name, checkpoint_wrapper(block, checkpoint_fn=partial(_checkpointed, norms)))
     if not places:
         log.warning("activation_checkpointing: %s has no repeated blocks, so no memory is saved", type(model).__name__)
@@ -58,13 +58,13 @@ def _checkpointed(norms: Sequence[nn.Module], block: nn.Module, *inputs: Any, **
 
 
 @contextmanager
-def _frozen_statistics(norms: Sequence[Any]) -> Iterator[None]:
-    """Within the block, batch normalization does not update its running statistics: the forward pass has done so."""
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+def _frozen_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Within the block, normalization updates copies of its running statistics: the forward pass has updated them."""
+    before = [(norm, dict(norm._buffers)) for norm in norms]
+    for norm, buffers in before:
+        norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items() if buffer is not None})
     try:
         yield
     finally:
-        for norm, momentum, batches in before:
-            norm.momentum, norm.num_batches_tracked = momentum, batches
+        for norm, buffers in before:
+            norm._buffers.update(buffers)

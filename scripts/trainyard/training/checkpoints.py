@@ -179,10 +179,11 @@ class Checkpointer:
         *,
         global_batch: int,
         seed: int,
+        precision: str,
         every_seconds: float = 0.0,
     ) -> None:
         self._store, self._state = store, state
-        self._facts = {"global_batch": global_batch, "seed": seed}
+        self._facts = {"global_batch": global_batch, "seed": seed, "precision": precision}
         self.every_seconds, self._began = every_seconds, time.monotonic()  # the start of the last save
         self._writing: Future[float] | None = None  # on rank 0: the end of the write in progress
         self._blocked_seconds = 0.0  # for which the training waited in the last save
@@ -196,6 +197,8 @@ class Checkpointer:
                     f"the checkpoint has {saved} images per step, but this training has {global_batch}: {remedy}"
                 )
             _restore(state, found, store)
+            if (before := found.get("precision", precision)) != precision and state.group.is_main:
+                log.warning("the training goes on in %s: so far, it was in %s", precision, before)
             self._blocked_seconds = found.get("saving_seconds", 0.0)
             self.last_seconds = found.get("writing_seconds", self._blocked_seconds)
             # The last save of a run is not in its own checkpoint: assume that it took as long as the one before it.

@@ -6,7 +6,11 @@ Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident
 
 import gc
 import math
+import multiprocessing
+import os
 import random
+import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -20,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.cluster.stop_request import shielded_children
 from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, call_factory, read_item
 from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
 from trainyard.training.sampler import derived_seed
@@ -182,7 +187,7 @@ class LoaderSplit:
             _WithIndex(dataset, outputs, numeric),
             batch_sampler=self._order,
             num_workers=max(1, torch.get_num_threads() - 1),
-            worker_init_fn=_collect_garbage,
+            worker_init_fn=_prepare_worker,
             persistent_workers=True,
             prefetch_factor=PREFETCHED,
             pin_memory=device.type == "cuda",
@@ -197,13 +202,25 @@ class LoaderSplit:
         self._order[:] = [[(index, seed) for index in indices.tolist()] for indices in order]
         there = {"device": self._device, "non_blocking": True}
         with _one_line_errors():
-            for pixels, labels, indices in self._loader:
+            with shielded_children():  # the workers, without which the training could not save its state
+                loaded = iter(self._loader)
+            for pixels, labels, indices in loaded:
                 yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
 
 
-def _collect_garbage(worker: int) -> None:
+def _prepare_worker(worker: int) -> None:
     """Let Python collect garbage in a worker, which starts within an epoch, where the training does so by itself."""
     gc.enable()
+    threading.Thread(target=_end_if_told, daemon=True).start()
+
+
+def _end_if_told() -> None:
+    """End a worker at the SIGTERM of the process that started it, which may wait for its end; not at Slurm's."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
+        pass
+    os._exit(0)
 
 
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):

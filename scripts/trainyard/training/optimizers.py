@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from trainyard.config.train import Schedule, Train
 from trainyard.training.fine_tuning import lr_scales
 from trainyard.training.models import inner_model
-from trainyard.training.running_statistics import running_statistics
+from trainyard.training.running_statistics import named_buffers, running_statistics, set_buffers
 
 _CLASSES: Final[dict[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 ONE_CYCLE_RISE: Final = 0.3  # the default of OneCycleLR's `pct_start`
@@ -30,30 +30,28 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     if spec.freeze:
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     optimizer = _CLASSES[spec.optimizer](_groups(spec, parameters), **arguments)
-    create_momentum(optimizer)
+    create_state(optimizer)
     return optimizer
 
 
-def create_momentum(optimizer: Optimizer) -> None:
-    """Create the momentum buffers that SGD lacks, as zeros: its first step with a gradient then gives the same numbers.
+def create_state(optimizer: Optimizer) -> None:
+    """Create the state that an optimizer lacks, as zeros: its first step with a gradient then gives the same numbers.
 
-    By itself, torch's fused SGD allocates them in that step, and leaves them uninitialized if loss scaling skips it.
+    By itself, torch allocates it in that step. A step for which the memory does not suffice could not be repeated then:
+    it has updated some parameters, and created half of Adam's state. And fused SGD leaves its momentum uninitialized if
+    loss scaling skips the step.
     """
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("momentum") else ():
-            if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-def missing_state_bytes(optimizer: Optimizer) -> int:
-    """The size of what the first update creates: two averages of Adam; the momentum of SGD exists already.
-
-    They also exist for the parameters of a training that resumes.
-    """
-    if isinstance(optimizer, SGD):
-        return 0
-    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    return sum(STATE_TENSORS * each.nbytes for each in parameters if not optimizer.state.get(each))
+        is_adam = "betas" in group
+        names = ("exp_avg", "exp_avg_sq") if is_adam else ("momentum_buffer",) if group["momentum"] else ()
+        for parameter in group["params"] if names else ():
+            if parameter.requires_grad:
+                state = optimizer.state[parameter]
+                if is_adam and "step" not in state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                for name in names:
+                    if state.get(name) is None:
+                        state[name] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def _groups(spec: Train, parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -138,8 +136,7 @@ class WeightAverage:
     @torch.no_grad()
     def for_validation(self) -> nn.Module:
         """The averaged model, with all buffers that are not averaged as in the model, such as counters and masks."""
-        averaged = {id(each) for each in self._ours}
-        for ours, theirs in zip(self.module.buffers(), self._model.buffers(), strict=True):
-            if id(ours) not in averaged:
-                ours.copy_(theirs)
+        averaged, ours = {id(each) for each in self._ours}, named_buffers(self.module)
+        others = {name: each for name, each in named_buffers(self._model).items() if id(ours.get(name)) not in averaged}
+        set_buffers(self.module, others, self._ours[0].device)
         return self.module

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX, _CHECKPOINT_WRAPPED_MODULE
 from torch.nn.modules.batchnorm import _NormBase
 
 from trainyard.training.process_group import Group
@@ -50,6 +51,37 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
+
+
+def named_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers by the names that they have without activation checkpointing, as in the model's state dict."""
+    return {name.replace(_CHECKPOINT_PREFIX, ""): buffer for name, buffer in module.named_buffers()}
+
+
+def copy_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers in host memory, by the same names."""
+    return {name: buffer.to("cpu", copy=True) for name, buffer in named_buffers(module).items()}
+
+
+def set_buffers(module: nn.Module, values: dict[str, Tensor], device: torch.device) -> None:
+    """Set buffers to these values by name, also those that the first steps make."""
+    buffers = named_buffers(module)
+    for name, value in values.items():
+        if name in buffers and buffers[name].shape == value.shape:
+            buffers[name].copy_(value)
+        else:
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            getattr(owner, _CHECKPOINT_WRAPPED_MODULE, owner)._buffers[last] = value.to(device, copy=True)
+
+
+def create_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.device) -> None:
+    """Create the buffers that are None before the first steps, but are in a saved state dict."""
+    for path, owner in module.named_modules():
+        for last, buffer in owner._buffers.items():
+            name = f"{path}.{last}".removeprefix(".").replace(_CHECKPOINT_PREFIX, "")
+            if buffer is None and name in saved:
+                owner._buffers[last] = saved[name].to(device, copy=True)
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:

@@ -42,10 +42,18 @@ class StepProfiler:
         if on_gpu:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
         waits = schedule(wait=max(0, first - 2), warmup=min(1, first - 1), active=last - first + 1, repeat=1)
-        with profile(
-            activities=activities, schedule=waits, on_trace_ready=self._save, record_shapes=True, profile_memory=True
-        ) as profiler:
-            yield profiler.step
+        try:
+            with profile(
+                activities=activities,
+                schedule=waits,
+                on_trace_ready=self._save,
+                record_shapes=True,
+                profile_memory=True,
+            ) as profiler:
+                yield profiler.step
+        finally:
+            if on_gpu:
+                torch.cuda.memory._record_memory_history(enabled=None)
         if profiler.step_num < first:
             log.warning("no profile: the training ended after step %d, before step %d", profiler.step_num, first)
 

@@ -29,7 +29,7 @@ from trainyard.training.loss_and_metrics import Means, Objective
 from trainyard.training.optimizers import WeightAverage
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.process_group import Group
-from trainyard.training.running_statistics import reduce_buffers
+from trainyard.training.running_statistics import reduce_buffers, unchanged_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.step_profile import StepProfiler
 from trainyard.training.step_sync import StepFlags, StepStatus
@@ -42,7 +42,7 @@ from trainyard.training.step_timing import (
     synchronize,
     wait_until_reached,
 )
-from trainyard.training.training_state import EpochProgress, TrainingState, set_random_state
+from trainyard.training.training_state import EpochProgress, TrainingState, seed_generators, set_random_state
 from trainyard.utils.errors import Diverged, UserError
 
 # Images of a validation batch per image of a micro-batch, on a GPU: small kernels are launched less often, and no
@@ -107,13 +107,13 @@ class Trainer:
         find_unused_parameters: bool = False,
         profiler: StepProfiler | None = None,
     ) -> None:
+        numerics.choose_kernels(spec, group.device)  # before own code is tried
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
-        torch.manual_seed(spec.seed)  # after own code, which may draw random numbers
+        seed_generators(spec.seed)  # after own code, which may draw random numbers
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision = numerics.resolve_precision(spec.precision, group.device)
         numerics.set_float32(self.precision)
-        numerics.choose_kernels(spec, group.device)
         channels_last = group.device.type == "cuda" and self.precision in ("bf16", "fp16")  # where it is faster
         self._save_last, self._profiler = save_last, profiler if group.is_main else None
         self._end_step: Callable[[], None] = lambda: None
@@ -143,7 +143,12 @@ class Trainer:
             if spec.compile == "blocks":
                 compile_blocks(self.state.average.module)  # a copy is not compiled
         self.checkpoints = Checkpointer(
-            store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
+            store,
+            self.state,
+            global_batch=batch.images,
+            seed=spec.seed,
+            precision=self.precision,
+            every_seconds=save_every_seconds,
         )
 
     @property
@@ -379,11 +384,12 @@ class Trainer:
             TrainingInterrupted: a rank must stop; on all ranks.
         """
         model = (self.state.average.for_validation() if self.state.average else self.module).eval()
-        sums = self._validation.sums(
-            lambda images: self.forward.compute_loss(images, model=model)[1],
-            micro=self.batch.micro,
-            must_stop=self._must_stop_validation,
-        )
+        with unchanged_buffers(*filter(None, [self.objective.loss_module])):
+            sums = self._validation.sums(
+                lambda images: self.forward.compute_loss(images, model=model)[1],
+                micro=self.batch.micro,
+                must_stop=self._must_stop_validation,
+            )
         if self.group.any(sums is None) or sums is None:
             rank = self.group.lowest(self.stop_request.is_made)
             raise self._stopped(rank if rank < self.group.world_size else None)

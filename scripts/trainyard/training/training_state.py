@@ -1,21 +1,22 @@
 """The state of a training: everything that an interrupted training needs to resume exactly."""
 
+import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.config.train import Train
 from trainyard.training.epoch_metrics import EpochMetrics, best_epoch
 from trainyard.training.loss_and_metrics import SUMS
-from trainyard.training.optimizers import WeightAverage, create_momentum, current_lr
+from trainyard.training.optimizers import WeightAverage, create_state, current_lr
 from trainyard.training.process_group import Group
-from trainyard.training.running_statistics import reduce_buffers
+from trainyard.training.running_statistics import copy_buffers, create_buffers, reduce_buffers, set_buffers
 from trainyard.training.sampler import derived_seed
 from trainyard.training.step_timing import StepTimes
 
@@ -29,7 +30,7 @@ class EpochProgress:
     step: int = 0  # steps taken
     seconds: float = 0.0  # spent in previous runs, including validation
     times: StepTimes = field(default_factory=StepTimes)  # of the steps taken in previous runs
-    random: dict[str, Tensor] | None = None  # state of this rank's generators at the end of the previous run
+    random: dict[str, Any] | None = None  # state of this rank's generators at the end of the previous run
 
 
 @dataclass
@@ -81,15 +82,16 @@ class TrainingState:
 
         Within an epoch, it gives all ranks the same buffers, for a training that continues on another number of them.
         """
-        random = {"cpu": torch.get_rng_state()}
+        name, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
+        drawn = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": (name, keys.tolist(), *rest)}
         if self.group.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.group.device)
-        mine: dict[str, Any] = {"random": random, "sums": self.progress.sums.cpu()}
+            drawn["cuda"] = torch.cuda.get_rng_state(self.group.device)
+        mine: dict[str, Any] = {"random": drawn, "sums": self.progress.sums.cpu()}
         if self.loss is not None:
-            mine["loss_buffers"] = _copy_buffers(self.loss)
+            mine["loss_buffers"] = copy_buffers(self.loss)
         if self.progress.step and self.group.world_size > 1:
             for key, module in self.modules.items():
-                mine[key] = _copy_buffers(module)
+                mine[key] = copy_buffers(module)
                 reduce_buffers(module, self.group)
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
@@ -103,14 +105,17 @@ class TrainingState:
         the buffers of rank 0.
         """
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-        create_momentum(self.optimizer)  # missing in checkpoints of earlier versions
+            if isinstance(part, nn.Module):
+                create_buffers(part, state[name], self.group.device)
+            if state[name]:  # a scaler that was not enabled has none, and one that is enabled refuses that
+                part.load_state_dict(state[name])
+        create_state(self.optimizer)  # missing in checkpoints of earlier versions
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
         mine = ranks[group.rank if len(ranks) == group.world_size else 0]
         if self.loss is not None:
-            _set_buffers(self.loss, mine.get("loss_buffers", {}), group.device)
+            set_buffers(self.loss, mine.get("loss_buffers", {}), group.device)
         if not state["progress"]["step"]:
             return
         times = StepTimes(**state["progress"].pop("times"))
@@ -119,7 +124,7 @@ class TrainingState:
             self.progress.random = mine["random"]
             self.progress.sums += mine["sums"].to(group.device)
             for key, module in self.modules.items():
-                _set_buffers(module, mine.get(key, {}), group.device)
+                set_buffers(module, mine.get(key, {}), group.device)
         elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 
@@ -135,30 +140,21 @@ class TrainingState:
         return parts | ({"average": self.average.module} if self.average else {})
 
 
-def _named_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers by the names that they have without activation checkpointing, as in the model's state dict."""
-    return {name.replace(_CHECKPOINT_PREFIX, ""): buffer for name, buffer in module.named_buffers()}
-
-
-def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.to("cpu", copy=True) for name, buffer in _named_buffers(module).items()}
-
-
-def _set_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.device) -> None:
-    buffers = _named_buffers(module)
-    for name, values in saved.items():
-        if name in buffers and buffers[name].shape == values.shape:
-            buffers[name].copy_(values)
-        else:  # the first steps make it
-            path, _, last = name.rpartition(".")
-            module.get_submodule(path)._buffers[last] = values.to(device)
+def seed_generators(seed: int) -> None:
+    """Seed the generators of torch, and those of numpy and Python, which code of a user may use."""
+    torch.manual_seed(seed)
+    np.random.seed(derived_seed(seed))  # it takes 32 bits only
+    random.seed(seed)
 
 
 def set_random_state(progress: EpochProgress, group: Group, *, seed: int, epoch: int) -> None:
     """Seed the generators for this epoch and rank, or restore them within an interrupted epoch."""
     steps_taken = [progress.step] if progress.step else []
-    torch.manual_seed(derived_seed(seed, epoch, group.rank, *steps_taken))
+    seed_generators(derived_seed(seed, epoch, group.rank, *steps_taken))
     if progress.random is not None:
+        if "python" in progress.random:  # missing in checkpoints of earlier versions
+            random.setstate(progress.random["python"])
+            np.random.set_state(progress.random["numpy"])
         torch.set_rng_state(progress.random["cpu"])
         if group.device.type == "cuda" and "cuda" in progress.random:
             torch.cuda.set_rng_state(progress.random["cuda"], group.device)

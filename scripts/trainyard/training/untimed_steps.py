@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainyard.training.fine_tuning import set_training_mode
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.models import gradient_bytes
-from trainyard.training.optimizers import missing_state_bytes
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.running_statistics import unchanged_buffers
 from trainyard.training.step_timing import StepTimes, synchronize
@@ -167,14 +166,12 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
 
 
 def _fits(trainer: Trainer) -> bool:
-    """Whether a forward and backward pass fit the memory of every rank, in addition to the state of the optimizer.
+    """Whether a forward and backward pass fit the memory of every rank.
 
     On several ranks, the pass has no collectives, in which the others would wait for a rank that runs out of memory.
     """
     device = trainer.group.device
-    reserve = missing_state_bytes(trainer.state.optimizer)
-    if trainer.group.world_size > 1:
-        reserve += gradient_bytes(trainer.module)  # of DDP's buckets
+    reserve = gradient_bytes(trainer.module) if trainer.group.world_size > 1 else 0  # of DDP's buckets
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
         reserved = torch.empty(reserve, dtype=torch.uint8, device=device)

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing import packer, shared_order
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
+from trainyard.packing.gpu_fraction import MeasuredTasks
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.slot_pool import Phase
@@ -30,7 +32,7 @@ from trainyard.planning.journal import SESSIONS, Ended
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
-from trainyard.planning.sweep_state import Task, is_placeholder
+from trainyard.planning.sweep_state import Task, TrialSpace, is_placeholder
 
 HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)
 BOTH = [HERE, THERE]
@@ -68,6 +70,13 @@ def drain(queue, place=HERE):
 def limits(seconds_left, **options):
     end_time = time.time() + seconds_left + DEADLINE_MARGIN_SECONDS
     return TimeLimits(Allocation("1", ("n1",), end_time), **{"can_resume": False, **options})
+
+
+def test_further_seeds_do_not_wait_for_the_first_trials_that_measure_a_gpu(queue_of, monkeypatch):
+    """They are drawn once all others have ended, and the measurement ends before."""
+    monkeypatch.setattr(TrialSpace, "unchosen", 3)
+    assert queue_of().waiting == 3
+    assert queue_of(source=MeasuredTasks(deque(), 1)).waiting == 0
 
 
 def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):

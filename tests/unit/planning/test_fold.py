@@ -71,6 +71,13 @@ def check(fold, path):
     assert fold.gpu_fractions == measured, "the last one of each model"
 
 
+def test_a_job_that_waits_for_the_trials_of_others_has_started_before(tmp_path):
+    """With `repeat_best`, until the last of the first trials has ended; later jobs would request this time, too."""
+    told = [event("session", 10, "a", 1), event("slot_up", 12, "a", 1), event("started", 7200, "a", 1)]
+    write_session(tmp_path, told)
+    assert [each.startup_seconds for each in Fold(tmp_path).update().sessions] == [2.0]
+
+
 @given(TOLD, st.lists(st.floats(0, 1), max_size=6))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):

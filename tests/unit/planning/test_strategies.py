@@ -130,7 +130,7 @@ def written(results, monkeypatch, *, walltime=None):
     with killed_session(folder, second) as journal:
         killed = journal.session
         at(0, "session", job="7", pending=3, predicted_seconds=None, **about)
-        at(4, "slot_up", slot=0, import_torch_seconds=2.0, copy_seconds=1.0, data_seconds=0.5)
+        at(5, "slot_up", slot=0, import_torch_seconds=2.0, copy_seconds=1.0, data_seconds=0.5)
         at(5, "started", trial=third, attempt=1, slot=0)
         at(6, "started", trial=second, attempt=1, slot=1)
         at(35, "finished", trial=third, attempt=1, seconds=30.0, metrics={})

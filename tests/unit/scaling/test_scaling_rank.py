@@ -22,6 +22,7 @@ from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
+from trainyard.training.sampler import BatchSizes
 from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
@@ -109,6 +110,17 @@ def test_a_scale_names_the_sessions_that_have_trained_it(tmp_path, handlers):
         state = SimpleNamespace(progress=SimpleNamespace(step=step))
         rank._record_session(SimpleNamespace(history=[None] * epochs, state=state), store, {"code": code})
     assert [each["code"] for each in rank._read_note(store, rank.SESSIONS)] == ["2b", "3c", "5e"]
+
+
+@pytest.mark.parametrize(("kept", "micro"), [(None, 16), (4, 4), (64, 16)])
+def test_the_micro_batch_that_fitted_before_is_not_larger_than_the_batch(tmp_path, kept, micro):
+    """A trial that goes on with more GPUs has fewer images on each."""
+    study = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"], "train": {"batch_size": 16}})
+    store = CheckpointStore(tmp_path)
+    if kept:
+        rank._remember_micro_batch(store, BatchSizes(per_rank=64, micro=kept))
+    batch = rank._batch(study, store, Group(rank=0, local_rank=0, world_size=1, device=torch.device("cpu")))
+    assert (batch.per_rank, batch.micro) == (16, micro)
 
 
 def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_path):

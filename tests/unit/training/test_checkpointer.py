@@ -224,6 +224,23 @@ def test_a_host_copy_shares_no_memory():
     assert vars(copied["module"]) == vars(state["module"]), "the metadata of torch"
 
 
+@pytest.mark.parametrize(("before", "now"), [("fp32", "fp16"), ("fp16", "bf16"), ("fp16", "fp16")])
+def test_a_training_resumes_in_the_precision_of_another_gpu(data, tmp_path, caplog, before, now):
+    """As the default chooses it. Only fp16 scales the loss; the checkpoints of earlier versions name no precision."""
+    store = CheckpointStore(tmp_path / "new")
+    train(changed(SPEC, precision=before), data, store=store, epochs=1)
+    state = store.latest()
+    del state["precision"]
+    CheckpointStore(tmp_path / "old").save(state, epoch=1)
+    line = f"the training goes on in {now}: so far, it was in {before}"
+    for folder, lines in (("old", []), ("new", [line] if now != before else [])):
+        caplog.clear()
+        training = start(changed(SPEC, precision=now), data, store=CheckpointStore(tmp_path / folder))
+        assert caplog.messages == lines
+        assert len(list(training.epochs())) == SPEC.epochs - 1
+        assert bool(training.state.scaler.state_dict()) == (now == "fp16")
+
+
 def test_a_checkpoint_without_the_time_of_its_writing_is_resumed(data, tmp_path):
     """As written by an earlier version."""
     train(SPEC, data, store=CheckpointStore(tmp_path / "new"), epochs=2)

@@ -7,8 +7,9 @@ import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
-from trainyard.training import numerics
+from trainyard.training import numerics, trainer
 from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loss_and_metrics import Objective
 from trainyard.utils.errors import UserError
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -36,6 +37,21 @@ def test_each_trial_has_its_own_setting(data):
     assert settings() == (True, True, False, ":4096:8")
     start(SPEC, data)
     assert settings() == (False, False, False, ":4096:8")
+
+
+def test_own_code_is_tried_in_the_setting_of_its_trial(data, monkeypatch):
+    """A loss may call cuBLAS, too."""
+    tried = []
+
+    class Noting(Objective):
+        def __init__(self, *given, **options):
+            tried.append(settings())
+            super().__init__(*given, **options)
+
+    monkeypatch.setattr(trainer, "Objective", Noting)
+    for deterministic in (True, False):
+        start(changed(SPEC, deterministic=deterministic), data)
+    assert tried == [(True, True, False, ":4096:8"), (False, False, False, ":4096:8")]
 
 
 def test_new_tensors_are_not_filled_first(data):

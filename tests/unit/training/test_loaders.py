@@ -1,14 +1,23 @@
 """Input of a training: all ways to the device give the same batches."""
 
+import gc
+import itertools
+import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from loops import GPU_ON_PAPER, LEARNER, SPEC, changed, train
+from slurm_cluster.waiting import wait_until
+from trainyard.cluster.stop_request import STOP_SIGNALS, stop_request_of_signals
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, cached_datasets
@@ -432,6 +441,84 @@ def test_an_error_of_the_first_image_or_of_the_function_is_one_line(own, tmp_pat
 def test_own_images_without_validation_are_an_error(own, tmp_path):
     with pytest.raises(DataError, match="the validation dataset is empty"):
         stage(own(args={"count": 6, "kind": "alone"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
+
+
+def loading(split):
+    """The batches of a split, and the processes of the workers that make them."""
+    before = set(psutil.Process().children())
+    batches = split.batches([torch.tensor([index % 3]) for index in range(60)])
+    first = next(batches)
+    return itertools.chain([first], batches), set(psutil.Process().children()) - before
+
+
+def test_a_signal_that_all_processes_of_a_job_get_does_not_end_the_workers(handlers):
+    """Without them, a training could not save its state."""
+    stop_request_of_signals()
+    split = LoaderSplit(Faulty("raises"), CPU, outputs=3)
+    batches, workers = loading(split)
+    assert workers
+    for number in STOP_SIGNALS:  # of another process, as Slurm
+        subprocess.run(["kill", f"-{int(number)}", *(str(worker.pid) for worker in workers)], check=True)
+    assert len(list(batches)) == 60
+    assert all(worker.is_running() for worker in workers), "they are there for the next epoch"
+
+
+def test_the_workers_end_with_what_they_load_for():
+    split = LoaderSplit(Faulty("raises"), CPU, outputs=3)
+    batches, workers = loading(split)
+    list(batches)
+    began = time.monotonic()
+    del split, batches
+    gc.collect()
+    assert not any(worker.is_running() for worker in workers)
+    assert time.monotonic() - began < torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL, "none was waited for"
+
+
+LOADING = """
+import sys
+import time
+import psutil
+import torch
+from trainyard.cluster.stop_request import stop_request_of_signals
+from trainyard.training.loaders import LoaderSplit
+
+class Slow:
+    def __len__(self):
+        return 101
+
+    def __getitem__(self, index):
+        time.sleep(index)
+        return torch.zeros(3, 8, 8), 0
+
+if __name__ == "__main__":
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
+    stop_request_of_signals()
+    order = [torch.tensor([0]), torch.tensor([int(sys.argv[2])])]
+    batches = LoaderSplit(Slow(), torch.device("cpu"), outputs=3).batches(order)
+    next(batches)
+    sys.keep = batches if sys.argv[1] == "kept" else None
+    print(*(child.pid for child in psutil.Process().children()), flush=True)
+    if sys.argv[1] == "killed":
+        time.sleep(100)
+    if sys.argv[1] == "failed":
+        raise RuntimeError("no space left")
+"""
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("kept", 100), ("dropped", 100), ("failed", 100), ("killed", 1)])
+def test_the_workers_end_with_their_process(tmp_path, how, seconds):
+    """Also while they make an image, which takes so many seconds; if it is killed, after that."""
+    (tmp_path / "loading.py").write_text(LOADING)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, tmp_path / "loading.py", how, str(seconds)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as main:
+        workers = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
+        if how == "killed":
+            main.kill()
+        main.communicate(timeout=30)
+    assert workers
+    assert main.returncode == {"failed": 1, "killed": -signal.SIGKILL}.get(how, 0)
+    wait_until(lambda: not any(worker.is_running() for worker in workers), what="their end")
 
 
 # ---- crops and flips

@@ -2,10 +2,12 @@
 
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from loops import LEARNER, SPEC, changed, start, stop_within_second_epoch, train
+from loops import LEARNER, SPEC, assert_equal_states, changed, start, stop_within_second_epoch, train
+from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.datasets import Python
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
@@ -15,7 +17,7 @@ from trainyard.training.loss_and_metrics import ObjectiveError
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.summary import write_results
-from trainyard.training.trainer import Trainer
+from trainyard.training.trainer import Trainer, TrainingInterrupted
 from trainyard.training.untimed_steps import warm_up
 from trainyard.utils.errors import UserError
 
@@ -193,6 +195,21 @@ def test_the_buffers_of_an_own_loss_are_in_its_checkpoint(data, own_code, tmp_pa
     assert train(spec, data, store=CheckpointStore(tmp_path))[0] == whole
     train(spec, data, epochs=2, store=CheckpointStore(tmp_path / "whole epochs"))
     assert train(spec, data, store=CheckpointStore(tmp_path / "whole epochs"))[0] == whole
+
+
+@pytest.mark.parametrize("name", ["Smoothed", "Replaced"])
+def test_validation_images_do_not_change_the_buffers_of_an_own_loss(data, own_code, tmp_path, name):
+    """Nor does a stop among them."""
+    spec = changed(SPEC, loss=f"own_objective:{name}", epochs=2)
+    whole, _ = train(spec, data)
+    others, _ = train(spec, replace(data, val=data.train))
+    assert [row["train_loss"] for row in others] == [row["train_loss"] for row in whole]
+    stop_request, store = StopRequest(), CheckpointStore(tmp_path)
+    training = start(spec, data, store=store, stop_request=stop_request)
+    training.module.register_forward_hook(lambda module, *_: None if module.training else stop_request.make())
+    with pytest.raises(TrainingInterrupted, match="in epoch 1 of 2, after step 4 of 4"):
+        list(training.epochs())
+    assert train(spec, data, store=store)[0] == whole
 
 
 def test_metrics_change_nothing_but_add_columns(data, own_code):
@@ -482,6 +499,45 @@ def test_averaged_weights_are_resumed_bit_identically(data, tmp_path):
     assert [row.val_loss for row in resumed.history] == [row.val_loss for row in rows]
     for mine, other in ((resumed.module, whole.module), (resumed.state.average.module, whole.state.average.module)):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
+
+
+SCALED_LATER = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(channels, 3, 3, padding=1)
+        self.register_buffer("scale", None)
+        self.register_buffer("shift", None, persistent=False)
+
+    def forward(self, images):
+        images = self.convolution(images)
+        if self.scale is None:
+            self.scale = images.detach().std()
+        if self.shift is None:
+            self.shift = self.scale / 2
+        return (images / self.scale - self.shift).relu()
+
+def build(*, channels, classes):
+    return torch.nn.Sequential(Block(channels), Block(3), torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, classes))
+"""
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("values", [{}, {"ema_decay": 0.9}])
+def test_buffers_that_the_first_steps_make_are_averaged_and_resumed(data, tmp_path, monkeypatch, recomputes, values):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "scaled_later.py").write_text(SCALED_LATER)
+    spec = changed(SPEC, model="scaled_later:build", model_args=None, activation_checkpointing=recomputes, **values)
+    whole, weights = train(spec, data)
+    within, between = (CheckpointStore(tmp_path / name) for name in ("within an epoch", "between two"))
+    stop_within_second_epoch(start(spec, data, store=within))
+    train(spec, data, store=between, epochs=1)
+    for store in (within, between):
+        resumed, same = train(spec, data, store=store)
+        assert resumed == whole
+        assert_equal_states(same, weights)
 
 
 # ---- patience

@@ -135,27 +135,29 @@ def test_a_first_step_that_overflows_leaves_no_garbage_in_the_momentum(data, nes
     assert len(rows) == 2
 
 
-def test_momentum_is_also_created_for_what_a_checkpoint_has_none(data):
-    """A parameter without a gradient so far, of which earlier versions have saved no momentum."""
-    training = start(SPEC, data)
+@pytest.mark.parametrize(("name", "average"), [("sgd", "momentum_buffer"), ("adam", "exp_avg_sq")])
+def test_state_is_also_created_for_what_a_checkpoint_has_none(data, name, average):
+    """A parameter without a gradient so far, of which earlier versions have saved no state."""
+    training = start(changed(SPEC, optimizer=name), data)
     optimizer = training.state.optimizer
     next(training.epochs())
     state = training.state.state_dict()
     saved = state["optimizer"]["state"]
     del saved[0]
     training.state.load_state_dict(state)
-    first, *others = (
-        optimizer.state[parameter]["momentum_buffer"] for parameter in optimizer.param_groups[0]["params"]
-    )
+    first, *others = (optimizer.state[parameter][average] for parameter in optimizer.param_groups[0]["params"])
     assert not first.any()
-    assert all(map(torch.equal, others, (each["momentum_buffer"] for each in saved.values())))
+    assert all(map(torch.equal, others, (each[average] for each in saved.values())))
 
 
-@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.0}, {"freeze": ["head"]}])
-def test_only_sgd_with_momentum_has_momentum_beforehand_and_only_of_trained_parameters(options):
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [({"optimizer": "adam"}, ["head", "tail"]), ({"momentum": 0.0}, []), ({"freeze": ["head"]}, ["tail"])],
+)
+def test_all_but_sgd_without_momentum_has_its_state_beforehand_and_only_of_trained_parameters(options, parts):
     spec = Train(**options)
     model = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "tail": torch.nn.Linear(2, 2)})
     if spec.freeze:
         model["head"].requires_grad_(False)
     optimizer = optimizers.build_optimizer(spec, model)
-    assert set(optimizer.state) == (set(model["tail"].parameters()) if spec.freeze else set())
+    assert set(optimizer.state) == {parameter for part in parts for parameter in model[part].parameters()}

@@ -4,9 +4,10 @@ import gzip
 import json
 
 import pytest
-from loops import SPEC, changed, numbers, start, train
+import torch
+from loops import GPU_ON_PAPER, SPEC, changed, numbers, start, train
 from trainyard.config.train import ProfiledSteps
-from trainyard.training.step_profile import TRACE, StepProfiler
+from trainyard.training.step_profile import ALLOCATIONS, TRACE, StepProfiler
 
 
 def record(spec, data, folder, first, last):
@@ -44,6 +45,16 @@ def test_a_training_that_is_stopped_early_leaves_its_steps(data, tmp_path):
     next(epochs)
     epochs.close()
     assert steps(tmp_path)[0][:3] == [1, 2, 3]
+
+
+def test_the_history_of_the_memory_ends_with_the_training(tmp_path, monkeypatch):
+    """Also if it ends before the first step, and by an error: the next trial of the worker would be slower."""
+    calls = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    profiler = StepProfiler(ProfiledSteps(steps=[50, 60]), tmp_path)
+    with pytest.raises(KeyboardInterrupt), profiler.record(GPU_ON_PAPER):
+        raise KeyboardInterrupt
+    assert calls == [{"max_entries": ALLOCATIONS}, {"enabled": None}]
 
 
 def test_a_training_that_ends_before_the_first_step_leaves_none_and_says_so(data, tmp_path, caplog):

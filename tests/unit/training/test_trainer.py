@@ -39,11 +39,19 @@ def test_auto_is_full_precision_on_a_cpu(data):
 # ---- interrupted
 
 RANDOM = """
+import random
+import numpy as np
 import torch
 from trainyard.training.models import SmallConvNet
 
+class Noise(torch.nn.Module):
+    # Normal numbers are drawn in pairs.
+    def forward(self, images):
+        return images + 0.1 * (random.gauss(0, 1) + np.random.randn()) if self.training else images
+
 def build(*, channels, classes):
-    return torch.nn.Sequential(torch.nn.Dropout(0.3), SmallConvNet(channels=channels, classes=classes, width=4))
+    dropout = torch.nn.Dropout(0.2 * random.random() + 0.2 * np.random.rand())
+    return torch.nn.Sequential(dropout, Noise(), SmallConvNet(channels=channels, classes=classes, width=4))
 """
 
 
@@ -65,9 +73,9 @@ def test_an_interrupted_training_ends_bit_identical_to_an_uninterrupted_one(data
 
 
 def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(data, own_models, tmp_path):
-    """With dropout: the random numbers of a model continue within an epoch, too."""
-    (own_models / "with_dropout.py").write_text(RANDOM)
-    spec = changed(SPEC, model="with_dropout:build", model_args=None, epochs=2, optimizer="adam")
+    """The random numbers of a model continue within an epoch, too: those of torch, numpy and Python."""
+    (own_models / "with_noise.py").write_text(RANDOM)
+    spec = changed(SPEC, model="with_noise:build", model_args=None, epochs=2, optimizer="adam")
     whole, whole_state = train(spec, data)
     store, runs = CheckpointStore(tmp_path / "checkpoints"), 0
     while True:
@@ -83,6 +91,19 @@ def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(dat
     assert [numbers(row) for row in training.history] == whole
     assert_equal_states(training.module.state_dict(), whole_state)
     assert all(row.images_per_second > 0 and row.step_ms_p95 > 0 for row in training.history), "of all runs"
+
+
+def test_a_checkpoint_with_random_numbers_of_torch_only_is_resumed(data, tmp_path):
+    """As written within an epoch by an earlier version."""
+    store = CheckpointStore(tmp_path / "new")
+    with pytest.raises(TrainingInterrupted):
+        list(start(SPEC, data, store=store, deadline=time.time()).epochs())
+    state = store.latest()
+    for name in ("python", "numpy"):
+        del state["ranks"][0]["random"][name]
+    old = CheckpointStore(tmp_path / "old")
+    old.save(state, epoch=0, step=1)
+    assert train(SPEC, data, store=old)[0] == train(SPEC, data)[0]
 
 
 def test_a_deadline_without_a_store_only_stops(data):
@@ -113,6 +134,43 @@ def test_recomputed_activations_give_the_same_numbers(data):
     (plain, plain_state), (spared, spared_state) = (
         train(spec, data),
         train(changed(spec, activation_checkpointing=True), data),
+    )
+    assert plain == spared
+    assert_equal_states(plain_state, spared_state)
+
+
+NORMALIZED = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self, channels, kind, options):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(channels, 3, 3, padding=1)
+        self.norm = getattr(torch.nn, kind)(3, **options)
+
+    def forward(self, images):
+        return self.norm(self.convolution(images)).relu()
+
+def build(*, channels, classes, kind, **options):
+    blocks = [Block(channels if number == 0 else 3, kind, options) for number in range(2)]
+    return torch.nn.Sequential(*blocks, torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        {"kind": "InstanceNorm2d", "track_running_stats": True},
+        {"kind": "BatchNorm2d", "momentum": None},
+        {"kind": "SyncBatchNorm"},
+    ],
+    ids=lambda norm: norm["kind"],
+)
+def test_recomputed_activations_update_the_statistics_of_every_normalization_once(data, own_models, norm):
+    (own_models / "normalized.py").write_text(NORMALIZED)
+    spec = changed(SPEC, model="normalized:build", model_args=norm, epochs=2)
+    (plain, plain_state), (spared, spared_state) = (
+        train(each, data) for each in (spec, changed(spec, activation_checkpointing=True))
     )
     assert plain == spared
     assert_equal_states(plain_state, spared_state)
