@@ -14,7 +14,7 @@ from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
 from trainyard.config.load import config_copy, read_config
-from trainyard.config.scaling import ScriptScaling, split_scale
+from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import result_digest
 from trainyard.planning.plan import dataset_digest
 from trainyard.results.retention import restore_results
@@ -34,14 +34,15 @@ def main(arguments: argparse.Namespace) -> int:
 
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
+    study = config.scaling[arguments.study]
+    digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
+    if isinstance(study, TrainScaling) and restore_results(folder / arguments.scale, digest):
+        log.info("already trained: its checkpoints were removed, but not its results")
+        return 0
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
-        if isinstance(study := config.scaling[arguments.study], ScriptScaling):
+        if isinstance(study, ScriptScaling):
             digest = config_copy(config, arguments.results).stem
             return UserScript(study, arguments.scale, folder, arguments.results, config=digest).run()
-        digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
-        if restore_results(folder / arguments.scale, digest):
-            log.info("already trained: its checkpoints were removed, but not its results")
-            return 0
         return launch(arguments.scale, _options(arguments))
 
 

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +43,12 @@ _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
 _ASSIGNS: Final = re.compile(
     r"(?:^|[;\s(])(?:[A-Za-z_]\w*(?:\[[^]]*\])?\+?=|(?:read|mapfile|readarray|let|declare|printf\s+-v)\b|\(\()", re.M
 )
-_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=(?!=)")
+_COMMAND: Final = r"(?:^|[;&|({]|\b(?:then|do|else)\b)[ \t]*"  # before the first word of one
+_ASSIGNED: Final = re.compile(
+    rf"{_COMMAND}(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=(?!=)", re.M
+)
+_READ: Final = re.compile(r"\b(?:read|mapfile|readarray|for|let|printf(?=\s+-v))((?:\s+(?:-\w+|[A-Za-z_]\w*))+)")
+_SOURCES: Final = re.compile(rf"{_COMMAND}(?:source|eval|\.)\s", re.M)
 _CHOOSES: Final = re.compile(r"\b(?:if|case|for|while|until|eval)\b|&&|\|\||\?")  # which variables a task sets
 # Lines that only print are left out; but what they substitute, as `$(python x.py)`, may do more.
 _SHOWS: Final = r"(?:echo|printf(?!\s+-v)|date|hostname|nvidia-smi|pwd|whoami)(?=[\s)]|$)"
@@ -133,11 +138,11 @@ class _Script:
     """The commands of a script, and the values of its variables in each task of an array."""
 
     def __init__(self, body: str, tasks: Sequence[int], path: Path, found: ImportedSweep) -> None:
-        self._tasks, self._path, self._found, self._unknown = tasks, path, found, ""
+        self._tasks, self._path, self._found, self._unknown = tuple(tasks), path, found, ""
         self._keys, self._kept = set[str](), set[str]()  # kept: variables that chunks may set which are not evaluated
         self._chunks, evaluated, known = list[_Chunk](), "", dict[str, list[str]]()
         with tempfile.TemporaryDirectory() as programs:
-            self._bash = partial(_run_restricted, Path(programs), len(tasks))
+            self._bash = cache(partial(_run_restricted, Path(programs), len(tasks)))
             for text in (_Chunk(each) for each in _chunks(body) if not all(map(_PRINTS.fullmatch, each.splitlines()))):
                 hoisted = [] if self._probe(text, evaluated, known) else self._hoist(text, evaluated, known)
                 for chunk in (*hoisted, text):
@@ -145,10 +150,10 @@ class _Script:
                     if TASK in chunk.text and not chunk.sets:
                         self._unknown = self._unknown or chunk.text.strip().splitlines()[0]
                     self._chunks.append(chunk)
-            names = [  # without arrays, which are more than one text
+            names = tuple(  # without arrays, which are more than one text
                 name for name, found in known.items() if not any(re.match(r"declare -\w*[aA]", each) for each in found)
-            ]
-            self._values = self._bash(tasks, evaluated, names) if names else {}
+            )
+            self._values = self._bash(self._tasks, evaluated, names) if names else {}
 
     def _probe(self, chunk: _Chunk, evaluated: str, known: dict[str, list[str]]) -> bool:
         """Try to evaluate a chunk: note which variables it sets in any task, or return False if it sets none."""
@@ -157,7 +162,9 @@ class _Script:
             tasks = self._tasks if _CHOOSES.search(chunk.text) else self._tasks[:1]
             before, now = (self._bash(tasks, text, None) for text in (evaluated, f"{evaluated}{chunk.text}\n"))
         if not now:
-            self._kept |= set(_ASSIGNED.findall(chunk.text)) - _VARIABLES.keys()
+            read = (name for names in _READ.findall(chunk.text) for name in names.split())
+            self._kept |= {*_ASSIGNED.findall(chunk.text), *read} - _VARIABLES.keys()
+            self._kept |= known.keys() if _SOURCES.search(chunk.text) else set()
         named = set(re.findall(r"[A-Za-z_]\w*", chunk.text)) - _VARIABLES.keys()
         chunk.sets = {name for name in named & now.keys() if before.get(name) != now[name]}
         chunk.exports = {name for name in chunk.sets if any(re.match(r"declare -\w*x", each) for each in now[name])}

@@ -199,14 +199,15 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def cancel(self) -> None:
         """Cancel all jobs, also those that are being submitted or checked; those that wait to be are not submitted."""
         with self.lock:
-            known: list[Any] = list(self.active_jobs)
+            self.wait, known = False, list(self.active_jobs)
             self.active_jobs.clear()
-        self.cancel_jobs(known)  # at once; the others may take a while
-        self._job_submission_executor.shutdown(cancel_futures=True)
-        with self.lock:
-            self.wait = False
-        self.wait_thread.join()
-        super().cancel()
+        self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
+        try:
+            self.cancel_jobs(known)  # at once; the others may take a while
+        finally:
+            self._job_submission_executor.shutdown()
+            self.wait_thread.join()
+            super().cancel()
 
     def get_python_executable(self) -> str:
         """The Python of the jobs, as a word of a shell."""

@@ -34,6 +34,7 @@ from trainyard.utils.locks import Hold
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
+PAUSE_SECONDS: Final = 5.0  # beyond it, after which a process was stopped meanwhile
 EARLY_END: Final = (
     "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
 )
@@ -76,15 +77,18 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
     began, metrics = time.monotonic(), run.metrics
     output = OutputReader(run.output, on_line=run.on_line)
     process = _start(run, guard, output)
-    status, reason, overdue = TrialStatus.RUNNING, "", None
+    status, reason, overdue, paused = TrialStatus.RUNNING, "", None, 0.0
     is_running, read_until, grace_seconds = True, math.inf, run.grace_seconds
     try:
         while is_running and status is not TrialStatus.STOPPED and time.monotonic() < read_until:
+            looked = time.monotonic()
             lines, is_running = output.read_lines(POLL_SECONDS)
+            if (late := time.monotonic() - looked - POLL_SECONDS) > PAUSE_SECONDS:  # as in a job that Slurm suspends
+                paused += late
             for line in lines:
                 metrics.add_line(line)
             if is_running and status is TrialStatus.RUNNING:
-                status, reason = _check_limits(run, began, process.ended_at)
+                status, reason = _check_limits(run, began, paused, process.ended_at)
                 if status is not TrialStatus.RUNNING:
                     read_until = time.monotonic() + run.grace_seconds
                     if run.is_srun:  # at SIGTERM, it would kill its tasks
@@ -132,19 +136,20 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
     )
 
 
-def _check_limits(run: ProgramRun, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:
+def _check_limits(run: ProgramRun, began: float, paused: float, ended_at: float | None) -> tuple[TrialStatus, str]:
     """The status and the reason with which a program must end now, if it must.
 
-    One that has ended, and whose output is still searched, cannot exceed its timeout or be interrupted any more.
+    The seconds in which it was `paused` count neither for its timeout nor, as Slurm does it, for the walltime. One that
+    has ended, and whose output is still searched, cannot exceed its timeout or be interrupted any more.
     """
-    timeout, seconds = run.timeout_seconds, (ended_at or time.monotonic()) - began
+    timeout, seconds = run.timeout_seconds, (ended_at or time.monotonic()) - began - paused
     if timeout is not None and seconds > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
     if ended_at is not None:
         return TrialStatus.RUNNING, ""
     if run.stop_request.is_made:
         return TrialStatus.INTERRUPTED, INTERRUPTED
-    if time.time() > run.deadline:
+    if time.time() > run.deadline + paused:
         return TrialStatus.INTERRUPTED, OUT_OF_TIME
     return TrialStatus.RUNNING, ""
 

@@ -40,8 +40,11 @@ _THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
 GIT_SECONDS: Final = 5.0  # at most, while the slots wait
 FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
 SCRIPT: Final = (".py", ".sh")
-# Of a command, without variables and placeholders; in quotes or not.
-_WORD: Final = re.compile(r"""(?<![^\s;|&(])([\w./+@%-]+|'[^'{}]*'|"[^"$`\\{}]*")(?![^\s;|&)<>])""")
+# Of a command, without variables and placeholders: in quotes, and without, as in what `sh -c '...'` gets.
+_WORDS: Final = [
+    re.compile(rf"(?<![^\s;|&(])(?:{word})(?![^\s;|&)<>])")
+    for word in (r"""'[^'{}]*'|"[^"$`\\{}]*\"""", r"[\w./+@%-]+")
+]
 TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
 UNSET: Final = "***unset***"  # conda keeps it as the value of a variable that it sets no more
 
@@ -88,7 +91,9 @@ def resolve_program_paths(command: Command, start: Path) -> Command:
         path = _program_path(word[0].strip("'\""), start)
         return shlex.quote(path) if path else word[0]
 
-    return _WORD.sub(resolve, command)
+    for word in _WORDS:
+        command = word.sub(resolve, command)
+    return command
 
 
 def _program_path(word: str, start: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Retention: which files of ended trials a sweep of programs keeps (`keep`), and what else stays after a removal."""
 
+import json
 import logging
 import shutil
 import time
@@ -50,8 +51,10 @@ def keep_results(run: Path, digest: str) -> None:
     """Copy the results of a training by `train`, in the folder `run`, to that of its checkpoints, which are removed.
 
     Before a job that is to write them again, Snakemake removes the results; the checkpoints would still have them.
+    Those of a version that wrote no digest may be of another training, and are not kept.
     """
-    _copy_results(run, run / "checkpoints" / digest)
+    if json.loads((run / "summary.json").read_text()).get("spec_digest") == digest:
+        _copy_results(run, run / "checkpoints" / digest)
 
 
 def restore_results(run: Path, digest: str) -> bool:

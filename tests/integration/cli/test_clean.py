@@ -12,7 +12,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.journal import SESSIONS, Ended, Started
-from trainyard.planning.plan import read_state
+from trainyard.planning.plan import NOT_STAGED, read_state
 from trainyard.utils.locks import Holder, hold
 
 TRAIN = {"model": "cnn", "epochs": 1}
@@ -116,6 +116,8 @@ def test_a_training_without_checkpoints_keeps_its_results_when_its_job_runs_agai
     """Snakemake removes them first, for example after the dataset was staged again."""
     run = results / "scaling/width/1x1/repeat-2"
     (run / "history.csv").write_text("epoch\n1\n")
+    study = check_config(CONFIG).scaling["width"]
+    (run / "summary.json").write_text(json.dumps({"spec_digest": result_digest(study, "1x1/repeat-2", NOT_STAGED)}))
     before = {name: (run / name).read_text() for name in ("history.csv", "summary.json")}
     clean(project, "checkpoints", "--yes")
     assert "scaling study width" not in clean(project), "there is nothing left to remove"
@@ -124,6 +126,8 @@ def test_a_training_without_checkpoints_keeps_its_results_when_its_job_runs_agai
     output = project.run(*project.script("train", "--study", "width", "--scale", "1x1/repeat-2")).stdout
     assert "already trained: its checkpoints were removed, but not its results" in output
     assert {name: (run / name).read_text() for name in before} == before
+    other = results / "scaling/width/1x1/checkpoints"
+    assert not list(other.rglob("summary.json")), "it may be of another config, by a version that did not write which"
 
 
 @pytest.mark.parametrize(

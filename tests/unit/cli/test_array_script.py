@@ -136,6 +136,9 @@ if ((SLURM_ARRAY_TASK_ID == 1)); then AUG=$(python choose.py); fi
 OPTIONS="--lr ${LRS[$SLURM_ARRAY_TASK_ID]} --aug $AUG"
 python train.py $OPTIONS
 """
+READ = NOT_EVALUATED.replace("AUG=$(python choose.py)", "read AUG < <(python choose.py; echo 1)")
+SOURCED = NOT_EVALUATED.replace("AUG=$(python choose.py)", "source .bashrc; python choose.py")
+SAME_NAME = "lr=(0.1 0.2)\npython prepare.py --lr=3\npython train.py --lr=${lr[$SLURM_ARRAY_TASK_ID]}\n"
 ARRAY = """
 LRS=(0.1 0.2)
 ARGUMENTS=(--epochs 5)
@@ -159,6 +162,9 @@ SCRIPTS = {
     "later": ("0-1", LATER, {"OPTIONS"}),
     "printed": ("0-1", PRINTED, {"LR"}),
     "not-evaluated": ("0-1", NOT_EVALUATED, {"lr", "task"}),
+    "not-evaluated-read": ("0-1", READ, {"lr", "task"}),
+    "not-evaluated-source": ("0-1", SOURCED, {"task"}),
+    "same-name": ("0-1", SAME_NAME, {"lr_"}),
     "array": ("0-1", ARRAY, {"lr", "task"}),
     "by-task": ("2-8:3", BY_TASK, {"task"}),
     "braces": ("0-1", BRACES, {"task"}),

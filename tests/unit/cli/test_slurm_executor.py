@@ -6,6 +6,7 @@ import shlex
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from snakemake.jobs import GroupJob
 from snakemake.settings.types import SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.slurm_executor import FOUND, SlurmExecutor
@@ -393,7 +395,9 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
     asyncio.run(asyncio.wait_for(sleep_and_end(), 600))
 
 
-def test_ctrl_c_also_cancels_jobs_that_are_being_submitted_or_checked(executor, logged):
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_also_cancels_jobs_that_are_being_submitted_or_checked(executor, logged, monkeypatch, fails):
+    """Also if Slurm refuses to cancel one, which has just left its memory."""
     executor.lock, executor._job_submission_executor = threading.Lock(), ThreadPoolExecutor(1)
     has_begun = threading.Event()
 
@@ -413,7 +417,15 @@ def test_ctrl_c_also_cancels_jobs_that_are_being_submitted_or_checked(executor, 
     executor.wait_thread.start()
     has_begun.wait()
     executor.active_jobs.append(slurm_job("known"))
-    executor.cancel()
+
+    def cancel_jobs(jobs):
+        Plugin.cancel_jobs(executor, jobs)
+        if fails:
+            raise WorkflowError("Invalid job id specified")
+
+    monkeypatch.setattr(executor, "cancel_jobs", cancel_jobs)
+    with pytest.raises(WorkflowError) if fails else nullcontext():
+        executor.cancel()
     assert logged == [("cancelled", {"known"}), ("cancelled", {"submitted", "checked"})]
 
 

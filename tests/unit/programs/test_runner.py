@@ -185,8 +185,9 @@ def test_a_word_that_is_too_long_for_the_name_of_a_file_is_no_program(tmp_path):
 def test_a_script_whose_path_needs_quotes_is_found_from_another_folder(tmp_path):
     (tmp_path / "my dir").mkdir()
     (script := tmp_path / "my dir/train.py").touch()
-    line = "python 'my dir/train.py' \"my dir/train.py\" 'my {dir}/train.py' --note 'see train.py'"
-    expected = f"python '{script}' '{script}' 'my {{dir}}/train.py' --note 'see train.py'"
+    (other := tmp_path / "train.sh").touch()
+    line = "python 'my dir/train.py' \"my dir/train.py\" 'my {dir}/train.py'; sh -c 'cd x; exec sh train.sh --lr 1'"
+    expected = f"python '{script}' '{script}' 'my {{dir}}/train.py'; sh -c 'cd x; exec sh {other} --lr 1'"
     assert resolve_program_paths(line, tmp_path) == expected
 
 
@@ -582,6 +583,25 @@ def test_a_program_that_ended_in_time_has_not_exceeded_its_timeout_while_its_out
     made = call(tmp_path, line, metrics=PATTERN, timeout_seconds=3600.0, collector=Slow)
     rows, end = run(made, Guard())
     assert (end.status, end.error, len(rows)) == (TrialStatus.FINISHED, "", 300)
+
+
+def test_the_time_in_which_a_job_is_suspended_counts_neither_for_the_timeout_nor_for_the_walltime(
+    tmp_path, guard, monkeypatch
+):
+    hours, read_lines = [], OutputReader.read_lines
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + sum(hours), time=lambda: time.time() + sum(hours), sleep=time.sleep
+    )
+    monkeypatch.setattr(runner, "time", clock)
+
+    def read_after_a_pause(self, seconds):
+        hours.extend([3600.0] * (not hours))
+        return read_lines(self, seconds)
+
+    monkeypatch.setattr(OutputReader, "read_lines", read_after_a_pause)
+    limits = {"timeout_seconds": 1800.0, "deadline": time.time() + 1800}
+    end = end_of(call(tmp_path, "sleep 1; echo epoch 1: acc 0.5", metrics=PATTERN, **limits), guard)
+    assert (end.status, end.error) == (TrialStatus.FINISHED, "")
 
 
 TORN = """
