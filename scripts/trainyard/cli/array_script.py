@@ -47,9 +47,14 @@ _COMMAND: Final = r"(?:^|[;&|({]|\b(?:then|do|else)\b)[ \t]*"  # before the firs
 _ASSIGNED: Final = re.compile(
     rf"{_COMMAND}(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=(?!=)", re.M
 )
-_READ: Final = re.compile(r"\b(?:read|mapfile|readarray|for|let|printf(?=\s+-v))((?:\s+(?:-\w+|[A-Za-z_]\w*))+)")
-_SOURCES: Final = re.compile(rf"{_COMMAND}(?:source|eval|\.)\s", re.M)
-_CHOOSES: Final = re.compile(r"\b(?:if|case|for|while|until|eval)\b|&&|\|\||\?")  # which variables a task sets
+_READ: Final = re.compile(
+    r"\b(?:for\s+(\w+)|(?:read|mapfile|readarray|let|printf(?=\s+-v))((?:\s+(?:-\w+|[A-Za-z_]\w*))+))"
+)
+# What activates an environment sets no variable of the script.
+_SOURCES: Final = re.compile(
+    rf"{_COMMAND}(?:source|eval|\.)\s(?!.*(?:activate|conda|mamba|module|bashrc|profile))", re.M
+)
+PROBED: Final = 20  # tasks for which a part of a script is tried
 # Lines that only print are left out; but what they substitute, as `$(python x.py)`, may do more.
 _SHOWS: Final = r"(?:echo|printf(?!\s+-v)|date|hostname|nvidia-smi|pwd|whoami)(?=[\s)]|$)"
 _PRINTS: Final = re.compile(rf"\s*(?:#.*|{_SHOWS}(?:[^>|;&$`]|\$\({_SHOWS}[^()>|;&$`]*\)|\$(?!\((?!\()))*)?")
@@ -139,6 +144,7 @@ class _Script:
 
     def __init__(self, body: str, tasks: Sequence[int], path: Path, found: ImportedSweep) -> None:
         self._tasks, self._path, self._found, self._unknown = tuple(tasks), path, found, ""
+        self._probed = tuple(dict.fromkeys((*tasks[:: 1 + len(tasks) // PROBED], *tasks[-1:])))
         self._keys, self._kept = set[str](), set[str]()  # kept: variables that chunks may set which are not evaluated
         self._chunks, evaluated, known = list[_Chunk](), "", dict[str, list[str]]()
         with tempfile.TemporaryDirectory() as programs:
@@ -156,19 +162,20 @@ class _Script:
             self._values = self._bash(self._tasks, evaluated, names) if names else {}
 
     def _probe(self, chunk: _Chunk, evaluated: str, known: dict[str, list[str]]) -> bool:
-        """Try to evaluate a chunk: note which variables it sets in any task, or return False if it sets none."""
+        """Try to evaluate a chunk: note which variables it may set in any task, or return False if it sets none."""
         before = now = dict[str, list[str]]()
         if _ASSIGNS.search(chunk.text) and not _WRITES.search(chunk.text) and not chunk.uses & self._kept:
-            tasks = self._tasks if _CHOOSES.search(chunk.text) else self._tasks[:1]
-            before, now = (self._bash(tasks, text, None) for text in (evaluated, f"{evaluated}{chunk.text}\n"))
+            before, now = (self._bash(self._probed, text, None) for text in (evaluated, f"{evaluated}{chunk.text}\n"))
+        read = (name for names in _READ.findall(chunk.text) for name in " ".join(names).split())
+        assigned = {*_ASSIGNED.findall(chunk.text), *read} - _VARIABLES.keys()
         if not now:
-            read = (name for names in _READ.findall(chunk.text) for name in names.split())
-            self._kept |= {*_ASSIGNED.findall(chunk.text), *read} - _VARIABLES.keys()
-            self._kept |= known.keys() if _SOURCES.search(chunk.text) else set()
+            self._kept |= assigned | (known.keys() if _SOURCES.search(chunk.text) else set())
+            return False
         named = set(re.findall(r"[A-Za-z_]\w*", chunk.text)) - _VARIABLES.keys()
-        chunk.sets = {name for name in named & now.keys() if before.get(name) != now[name]}
-        chunk.exports = {name for name in chunk.sets if any(re.match(r"declare -\w*x", each) for each in now[name])}
-        known |= {name: now[name] for name in chunk.sets}
+        chunk.sets = {name for name in named if name in assigned or before.get(name) != now.get(name)}
+        found = {name: now.get(name, []) for name in chunk.sets}
+        chunk.exports = {name for name in chunk.sets if any(re.match(r"declare -\w*x", each) for each in found[name])}
+        known |= found
         return bool(chunk.sets)
 
     def _hoist(self, chunk: _Chunk, evaluated: str, known: dict[str, list[str]]) -> Iterator[_Chunk]:

@@ -107,6 +107,8 @@ class TrainingState:
         for name, part in self._parts.items():
             if isinstance(part, nn.Module):
                 create_buffers(part, state[name], self.group.device)
+            if part is self.optimizer:  # its new state would be beside the saved one on the device for a moment
+                part.state.clear()
             if state[name]:  # a scaler that was not enabled has none, and one that is enabled refuses that
                 part.load_state_dict(state[name])
         create_state(self.optimizer)  # missing in checkpoints of earlier versions

@@ -137,7 +137,13 @@ OPTIONS="--lr ${LRS[$SLURM_ARRAY_TASK_ID]} --aug $AUG"
 python train.py $OPTIONS
 """
 READ = NOT_EVALUATED.replace("AUG=$(python choose.py)", "read AUG < <(python choose.py; echo 1)")
-SOURCED = NOT_EVALUATED.replace("AUG=$(python choose.py)", "source .bashrc; python choose.py")
+SOURCED = NOT_EVALUATED.replace("AUG=$(python choose.py)", "source choose.sh; python choose.py")
+ACTIVATED = "LRS=(0.1 0.2)\nsource bin/activate\nLR=${LRS[$SLURM_ARRAY_TASK_ID]}\npython train.py --lr $LR\n"
+RARELY = """
+case $SLURM_ARRAY_TASK_ID in 1) OPTIONS="--aug"; EXTRA="--epochs 20";; *) OPTIONS="--seed $SLURM_ARRAY_TASK_ID";; esac
+python train.py $OPTIONS ${EXTRA-}
+"""
+FROM_0 = "I=0\nI=$SLURM_ARRAY_TASK_ID\nSEED=$((I + SLURM_ARRAY_TASK_ID / 2))\npython train.py --seed $SEED\n"
 SAME_NAME = "lr=(0.1 0.2)\npython prepare.py --lr=3\npython train.py --lr=${lr[$SLURM_ARRAY_TASK_ID]}\n"
 ARRAY = """
 LRS=(0.1 0.2)
@@ -164,6 +170,9 @@ SCRIPTS = {
     "not-evaluated": ("0-1", NOT_EVALUATED, {"lr", "task"}),
     "not-evaluated-read": ("0-1", READ, {"lr", "task"}),
     "not-evaluated-source": ("0-1", SOURCED, {"task"}),
+    "activated": ("0-1", ACTIVATED, {"LR"}),
+    "from-0": ("0-3", FROM_0, {"SEED"}),
+    "rarely": ("0-99", RARELY, {"OPTIONS", "EXTRA"}),
     "same-name": ("0-1", SAME_NAME, {"lr_"}),
     "array": ("0-1", ARRAY, {"lr", "task"}),
     "by-task": ("2-8:3", BY_TASK, {"task"}),
@@ -175,6 +184,7 @@ FILES = {
     "table.csv": "0.1,32,mnist\n0.2,64,cifar 10\n0.3,32,svhn\n",
     "files.txt": "a.wav\nb.wav\nc d.wav\n",
     ".bashrc": "",
+    "choose.sh": "",
 }
 
 
@@ -184,6 +194,7 @@ def work(tmp_path, monkeypatch):
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/activate").touch()
     for name in ("python", "module", "srun"):
         (tmp_path / "bin" / name).write_text(SRUN if name == "srun" else STUB)
         (tmp_path / "bin" / name).chmod(0o755)

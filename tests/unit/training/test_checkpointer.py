@@ -8,6 +8,7 @@ import pytest
 import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from slurm_cluster.waiting import wait_until
+from torch.optim import Adam
 from trainyard.training import checkpoints
 from trainyard.training.checkpoints import CheckpointStore, host_copy
 from trainyard.training.process_group import Group
@@ -239,6 +240,18 @@ def test_a_training_resumes_in_the_precision_of_another_gpu(data, tmp_path, capl
         assert caplog.messages == lines
         assert len(list(training.epochs())) == SPEC.epochs - 1
         assert bool(training.state.scaler.state_dict()) == (now == "fp16")
+
+
+def test_a_training_that_resumes_has_the_state_of_its_optimizer_once(data, tmp_path, monkeypatch):
+    """Otherwise, one whose steps fit into the memory might not resume."""
+    spec, load, beside = changed(SPEC, optimizer="adam"), Adam.load_state_dict, []
+    train(spec, data, store=(store := CheckpointStore(tmp_path)), epochs=1)
+    monkeypatch.setattr(
+        Adam, "load_state_dict", lambda self, state: (beside.append(dict(self.state)), load(self, state))
+    )
+    training = start(spec, data, store=store)
+    assert beside == [{}]
+    assert all(float(each["step"]) > 0 for each in training.state.optimizer.state.values())
 
 
 def test_a_checkpoint_without_the_time_of_its_writing_is_resumed(data, tmp_path):
