@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from dataclasses import replace
 
@@ -467,11 +466,9 @@ def test_the_workers_end_with_what_they_load_for():
     split = LoaderSplit(Faulty("raises"), CPU, outputs=3)
     batches, workers = loading(split)
     list(batches)
-    began = time.monotonic()
     del split, batches
     gc.collect()
     assert not any(worker.is_running() for worker in workers)
-    assert time.monotonic() - began < torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL, "none was waited for"
 
 
 LOADING = """
