@@ -35,10 +35,11 @@ def main(arguments: argparse.Namespace) -> int:
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
     study = config.scaling[arguments.study]
-    digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
-    if isinstance(study, TrainScaling) and restore_results(folder / arguments.scale, digest):
-        log.info("already trained: its checkpoints were removed, but not its results")
-        return 0
+    if isinstance(study, TrainScaling):
+        digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
+        if restore_results(folder / arguments.scale, digest):
+            log.info("already trained: its checkpoints were removed, but not its results")
+            return 0
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
         if isinstance(study, ScriptScaling):
             digest = config_copy(config, arguments.results).stem

@@ -23,7 +23,7 @@ from trainyard.utils.locks import hold
 MIN_TMP_GIB = 1  # for Ray's files
 WALLTIME_MINUTES = 8  # it usually takes one
 POLL_SECONDS = 3  # between queries of the job, which load the controller
-TORCH = "`train` and scaling studies of it need trainyard[train]; with it, the doctor finds out"
+TORCH = "install trainyard[train] to check this; only `train` in sweeps and scaling studies needs it"
 VISIBILITY_SECONDS = 60  # until a file that a node wrote is visible here on a network file system
 
 

@@ -77,12 +77,11 @@ def main() -> int:
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
     telemetry = record_telemetry(
-        # A machine without Slurm may show further GPUs, whose energy is not that of this training.
         arguments.folder,
         host.node_name(),
         root=root,
         overwrite=arguments.overwrite,
-        gpu_count=arguments.gpus,
+        gpu_count=arguments.gpus,  # a machine without Slurm may show more, whose energy is not that of this training
     )
     with nullcontext() if local_rank else telemetry:
         code = wait_as_shell(process)
