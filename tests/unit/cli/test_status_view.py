@@ -17,6 +17,7 @@ from trainyard.cluster import host
 from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.packing.session_watch import SessionWatch, beat_file
 from trainyard.planning.attempts import Fold
+from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.files import write_json
@@ -99,7 +100,8 @@ def test_a_folder_without_results_and_an_edited_config_are_told(tmp_path):
     )
 
 
-def test_the_config_of_the_last_run_is_that_of_a_run_that_had_an_older_one(tmp_path):
+def test_the_config_of_the_last_run_is_that_of_a_run_that_had_an_older_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN, "a run")  # as of a job; otherwise it would stay for other tests
     configs = [{"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [seed]}}}} for seed in range(3)]
     for each in (configs[0], configs[1], configs[0]):
         Workflow(each, results=tmp_path).begin()
