@@ -30,7 +30,8 @@ from trainyard.data.known_images import KnownImages, known_images
 from trainyard.planning.journal import journal_files
 from trainyard.planning.plan import read_state
 from trainyard.planning.search import read_evidence
-from trainyard.programs.metrics import PatternParser, numeric_row
+from trainyard.programs.metric_patterns import PatternParser
+from trainyard.programs.metric_rows import numeric_row
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of, suggest
 

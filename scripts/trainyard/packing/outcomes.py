@@ -22,7 +22,8 @@ from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import END_FIELDS, Ended, Journal, TrialEvent
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import Task
-from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
+from trainyard.programs.metric_rows import find_divergence
+from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import FinalError, storage_error
 

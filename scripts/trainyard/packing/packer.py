@@ -31,7 +31,7 @@ from trainyard.planning.journal import Epoch, Journal, MicroBatchHalved, Resumed
 from trainyard.planning.requests import FILLED
 from trainyard.planning.sweep_state import Task, TaskSource
 from trainyard.programs.function import INTERRUPTED_ITSELF
-from trainyard.programs.metrics import shift_epoch
+from trainyard.programs.metric_rows import shift_epoch
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.utils.errors import ContinuedError, UserError

@@ -14,13 +14,8 @@ from trainyard.planning.attempts import (
 )
 from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
-from trainyard.programs.metrics import (
-    ParsedOutput,
-    find_divergence,
-    latest_saved_metrics,
-    parse_saved_output,
-    shift_epoch,
-)
+from trainyard.programs.metric_rows import find_divergence, shift_epoch
+from trainyard.programs.metrics import ParsedOutput, latest_saved_metrics, parse_saved_output
 from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from trainyard.planning.journal import (
     journal_files,
     order_job_of,
 )
-from trainyard.programs.metrics import join_rows, merge_row
+from trainyard.programs.metric_rows import join_rows, merge_row
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.event_log import Reader
 

@@ -35,7 +35,7 @@ from trainyard.planning.budget import Spending
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import GpuFraction, JobsSubmitted, SessionStarted, Suggested
 from trainyard.planning.requests import UserRequests
-from trainyard.programs.metrics import find_divergence
+from trainyard.programs.metric_rows import find_divergence
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
 from trainyard.utils.files import digest_of
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.trial_status import TrialStatus
-from trainyard.programs.metrics import Row, RowLimiter, numeric_row, take_epoch
+from trainyard.programs.metric_rows import Row, RowLimiter, numeric_row, take_epoch
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.import_path import error_line
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from trainyard.config.metric_names import guess_mode, is_counter
 from trainyard.config.user_programs import NUMBER, Metrics
-from trainyard.programs.metrics import PatternParser, numeric_row
+from trainyard.programs.metric_patterns import PatternParser
+from trainyard.programs.metric_rows import numeric_row
 
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
 _PAIR: Final = re.compile(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.programs.metrics import Row
+from trainyard.programs.metric_rows import Row
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from trainyard.config.sweep import ProgramSweep
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.planning.journal import Ended, Event
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
-from trainyard.programs.metrics import metric_files
+from trainyard.programs.metric_files import metric_files
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import atomic_write
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder

@@ -17,7 +17,8 @@ from typing import Any
 
 from trainyard.config.user_programs import Metrics
 from trainyard.planning.attempts import ReportedEpochs
-from trainyard.programs.metrics import Row, join_rows, merge_row, parse_saved_output, shift_epoch
+from trainyard.programs.metric_rows import Row, join_rows, merge_row, shift_epoch
+from trainyard.programs.metrics import parse_saved_output
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
 from trainyard.utils.event_log import Event, EventLog, read_clock, read_decoded

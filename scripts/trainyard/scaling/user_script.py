@@ -22,7 +22,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, shift_epoch
+from trainyard.programs.metric_rows import shift_epoch
+from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter

@@ -7,7 +7,7 @@ import time
 from driven import drive
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.function import Context, run_function
-from trainyard.programs.metrics import BURST_ROWS
+from trainyard.programs.metric_rows import BURST_ROWS
 
 
 def context(folder, **fields):

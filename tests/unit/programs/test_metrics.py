@@ -13,13 +13,12 @@ import numpy as np
 import psutil
 import pytest
 from trainyard.config.user_programs import Metrics
+from trainyard.programs.metric_rows import BURST_ROWS, numeric_row
 from trainyard.programs.metrics import (
-    BURST_ROWS,
     KEPT_LINES,
     MetricsCollector,
     ParsedOutput,
     latest_saved_metrics,
-    numeric_row,
     parse_saved_output,
 )
 from trainyard.programs.output import LINE_CHARACTERS, LineSplitter

@@ -7,7 +7,8 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 from trainyard.config.load import check_config
 from trainyard.config.user_programs import Metrics, metrics_digest
-from trainyard.programs.metrics import MetricsCollector, metric_files, parse_saved_output
+from trainyard.programs.metric_files import metric_files
+from trainyard.programs.metrics import MetricsCollector, parse_saved_output
 
 RUNS = Metrics(tensorboard="runs/**")
 
@@ -15,7 +16,7 @@ RUNS = Metrics(tensorboard="runs/**")
 @pytest.fixture
 def clock(monkeypatch):
     """Looks for new files each time."""
-    monkeypatch.setattr("trainyard.programs.metrics.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trainyard.programs.metric_files.LOOK_SECONDS", 0.0)
 
 
 def write(folder, *steps, **options):

@@ -2,7 +2,8 @@
 
 import pytest
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.metrics import PatternParser, numeric_row
+from trainyard.programs.metric_patterns import PatternParser
+from trainyard.programs.metric_rows import numeric_row
 from trainyard.programs.pattern_guess import best_metric, guess_pattern
 
 # The kinds of output that people's scripts have, with the metric that ranks trials and what is found in the last line.

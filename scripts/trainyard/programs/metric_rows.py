@@ -1,0 +1,151 @@
+"""Rows of metrics: numbers by name, their epochs, and how many of them are kept."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
+MAX_INTEGER: Final = 2**62  # of a metric
+# Each row costs a line of the journal and time of the driver. After these bursts, one row per second is allowed:
+# a program that reports more often reports steps, not epochs.
+BURST_ROWS: Final = 300
+RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive all at once
+ROWS_PER_SECOND: Final = 1.0
+
+_NOT_A_NUMBER: Final = object()
+
+
+def numeric_row(metrics: Mapping[str, Any]) -> Row:
+    """The metrics that are numbers. NaN, infinity and what is too large for a float become None.
+
+    Integers have at most 64 bits, as in tables; larger ones become floats.
+    """
+    return {name: number for name, value in metrics.items() if (number := _number(value)) is not _NOT_A_NUMBER}
+
+
+def take_epoch(row: Row, counted: int) -> int:
+    """Remove the epoch from a row and return it; `counted` if the row has none."""
+    epoch = row.pop("epoch", None)
+    return counted if epoch is None or abs(epoch) > MAX_INTEGER else int(epoch)
+
+
+def _number(value: Any) -> Any:
+    percent = isinstance(value, str) and value.rstrip().endswith("%")
+    try:
+        if hasattr(value, "item"):  # a scalar of NumPy or torch
+            value = value.item()
+        number = float(value.rstrip().removesuffix("%")) / 100 if percent else float(value)
+    except OverflowError:
+        return None
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor of several elements
+        return _NOT_A_NUMBER
+    if not math.isfinite(number):
+        return None
+    is_integer = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()))
+    return int(value) if is_integer and abs(number) <= MAX_INTEGER else number
+
+
+def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Why a trial diverged: which of these metrics is NaN or infinite; "" if none is."""
+    reported = {name: metrics[name] for name in names if name in metrics}
+    bad = sorted(name for name, value in reported.items() if value is None or not math.isfinite(value))
+    return f"{bad[0]} became NaN or infinite" if bad else ""
+
+
+def merge_row(epochs: list[dict[str, Any]], row: dict[str, Any], *, resumed: bool = False) -> None:
+    """Append a row; if it is of the last epoch, its values replace that epoch's.
+
+    The file of a program that `resumed` may still have rows of the attempt before, beyond the checkpoint. Once the
+    program repeats one of their epochs, they are dropped from there on.
+    """
+    epoch = row.get("epoch")
+    while resumed and epoch is not None and epochs and epochs[-1].get("epoch", epoch) > epoch:
+        del epochs[-1]
+    if epochs and epoch is not None and epochs[-1].get("epoch") == epoch:
+        epochs[-1] = epochs[-1] | row
+    else:
+        epochs.append(row)
+
+
+def join_rows(parts: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of consecutive attempts; each repeats earlier epochs from its own first epoch on."""
+    joined: list[dict[str, Any]] = []
+    for rows in parts:
+        first = rows[0].get("epoch", 1) if rows else math.inf
+        joined = [row for row in joined if row.get("epoch", math.inf) < first] + list(rows)
+    return joined
+
+
+def shift_epoch(row: Row, by: int) -> Row:
+    """The row as that of a later epoch."""
+    return {**row, "epoch": int(row["epoch"] or 0) + by}
+
+
+class RowLimiter:
+    """Merges the rows of an epoch and limits the rate of rows.
+
+    If a program reports an epoch more than once (a progress bar does, with each step), the merged row passes when the
+    next epoch begins. The second row shows which kind of program it is: until then, the first row is held. Rows beyond
+    the rate are merged into one, with the last value of each metric, which passes as soon as the rate allows.
+    """
+
+    def __init__(self, burst: float = BURST_ROWS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._clock = burst, clock
+        self._room, self._updated = burst, clock()
+        self._repeats = False
+        self._epoch: float | int | None = None  # the latest
+        self._held: Row = {}  # of an epoch that may not be over
+        self._excess: Row = {}  # rows beyond the rate, merged
+        self._passed: list[Row] = []
+
+    def add(self, row: Row, *, complete: bool) -> None:
+        """Take a row; `complete` if no other row of its epoch is expected."""
+        is_first = self._epoch is None
+        same, self._epoch = row["epoch"] == self._epoch, row["epoch"]
+        self._repeats = self._repeats or same
+        if same:
+            self._held |= row
+            return
+        self._pass(self._held)
+        self._held = {}
+        if self._repeats or (is_first and not complete):
+            self._held = dict(row)
+        else:
+            self._pass(row)
+
+    def take_rows(self, *, final: bool) -> list[Row]:
+        """The rows that passed since the last call; with `final`, also what is held or beyond the rate."""
+        if final:
+            self._passed += [row for row in (self._excess, self._held) if row]
+            self._held, self._excess = {}, {}
+        else:
+            self._pass(self._excess)
+        passed, self._passed = self._passed, []
+        return passed
+
+    def _pass(self, row: Row) -> None:
+        if not row:
+            return
+        now = self._clock()
+        self._room = min(self._burst, self._room + ROWS_PER_SECOND * (now - self._updated))
+        self._updated = now
+        self._excess = self._excess | row
+        if self._room < 1:
+            return
+        self._room -= 1
+        self._passed.append(self._excess)
+        self._excess = {}
+
+
+def thin_rows(rows: list[Row], max_rows: int) -> list[Row]:
+    """At most `max_rows` rows, evenly spaced, including the last; each merged with the dropped rows before it."""
+    step = max(1, -(-len(rows) // max(1, max_rows)))
+    kept, merged = list[Row](), Row()
+    for remaining, row in zip(reversed(range(len(rows))), rows, strict=True):
+        merged = merged | row
+        if remaining % step == 0:
+            kept.append(merged)
+            merged = {}
+    return kept
