@@ -107,9 +107,9 @@ class Launch:
         return (self.end.error if self.end else None) or self.last_line
 
     @property
-    def epochs(self) -> int:
+    def epochs(self) -> float:
         """How many are between the first and the last that it reported."""
-        return int(self.rows[-1]["epoch"] - self.rows[0]["epoch"])
+        return float(self.rows[-1]["epoch"] - self.rows[0]["epoch"])
 
 
 class Runs:

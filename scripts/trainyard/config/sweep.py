@@ -439,7 +439,7 @@ class Stop(Section):
         wrapped = {"wrapped_pruner": None} if self.method == "patient" else {}
         return _make(self.method, wrapped | self.options)  # type: ignore[no-any-return]
 
-    def is_last(self, epoch: int, first: int) -> bool:
+    def is_last(self, epoch: float, first: float) -> bool:
         """Whether a trial is complete after this epoch, if it began with the `first`. Many programs count from 0."""
         return self.epochs in (epoch, epoch + (first == 0))
 

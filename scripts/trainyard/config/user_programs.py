@@ -72,7 +72,8 @@ MetricsFile = Annotated[
 class Metrics(Section):
     """Where Trainyard finds the metrics of a program: rows of numbers by name.
 
-    A row without `epoch` gets the number of the row. Consecutive rows of the same epoch count as one, with the last
+    A row without `epoch` belongs to the epoch before it; if none has an `epoch`, it gets the number of the row. Epochs
+    may be fractions. Consecutive rows of the same epoch count as one, with the last
     value of each metric, so let the pattern for a progress bar include the epoch. With `stop`, a trial's first epoch is
     compared when its second begins. Up to 300 rows are recorded at once, then one per second; of the others, only the
     latest is kept. The last value of each metric is always kept. Only the first 16,384 characters of a line are

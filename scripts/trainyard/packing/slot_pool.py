@@ -51,7 +51,7 @@ class Slot:
     attempt: Attempt | None = None  # at the task, as far as it is recorded
     began: float = 0.0  # start of the attempt, on the monotonic clock
     paused_before: float = 0.0  # `SharedOrder.paused_seconds` then
-    epochs_before: int = 0  # up to the checkpoint from which the attempt resumed, if its program numbers no epochs
+    epochs_before: float = 0  # up to the checkpoint from which the attempt resumed, if its program numbers no epochs
     stop_reason: str = ""  # why early stopping ends the trial
     is_cancelled: bool = False  # whether its worker was requested to end the trial, and is replaced then
     failed_starts: int = 0

@@ -57,7 +57,7 @@ class Attempt:
     log: str = ""  # file with details
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    epoch_times: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
+    epoch_times: dict[float, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
@@ -356,11 +356,11 @@ class ReportedEpochs:
     """When an attempt reported its epochs."""
 
     start: float  # of the attempt, Unix seconds
-    before: int = 0  # epochs up to the checkpoint from which it resumed
-    times: list[tuple[float, int]] = field(default_factory=list)  # Unix seconds and number of each epoch
+    before: float = 0  # epochs up to the checkpoint from which it resumed
+    times: list[tuple[float, float]] = field(default_factory=list)  # Unix seconds and number of each epoch
 
 
-def epochs_before(earlier: Sequence[ReportedEpochs], checkpoint: CheckpointFile) -> int:
+def epochs_before(earlier: Sequence[ReportedEpochs], checkpoint: CheckpointFile) -> float:
     """The number of epochs up to a checkpoint of an earlier attempt, if the program does not report their numbers.
 
     A program reports an epoch shortly before or after it saves its checkpoint: the closest report counts.

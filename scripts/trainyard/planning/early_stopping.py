@@ -27,7 +27,7 @@ class EarlyStoppingRule:
         rungs = [first]  # at which trials are first compared: of each bracket
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
             rungs.append(rungs[-1] * factor)
-        self._unjudged: dict[str, set[int]] = defaultdict(set)  # epochs of each trial
+        self._unjudged: dict[str, set[float]] = defaultdict(set)  # epochs of each trial
         self._elsewhere: dict[str, Mapping[str, Any]] = {}  # the last row of each trial that another job runs
         count, judge = len(rungs), _Comparison if stop.method in ("asha", "hyperband", "median") else _Pruner
         self._brackets = [judge(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
@@ -55,7 +55,7 @@ class EarlyStoppingRule:
         """Record the value of an epoch; returns whether there is one."""
         if self._metric not in row:
             return False
-        value, epoch = row[self._metric], int(row["epoch"])
+        value, epoch = row[self._metric], row["epoch"]
         value = math.nan if value is None or not math.isfinite(value) else float(value)
         if self._judge(trial).record(trial, epoch, value, is_judged=is_judged):
             self._unjudged[trial].add(epoch)
@@ -72,14 +72,14 @@ class EarlyStoppingRule:
         """
         if not self._record(trial, row):
             return ""
-        due = sorted(at for at in self._unjudged[trial] if at <= int(row["epoch"]))
+        due = sorted(at for at in self._unjudged[trial] if at <= row["epoch"])
         self._unjudged[trial].difference_update(due)
         judge = self._judge(trial)
         return next(filter(None, (judge.verdict(trial, epoch) for epoch in due)), "")
 
     def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
-        return self._metric in row and self._judge(trial).awaits_verdict(trial, int(row["epoch"]))
+        return self._metric in row and self._judge(trial).awaits_verdict(trial, row["epoch"])
 
     def note(self, event: TrialEvent, *, elsewhere: bool = False) -> None:
         """Record an event of a trial, in this job or `elsewhere`.
@@ -105,13 +105,14 @@ class _Comparison:
         self._stop, self._mode = stop, mode
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
         # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
-        self._standings: dict[int, list[float]] = {}
+        self._standings: dict[float, list[float]] = {}
+        self._judged_epochs: list[float] = []  # those of `_standings`, ascending
         self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
 
-    def verdict(self, trial: str, epoch: int) -> str:
+    def verdict(self, trial: str, epoch: float) -> str:
         return self._judge_median(trial, epoch) if self._stop.method == "median" else self._judge_asha(trial, epoch)
 
-    def awaits_verdict(self, trial: str, epoch: int) -> bool:
+    def awaits_verdict(self, trial: str, epoch: float) -> bool:
         if self._stop.method == "median":
             return epoch >= self._stop.grace_period
         return (rung := self._rung_at(epoch)) > 0 and (trial, rung) not in self._judged
@@ -120,13 +121,15 @@ class _Comparison:
         """A trial that has diverged counts as the worst where it would have been judged next."""
         if status != TrialStatus.DIVERGED:
             return
-        epoch = max(self._curves[trial].last, 0) + 1
-        if self._stop.method != "median":
-            rung = self._rung_at(epoch) or self._stop.grace_period
-            epoch = rung if rung >= epoch else rung * self._stop.reduction_factor
-        self._set_value(trial, epoch, -math.inf)
+        last = max(self._curves[trial].last, 0)
+        if self._stop.method == "median":
+            self._set_value(trial, last + 1, -math.inf)
+            return
+        rung = self._rung_at(last)
+        next_rung = rung * self._stop.reduction_factor if rung else self._stop.grace_period
+        self._set_value(trial, next_rung, -math.inf)
 
-    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> bool:
+    def record(self, trial: str, epoch: float, value: float, *, is_judged: bool) -> bool:
         """Record the value of an epoch; what is no number is worst. Returns whether it is another one than before."""
         worth = -math.inf if math.isnan(value) else value if self._mode == "max" else -value
         is_new = self._curves[trial].values.get(epoch) != worth
@@ -135,17 +138,16 @@ class _Comparison:
             self._judged.add((trial, self._rung_at(epoch)))
         return is_new
 
-    def _set_value(self, trial: str, epoch: int, value: float) -> None:
+    def _set_value(self, trial: str, epoch: float, value: float) -> None:
         """Set a trial's value at an epoch, where higher is better, and update the standings that it changes."""
         curve = self._curves[trial]
         if curve.values.get(epoch) == value:
             return
-        if self._stop.method != "median":
+        if self._stop.method == "median":
+            affected = self._median_epochs(curve, epoch)
+        else:
             next_rung = self._rung_at(epoch) * self._stop.reduction_factor
             affected = [at for at in self._standings if epoch <= at < next_rung]
-        else:
-            fewer, others = sorted((curve.affected_by(epoch), self._standings), key=len)
-            affected = [at for at in fewer if at in others]
         before = {at: self._standing(curve, at) for at in affected}
         curve.record(epoch, value)
         for at in affected:
@@ -154,7 +156,15 @@ class _Comparison:
             if (new := self._standing(curve, at)) is not None:
                 insort(self._standings[at], new)
 
-    def _standing(self, curve: "_Curve", epoch: int) -> float | None:
+    def _median_epochs(self, curve: "_Curve", epoch: float) -> Sequence[float]:
+        """The judged epochs at which the mean of a trial changes, or becomes known, with a value at an epoch."""
+        epochs = self._judged_epochs
+        start = bisect_left(epochs, epoch)
+        if curve.values:
+            start = min(start, bisect_right(epochs, curve.last))
+        return epochs[start : bisect_right(epochs, max(epoch, curve.last))]
+
+    def _standing(self, curve: "_Curve", epoch: float) -> float | None:
         """What a trial is compared by at an epoch: for `asha` its last value since the rung, for `median` its mean.
 
         None if it has not reached the epoch.
@@ -165,14 +175,15 @@ class _Comparison:
         latest = max((at for at in curve.values if rung <= at <= epoch), default=None)
         return None if latest is None else curve.values[latest]
 
-    def _standings_at(self, epoch: int) -> list[float]:
+    def _standings_at(self, epoch: float) -> list[float]:
         """The standings of all trials at an epoch."""
         if epoch not in self._standings:
             found = (self._standing(curve, epoch) for curve in self._curves.values())
             self._standings[epoch] = sorted(value for value in found if value is not None)
+            insort(self._judged_epochs, epoch)
         return self._standings[epoch]
 
-    def _judge_asha(self, trial: str, epoch: int) -> str:
+    def _judge_asha(self, trial: str, epoch: float) -> str:
         """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
 
         A trial that has reached a rung continues if it is among the best 1/reduction of those that have reached it so
@@ -195,14 +206,14 @@ class _Comparison:
         reason = f"rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
         return f"{self._stop.method}: {reason}"
 
-    def _rung_at(self, epoch: int) -> int:
+    def _rung_at(self, epoch: float) -> int:
         """The last rung at this epoch or before it; 0 before the first one."""
         rung = self._stop.grace_period
         while rung * self._stop.reduction_factor <= epoch:
             rung *= self._stop.reduction_factor
         return rung if rung <= epoch else 0
 
-    def _judge_median(self, trial: str, epoch: int) -> str:
+    def _judge_median(self, trial: str, epoch: float) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
         if epoch < self._stop.grace_period or self._stop.is_last(epoch, self._curves[trial].first):
             return ""
@@ -222,31 +233,27 @@ class _Curve:
     """The values that a trial has reported by epoch, higher is better."""
 
     def __init__(self) -> None:
-        self.values: dict[int, float] = {}
-        self.first = self.last = -1  # epochs; -1 without values
+        self.values: dict[float, float] = {}
+        self.first: float = -1  # epoch; -1 without values
+        self.last: float = -1
 
-    def record(self, epoch: int, value: float) -> None:
+    def record(self, epoch: float, value: float) -> None:
         """Set the value of an epoch."""
         self.first = min(epoch, self.first) if self.values else epoch
         self.last = max(epoch, self.last)
         self.values[epoch] = value
 
-    def covers(self, epoch: int) -> bool:
+    def covers(self, epoch: float) -> bool:
         """Whether the trial reached an epoch and had reported a value by then."""
         return bool(self.values) and self.first <= epoch <= self.last
 
-    def affected_by(self, epoch: int) -> range:
-        """The epochs up to which the mean changes, or becomes known, with a value at this epoch."""
-        start = min(epoch, self.last + 1) if self.values else epoch
-        return range(start, max(epoch, self.last) + 1)
-
-    def until(self, epoch: int) -> Sequence[float]:
+    def until(self, epoch: float) -> Sequence[float]:
         """The values up to an epoch."""
         if epoch >= self.last:  # nearly always: of trials with thousands of epochs, this is called for each
             return list(self.values.values())
         return [value for at, value in self.values.items() if at <= epoch]
 
-    def mean(self, epoch: int) -> float:
+    def mean(self, epoch: float) -> float:
         """Mean of the values up to an epoch, rounded once: equal values have this mean."""
         values = self.until(epoch)
         try:
@@ -273,10 +280,10 @@ class _Pruner:
         # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
         self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
         self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others
-        self._curves: dict[str, dict[int, float]] = defaultdict(dict)
+        self._curves: dict[str, dict[Any, float]] = defaultdict(dict)  # by epoch, for Optuna a step
         self._complete = set[str]()
 
-    def verdict(self, trial: str, epoch: int) -> str:
+    def verdict(self, trial: str, epoch: float) -> str:
         from optuna.trial import TrialState, create_trial
 
         curve = {at: value for at, value in self._curves[trial].items() if at <= epoch}
@@ -288,10 +295,10 @@ class _Pruner:
         name = type(self._pruner).__name__
         return f"{self._stop.method}: {curve[epoch]:.4g} at epoch {epoch}, by Optuna's {name}" if ends else ""
 
-    def awaits_verdict(self, trial: str, epoch: int) -> bool:
+    def awaits_verdict(self, trial: str, epoch: float) -> bool:
         return self._compares
 
-    def record(self, trial: str, epoch: int, value: float, *, is_judged: bool) -> bool:
+    def record(self, trial: str, epoch: float, value: float, *, is_judged: bool) -> bool:
         before, now = self._curves[trial].get(epoch), self._worst if math.isnan(value) else value
         self._curves[trial][epoch] = now
         return before != now

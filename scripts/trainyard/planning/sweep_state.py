@@ -215,7 +215,7 @@ class Task:
         failed = (each for each in self.earlier if each.outcome == TrialStatus.FAILED)
         return tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error))
 
-    def epochs_before(self, checkpoint: CheckpointFile) -> int:
+    def epochs_before(self, checkpoint: CheckpointFile) -> float:
         """The number of epochs up to a checkpoint of an earlier attempt, if the program does not number them."""
         same = [each for each in self.earlier if each.generation == self.generation]
         return epochs_before(reported_epochs(same), checkpoint)

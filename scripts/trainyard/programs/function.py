@@ -60,7 +60,8 @@ class Context:
         """
         self._row_count += 1
         row = numeric_row(metrics)
-        self._reports.put({"epoch": take_epoch(row, self._row_count), **row})
+        epoch = take_epoch(row)
+        self._reports.put({"epoch": self._row_count if epoch is None else epoch, **row})
         if self._answers.get():
             raise EndTrial(TrialStatus.STOPPED)
 

@@ -25,10 +25,15 @@ def numeric_row(metrics: Mapping[str, Any]) -> Row:
     return {name: number for name, value in metrics.items() if (number := _number(value)) is not _NOT_A_NUMBER}
 
 
-def take_epoch(row: Row, counted: int) -> int:
-    """Remove the epoch from a row and return it; `counted` if the row has none."""
+def take_epoch(row: Row) -> float | int | None:
+    """Remove the epoch from a row and return it, a whole one as an integer; None if the row has none.
+
+    An epoch that no program reaches is none.
+    """
     epoch = row.pop("epoch", None)
-    return counted if epoch is None or abs(epoch) > MAX_INTEGER else int(epoch)
+    if epoch is None or abs(epoch) > MAX_INTEGER:
+        return None
+    return int(epoch) if epoch == int(epoch) else epoch
 
 
 def _number(value: Any) -> Any:
@@ -78,9 +83,16 @@ def join_rows(parts: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]
     return joined
 
 
-def shift_epoch(row: Row, by: int) -> Row:
+def shift_epoch(row: Row, by: float) -> Row:
     """The row as that of a later epoch."""
-    return {**row, "epoch": int(row["epoch"] or 0) + by}
+    return {**row, "epoch": (row["epoch"] or 0) + by}
+
+
+def step_numbers(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The epochs of rows where only whole numbers are allowed: the places of the rows, from 1, if one is a fraction."""
+    places = range(1, len(rows) + 1)
+    epochs = [row.get("epoch", place) for row, place in zip(rows, places, strict=True)]
+    return [int(epoch) for epoch in epochs] if all(epoch == int(epoch) for epoch in epochs) else list(places)
 
 
 class RowLimiter:

@@ -62,6 +62,7 @@ class MetricsCollector:
         self.section, self.folder = metrics, folder
         self._parser = PatternParser(metrics.compiled if metrics else [])
         self._row_count, self._hold_first_row = 0, hold_first_row
+        self._epoch: float | None = None  # the last one that was reported
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
@@ -109,11 +110,14 @@ class MetricsCollector:
             new += self._file.new_rows(final=final and not torn)
         for row in new:
             numbers = numeric_row(row)
+            if not numbers:
+                continue
             self._row_count += 1
-            reported = numbers.get("epoch")
-            self.counts_epochs &= reported is not None and reported == int(reported)
+            reported = take_epoch(numbers)
+            self.counts_epochs &= isinstance(reported, int)
             complete = reported is None or not self._hold_first_row  # without an epoch, each row is one
-            epoch = take_epoch(numbers, self._row_count)
+            self._epoch = self._epoch if reported is None else reported
+            epoch = self._row_count if self._epoch is None else self._epoch
             self.latest |= numbers
             epoch_row: Row = {"epoch": epoch, **numbers}
             self._limiter.add(epoch_row, complete=complete)

@@ -28,6 +28,7 @@ from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Fold
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.programs.metric_rows import step_numbers
 from trainyard.report.style import is_log_scale, is_numeric
 from trainyard.results.ranking import RankedTrial, Ranking, rank_sweep
 from trainyard.utils.files import atomic_write
@@ -111,7 +112,9 @@ def _trial(
         distributions={key: spaces[key] for key in params},
         user_attrs={"trial": ranked.trial, "status": ranked.status}
         | {name: value for name, value in numbers.items() if name not in goals},
-        intermediate_values={row["epoch"]: row[metric] for row in rows if row.get(metric) is not None},
+        intermediate_values={
+            step: row[metric] for step, row in zip(step_numbers(rows), rows, strict=True) if row.get(metric) is not None
+        },
         system_attrs={"constraints": excesses},  # the form that optuna-dashboard reads
     )
     if shown:

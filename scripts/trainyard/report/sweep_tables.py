@@ -197,9 +197,9 @@ def summarize_savings(state: SweepState, stopped: pd.DataFrame) -> str:
     if all_epochs is None or stopped["saved_epochs"].isna().all():
         return counts
     total = all_epochs * len(state.trials)
-    epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
+    epochs, seconds = stopped["saved_epochs"].sum(), stopped["saved_seconds"].sum()
     slot_seconds = f", or {seconds:.1f} slot-seconds" if stopped["saved_seconds"].notna().all() else ""
-    return f"{counts}; this saved {epochs} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
+    return f"{counts}; this saved {epochs:g} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
 
 
 # ---- the ranking

@@ -30,6 +30,7 @@ from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
+from trainyard.programs.metric_rows import step_numbers
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import append_whole, atomic_write
@@ -46,7 +47,7 @@ class Point:
     """The metrics of one epoch."""
 
     time: float  # Unix seconds
-    epoch: int
+    step: int  # its epoch, see `step_numbers`
     metrics: Mapping[str, Any]
 
 
@@ -123,8 +124,8 @@ def _trial_points(state: SweepState, shown: Attempt) -> list[Point]:
             times.setdefault(json.dumps(row, sort_keys=True), reported)
     rows = state.epochs_of(shown)
     points = [
-        Point(times[json.dumps(row, sort_keys=True)], int(row.get("epoch", number)), row)
-        for number, row in enumerate(rows, start=1)
+        Point(times[json.dumps(row, sort_keys=True)], step, row)
+        for step, row in zip(step_numbers(rows), rows, strict=True)
     ]
     if shown.outcome in FINAL:
         points += _last_point(shown.end, points, shown.metrics)
@@ -143,7 +144,8 @@ def _scale_run(folder: Path) -> Run:
     history, end = read_table(folder / "history.csv"), (folder / "history.csv").stat().st_mtime
     seconds = pd.to_numeric(history["seconds"], errors="coerce").fillna(0)
     times = end - (seconds.sum() - seconds.cumsum())
-    points = [Point(time, int(row["epoch"]), row) for time, row in zip(times, history.to_dict("records"), strict=True)]
+    rows = history.to_dict("records")
+    points = [Point(time, step, row) for time, step, row in zip(times, step_numbers(rows), rows, strict=True)]
     settings = {key: summary.get(key) for key in _SCALE_KEYS}
     points += _last_point(end, points, {key: value for key, value in summary.items() if key not in settings})
     return Run(end - seconds.sum(), settings, points, (end, True))
@@ -153,7 +155,7 @@ def _last_point(time: float, points: Sequence[Point], metrics: Mapping[str, Any]
     """The final metrics that no epoch has, at the last epoch."""
     known = {name for point in points for name in point.metrics}
     final = {name: value for name, value in metrics.items() if name not in known}
-    return [Point(time, points[-1].epoch if points else 1, final)] if final else []
+    return [Point(time, points[-1].step if points else 1, final)] if final else []
 
 
 # ---- their encoding
@@ -188,7 +190,7 @@ def _events(run: Run) -> Iterator[Event]:
             if tag != "epoch" and not math.isnan(value)
         ]
         if values:
-            yield Event(wall_time=point.time, step=point.epoch, summary=Summary(value=values))
+            yield Event(wall_time=point.time, step=point.step, summary=Summary(value=values))
     if run.ended is not None:
         time, has_result = run.ended
         end = SessionEndInfo(

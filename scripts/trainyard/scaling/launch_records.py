@@ -156,7 +156,7 @@ _TIMES = ("_time", "_seconds")
 def _checked(event: Event) -> Event:
     """The event, unless it lacks a field."""
     row = event.get("row")
-    if event["event"] in ("row", "kept") and not (isinstance(row, dict) and isinstance(row.get("epoch"), int)):
+    if event["event"] in ("row", "kept") and not (isinstance(row, dict) and isinstance(row.get("epoch"), (int, float))):
         raise ValueError("a row without an epoch")
     return event
 

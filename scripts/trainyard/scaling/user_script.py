@@ -198,7 +198,7 @@ class UserScript:
         )
 
     def _monitor(
-        self, line: list[str], metrics: MetricsCollector, claim: Hold, meeting: Path, *, before: int
+        self, line: list[str], metrics: MetricsCollector, claim: Hold, meeting: Path, *, before: float
     ) -> TrialEnded:
         """Run a command, log its output and record its rows, whose epochs are those after the first `before` ones."""
         study, is_srun = self._study, line[0] == "srun"

@@ -69,6 +69,38 @@ def test_27_curves_are_stopped_as_in_the_paper(order):
         assert (end is None) == (goes_on and epoch < 27), f"{trial} at epoch {epoch}"
 
 
+def test_trials_that_are_evaluated_at_fractions_of_an_epoch_are_judged_once_at_the_rung():
+    """As Hugging Face evaluates, at 0.5, 1, 1.5: one trial at 1 was compared with another one at 1.5, and ended."""
+    judge = rule(epochs=9)
+    best, other = [0.5, 0.6, 0.7, 0.8], [0.3, 0.4, 0.65, 0.7]
+    for epoch, value in zip((0.5, 1.0, 1.5, 2.0), other, strict=True):
+        assert judge.verdict("other", {"epoch": epoch, "val_accuracy": value}) == ""
+    for epoch, value in zip((0.5, 1, 1.5, 2.0), best, strict=True):
+        assert judge.verdict("best", {"epoch": epoch, "val_accuracy": value}) == ""
+    for epoch, value in ((0.4, 0.2), (0.8, 0.3)):
+        assert judge.verdict("worst", {"epoch": epoch, "val_accuracy": value}) == "", f"{epoch} is before the rung"
+    why = judge.verdict("worst", {"epoch": 1.2, "val_accuracy": 0.35})
+    assert why == "asha: rank 3 of the 3 that have reached epoch 1.2; the best 1 continue"
+
+
+def test_the_median_of_trials_that_are_evaluated_at_fractions_is_that_at_the_epoch_as_it_is():
+    judge = rule(method="median", min_samples=1, epochs=3)
+    for epoch, value in ((0.5, 0.5), (1, 0.6), (1.5, 0.9)):
+        assert judge.verdict("a", {"epoch": epoch, "val_accuracy": value}) == ""
+    assert judge.verdict("b", {"epoch": 0.5, "val_accuracy": 0.1}) == "", "before the grace period"
+    assert judge.verdict("b", {"epoch": 1, "val_accuracy": 0.56}) == "", "better than the mean of 0.5 and 0.6"
+    assert "by epoch 1.5, 0.6, is worse than 0.6667" in judge.verdict("b", {"epoch": 1.5, "val_accuracy": 0.6})
+
+
+def test_one_that_diverged_before_the_first_rung_counts_there_as_the_worst():
+    judge = rule(epochs=9)
+    judge.verdict("bad", {"epoch": 0.5, "val_accuracy": 0.9})
+    judge.note(ended("bad"))
+    for trial, value in (("a", 0.5), ("b", 0.4)):
+        why = judge.verdict(trial, {"epoch": 1, "val_accuracy": value})
+    assert why == "asha: rank 2 of the 3 that have reached epoch 1; the best 1 continue"
+
+
 def test_trials_that_report_every_fifth_epoch_are_judged_at_their_first_report_after_a_rung():
     """The rungs are 1, 3, 9 and 27."""
     judge, ends = rule(epochs=40), {}

@@ -185,6 +185,28 @@ def test_an_epoch_that_no_program_reaches_is_counted(tmp_path, name, epoch):
     assert found.new_rows(final=True) == [{"epoch": 1, "acc": 1}]
 
 
+def test_epochs_may_be_fractions_and_whole_ones_are_integers(tmp_path):
+    """Hugging Face evaluates at 0.5, 1, 1.5: two evaluations do not become one."""
+    found = reported(tmp_path, pattern="acc (?P<acc>{number}) epoch (?P<epoch>{number})")
+    for epoch in ("0.5", "1.0", "1.5", "2", "nan", "1e300"):
+        found.add_line(f"acc 0.5 epoch {epoch}")
+    rows = found.new_rows(final=True)
+    assert list(dict.fromkeys(repr(row["epoch"]) for row in rows)) == ["0.5", "1", "1.5", "2"], "nan is of the last one"
+    assert not found.counts_epochs
+
+
+def test_a_row_without_an_epoch_is_of_the_epoch_before_it(tmp_path):
+    """As the test accuracy at the end: it is no further epoch."""
+    found = reported(tmp_path, file="m.jsonl")
+    rows = [{"env": "linux", "seed": None}, {"epoch": 1, "loss": 3}, {"epoch": 2, "loss": 2}, {"test_acc": 0.5}]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert found.new_rows(final=True) == [
+        {"epoch": 1, "loss": 3},
+        {"epoch": 2, "loss": 2},
+        {"epoch": 2, "test_acc": 0.5},
+    ]
+
+
 def lines_of(*chunks):
     lines = LineSplitter()
     return [line for chunk in chunks for line in lines.feed(chunk)] + lines.feed(b"", final=True)
