@@ -22,10 +22,18 @@ from trainyard.config.train import Section, hint, invalid
 from trainyard.utils.files import digest_of, expand_path, file_digest
 from trainyard.utils.text import suggest
 
+# What may stand between groups of three digits. A plain space may also stand between two numbers.
+SEPARATORS: Final = ",_'\u2019\u00a0\u2009\u202f"
+MINUS: Final = "\u2212"
+_GROUPS_OF_DIGITS: Final = "|".join(rf"(?:{separator}\d{{3}})++" for separator in SEPARATORS)
+_SIGN: Final = rf"[+\-{MINUS}]"
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
 # applies to all of it. The quantifiers of its digits are possessive: with backtracking, the time to find that nothing
 # matches would grow with the cube of the number of digits.
-NUMBER: Final = r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
+NUMBER: Final = (
+    rf"(?:{_SIGN}?(?:(?:(?<!\d,)[1-9]\d{{0,2}}(?:{_GROUPS_OF_DIGITS})(?![{SEPARATORS}]?\d)(?:\.\d*+)?|\d++(?:\.\d*+)?|\.\d++)"
+    rf"(?:[eE]{_SIGN}?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
+)
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
 _SEPARATED: Final = re.compile(r"\d+(?:[,_]\d+)+")  # 2,466
 _BRACES: Final = re.compile(r"(?<!\\)\{(?!number\})([A-Za-z]\w*)\}")  # text in braces, no quantifier
@@ -97,7 +105,8 @@ class Metrics(Section):
         None,
         description="Regular expressions that are applied to each line of output, with a named group per metric, e.g. "
         "`val_acc=(?P<val_accuracy>{number})`. `{number}` matches numbers with sign and exponent, `nan` and `inf`; a "
-        "number followed by `%` is divided by 100. A row is complete when every group has matched.",
+        "number followed by `%` is divided by 100, and in `7,282` the comma separates thousands; a decimal comma is an "
+        "error. A row is complete when every group has matched.",
     )
 
     sample: str | Annotated[list[str], Field(min_length=1)] | None = Field(

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from trainyard.config.user_programs import MINUS, SEPARATORS
+
 Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
 MAX_INTEGER: Final = 2**62  # of a metric
 # Each row costs a line of the journal and time of the driver. After these bursts, one row per second is allowed:
@@ -37,19 +39,56 @@ def take_epoch(row: Row) -> float | int | None:
 
 
 def _number(value: Any) -> Any:
-    percent = isinstance(value, str) and value.rstrip().endswith("%")
+    if isinstance(value, str):
+        return _number_in(value)
     try:
         if hasattr(value, "item"):  # a scalar of NumPy or torch
             value = value.item()
-        number = float(value.rstrip().removesuffix("%")) / 100 if percent else float(value)
+        number = float(value)
     except OverflowError:
         return None
     except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor of several elements
         return _NOT_A_NUMBER
     if not math.isfinite(number):
         return None
-    is_integer = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()))
-    return int(value) if is_integer and abs(number) <= MAX_INTEGER else number
+    return int(value) if isinstance(value, int) and abs(number) <= MAX_INTEGER else number
+
+
+_GROUPED: Final = re.compile(
+    rf"[+-]?[1-9]\d{{0,2}}(?P<separator>[{SEPARATORS}])\d{{3}}(?:(?P=separator)\d{{3}})*(?P<rest>[.eE].*)?"
+)
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+(?:\.\d{3})*,\d+(?:[eE][+-]?\d+)?")
+
+
+def _number_in(text: str) -> Any:
+    written = text.strip().replace(MINUS, "-")
+    digits = written.removesuffix("%").rstrip()
+    if grouped := _GROUPED.fullmatch(digits):
+        digits = digits.replace(grouped["separator"], "")
+    try:
+        number = float(digits)
+    except ValueError:
+        return _NOT_A_NUMBER
+    if "_" in digits:  # which `float` takes anywhere
+        return _NOT_A_NUMBER
+    if not math.isfinite(number):
+        return None
+    if written.endswith("%"):
+        return number / 100
+    is_integer = re.fullmatch(r"[+-]?\d+", digits) and abs(number) <= MAX_INTEGER
+    return int(digits) if is_integer else number
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text is a number with a decimal comma, as `3,2451`, which is not read."""
+    digits = text.strip().replace(MINUS, "-").removesuffix("%").rstrip()
+    return _DECIMAL_COMMA.fullmatch(digits) is not None and _GROUPED.fullmatch(digits) is None
+
+
+def may_have_decimal_comma(text: str) -> bool:
+    """Whether a text such as `7,282`, which is read as 7282, may also mean 7.282."""
+    digits = text.strip().replace(MINUS, "-").removesuffix("%").rstrip()
+    return re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", digits) is not None
 
 
 def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -4,10 +4,10 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainyard.config.user_programs import Metrics, find_mismatch
 from trainyard.programs.metric_files import (
@@ -25,6 +25,8 @@ from trainyard.programs.metric_rows import (
     ROWS_PER_SECOND,
     Row,
     RowLimiter,
+    has_decimal_comma,
+    may_have_decimal_comma,
     merge_row,
     numeric_row,
     take_epoch,
@@ -67,6 +69,7 @@ class MetricsCollector:
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._warned = False, False
+        self._number_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
         for path in metric_files(metrics, folder) if not resumes else ():  # these rows are of an earlier attempt
             if path.suffix != BEFORE:
@@ -85,7 +88,12 @@ class MetricsCollector:
 
     @property
     def missing(self) -> str:
-        """Why no metrics were found; "" if some were. Only after the `final` call of `new_rows`."""
+        """Why no metrics were found, or not those that were printed; "" if all is well.
+
+        Only after the `final` call of `new_rows`.
+        """
+        if self._parser.error:
+            return self._parser.error
         if self.latest or self.section is None:
             return ""
         where = self.section.place or f"its output by {' and '.join(self.section.patterns)}"
@@ -109,6 +117,7 @@ class MetricsCollector:
         if self._file:
             new += self._file.new_rows(final=final and not torn)
         for row in new:
+            self._number_warning = self._number_warning or _warn_of_commas(row)
             numbers = numeric_row(row)
             if not numbers:
                 continue
@@ -125,11 +134,22 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warning = self._parser.warning or (self.error if self._is_final else "")
+        warning = self._parser.warning or self._number_warning
+        warning = warning or (self.error if self._is_final else "")
         if self._warned or not warning:
             return ""
         self._warned = True
         return warning
+
+
+def _warn_of_commas(row: Mapping[str, Any]) -> str:
+    """A warning about the first value of a row with a comma that is not read, or may mean something else."""
+    for name, value in row.items():
+        if isinstance(value, str) and has_decimal_comma(value):
+            return f"{name} is not read: {value} has a decimal comma; have the program print a decimal point"
+        if isinstance(value, str) and may_have_decimal_comma(value):
+            return f"{name}: the comma in {value} is taken to separate thousands"
+    return ""
 
 
 @dataclass(frozen=True)
