@@ -740,8 +740,8 @@ PATTERNS = ["epoch (?P<epoch>{number})", "acc=(?P<val_accuracy>{number})"]
             "acc=.* matches nothing in the sample, epoch 3: acc 91.2%: it matches up to acc, but not the rest, =",
         ),
         (
-            {"pattern": "loss (?P<loss>{number}) acc", "sample": "step 1,000: loss 2,466 acc 1"},
-            r"not the rest,  acc; \{number\} ends at the `,` of 2,466: have the program print numbers without it",
+            {"pattern": "loss (?P<loss>{number}) acc", "sample": "step 1,000: loss 2,4661 acc 1"},
+            r"not the rest,  acc; \{number\} ends at the `,` of 2,4661: have the program print numbers without it",
         ),
         ({"file": "x.csv", "sample": "epoch"}, "sample is for pattern"),
     ],
