@@ -24,7 +24,7 @@ from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
-from trainyard.config.train import BUILT_IN_MODEL_ARGS
+from trainyard.config.train import BUILT_IN_MODEL_ARGS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.data.known_images import KnownImages, known_images
 from trainyard.planning.journal import journal_files
@@ -170,13 +170,7 @@ def _check_batches(checked: CheckedStudy) -> Iterator[Finding]:
     study, place, images = checked.study, f"{checked.place}.train.batch_size", checked.images
     if not isinstance(study, (TrainSweep, TrainScaling)):
         return
-    if isinstance(study, Sweep):
-        batch, where = max(spec.images_per_step() for spec in trainings(study)), ""
-    else:
-        gpus = {scale: nodes * count for scale in study.scales for nodes, count in [split_scale(scale)]}
-        largest = max(gpus, key=lambda scale: gpus[scale])
-        batch = study.train.images_per_step(gpus=gpus[largest], is_strong=study.mode == "strong")
-        where = f" at {largest}"
+    batch, where = max(_largest_step(study, spec) for spec in trainings(study))
     if images.training_images is None:
         message = f"{batch:,} images per step{where}: the number of images is known once they are staged"
         yield Finding(place, "unknown", message, "Snakemake's target `data` stages them")
@@ -185,6 +179,34 @@ def _check_batches(checked: CheckedStudy) -> Iterator[Finding]:
         yield Finding(place, "fails", f"{message} for training", "lower it")
     else:
         yield Finding(place, "ok", f"{batch:,} images per step{where}, of {images.training_images:,}")
+
+
+def _largest_step(study: TrainSweep | TrainScaling, spec: Train) -> tuple[int, str]:
+    """The images of a training's largest step, and at which scale it has them."""
+    if isinstance(study, TrainSweep):
+        return spec.images_per_step(), ""
+    gpus = {scale: nodes * count for scale in study.scales for nodes, count in [split_scale(scale)]}
+    largest = max(gpus, key=lambda scale: gpus[scale])
+    return spec.images_per_step(gpus=gpus[largest], is_strong=study.mode == "strong"), f" at {largest}"
+
+
+def _check_average(checked: CheckedStudy) -> Iterator[Finding]:
+    """Averages of the weights in trainings that are too short for their decay."""
+    study, images = checked.study, checked.images.training_images
+    if not isinstance(study, (TrainSweep, TrainScaling)) or images is None:
+        return
+    findings: dict[Finding, None] = {}  # each once
+    for spec in trainings(study):
+        batch, where = _largest_step(study, spec)
+        steps = images // batch * spec.epochs
+        if spec.ema_decay is None or not steps:
+            continue
+        last = spec.ema_decay_after(steps - 1)
+        if last < spec.ema_decay:
+            message = f"{spec.ema_decay:g} is not reached in {count_of(steps, 'step')}{where}: it ends at {last:.4g}"
+            remedy = f"lower it, or train longer: all values above {last:.4g} give the same average"
+            findings[Finding(f"{checked.place}.train.ema_decay", "warns", message, remedy)] = None
+    yield from findings
 
 
 def _check_patterns(checked: CheckedStudy) -> Iterator[Finding]:
@@ -249,6 +271,7 @@ STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
     _check_slots,
     _check_model_arguments,
     _check_batches,
+    _check_average,
     _check_patterns,
     _check_ranking,
     check_script,

@@ -19,8 +19,7 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, TrainScaling, split_scale
 from trainyard.config.sweep import Slots
-from trainyard.config.trials import RESULT_VERSION, count_configured
-from trainyard.config.weights import identifying
+from trainyard.config.trials import RESULT_VERSION, count_configured, training_content
 from trainyard.packing.completeness import describe_pause
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
@@ -438,7 +437,7 @@ class TrainJobs(Jobs):
         study = self._config.scaling[wildcards.name]
         if isinstance(study, TrainScaling):
             train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
-            what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
+            what: Any = training_content(train)
         else:
             what = study.model_dump(include={"python", "args", "metrics"}, mode="json") | {"script": study.program}
             what |= {"launcher": study.launcher_name, "launcher_options": study.launcher_options}

@@ -62,6 +62,7 @@ Name = Annotated[
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
 BUILT_IN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
 BUILT_IN_MODELS = tuple(BUILT_IN_MODEL_ARGS)
+ADAMW_DECAY: Final = 0.01  # torch's default
 TIMM: Final = "timm:"  # before the name of a model of timm
 
 
@@ -253,11 +254,13 @@ class Train(Section):
         description="Images per GPU and batch. With strong scaling: images per step, over all GPUs.",
     )
     accumulation: PositiveInt = Field(1, description="Gradient accumulation: batches per optimizer step.")
-    lr: PositiveFloat = Field(0.1, description="Peak learning rate.")
+    lr: PositiveFloat = Field(0.001, description="Peak learning rate; by default that of torch's optimizers.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd`.")
     nesterov: bool = Field(False, description="Nesterov momentum, for `sgd`.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
+    weight_decay: NonNegativeFloat | None = Field(
+        None, description="Weight decay. By default that of torch: 0.01 for `adamw`, 0 for the others."
+    )
     decay_all: bool = Field(
         True, description="Apply weight decay to all parameters; `false` excludes biases and normalization layers."
     )
@@ -300,7 +303,8 @@ class Train(Section):
         gt=0,
         lt=1,
         description="Validate an exponential moving average (EMA) of the weights, which is saved beside them: after "
-        "each step, `ema_decay` times the average plus the rest times the weights; 0.999 averages about 1,000 steps.",
+        "each step, `ema_decay` times the average plus the rest times the weights; 0.999 averages about 1,000 steps. "
+        "After the first n steps, the decay is at most (1 + n) / (10 + n), so that the initial weights are forgotten.",
     )
     clip_norm: PositiveFloat | None = Field(None, description="Maximum gradient norm (clipping).")
     schedule: Schedule = Field(Schedule(), description="Learning-rate schedule.")
@@ -352,6 +356,17 @@ class Train(Section):
     def images_per_step(self, *, gpus: int = 1, is_strong: bool = False) -> int:
         """The global batch; under strong scaling, `batch_size` is the batch size of all GPUs together."""
         return self.batch_size if is_strong else self.batch_size * self.accumulation * gpus
+
+    @property
+    def used_weight_decay(self) -> float:
+        """The weight decay, also where the config gives none."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return ADAMW_DECAY if self.optimizer == "adamw" else 0.0
+
+    def ema_decay_after(self, steps: int) -> float:
+        """The decay of the average of the weights in the update after `steps` others: a ramp up to `ema_decay`."""
+        return min(self.ema_decay or 0.0, (1 + steps) / (10 + steps))
 
     @property
     def import_paths(self) -> dict[str, tuple[str, str]]:

@@ -54,11 +54,10 @@ class Trial:
     @cached_property
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that new config keys do not change identities."""
-        content = self.spec.model_dump(mode="json", exclude_defaults=True)
         if isinstance(self.spec, Train):
-            content = identifying(content)
-        # The place of `{resume}` in a command changes no result.
-        if isinstance(self.spec, UserProgram) and self.spec.command is not None:
+            return json.dumps(training_content(self.spec), sort_keys=True)
+        content = self.spec.model_dump(mode="json", exclude_defaults=True)
+        if self.spec.command is not None:  # the place of `{resume}` in a command changes no result
             content["command"] = insert_resume_option(self.spec.command, None, self.spec.args)
         return json.dumps(content, sort_keys=True)
 
@@ -143,10 +142,26 @@ def _expand(sweep: Sweep) -> Expansion:
 # ---- what identifies other results; `dataset` is the digest of the staged dataset
 
 
+def training_content(train: Train) -> dict[str, Any]:
+    """The settings that identify the result of a training: without defaults, so that new keys change no identity.
+
+    The defaults of `lr` and `weight_decay` are those of version 0.1.0, and its `ema_decay` held from the first step on.
+    So a training that is another one today has another identity, and all others keep theirs.
+    """
+    content = identifying(train.model_dump(mode="json", exclude_defaults=True, exclude={"lr", "weight_decay"}))
+    if train.lr != 0.1:
+        content["lr"] = train.lr
+    if train.used_weight_decay != 0:
+        content["weight_decay"] = train.used_weight_decay
+    if train.ema_decay is not None:
+        content["ema_ramp"] = True
+    return content
+
+
 def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]:
     """Everything that changes the result of a run such as `4x2`; `study.train` is that of this run (`train_at`)."""
     return {
-        "train": identifying(study.train.model_dump(mode="json", exclude_defaults=True)),
+        "train": training_content(study.train),
         "mode": study.mode,
         "retrain": study.retrain,
         "scale": run,

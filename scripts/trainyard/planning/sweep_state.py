@@ -177,6 +177,8 @@ class TrialSpace:
         """Changes when the set of results that the sweep must have changes, and only then: the rule's parameter."""
         sweep = self.sweep
         content: list[object] = [trial.content for trial in expand(sweep).trials]
+        if isinstance(sweep, TrainSweep):  # the defaults of `train` are in no other part of a search
+            content += [trial.content for trial in expand(sweep).examples]
         if sweep.search:
             content += [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
         stop = [sweep.stop.model_dump() | self._compared_by] if sweep.stop else []

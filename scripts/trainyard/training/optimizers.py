@@ -23,7 +23,7 @@ STATE_TENSORS: Final = 2  # of the size of a parameter, that an optimizer keeps 
 
 def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     """The fused optimizer of a training, on GPUs and CPUs."""
-    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
+    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.used_weight_decay, "fused": True}
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
     parameters = dict(inner_model(model).named_parameters())
@@ -120,18 +120,18 @@ class WeightAverage:
     step, for which the host waits.
     """
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = deepcopy(module).requires_grad_(False)
-        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._model = module
         self._ours, self._theirs = (
             [*(each.detach() for each in one.parameters()), *running_statistics(one)] for one in (self.module, module)
         )
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Average the model's current weights in, after a step."""
-        self._average(self._ours, self._theirs, 0)
+    def update(self, decay: float) -> None:
+        """Average the model's current weights in, after a step: `decay` times the average, plus the rest times them."""
+        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average(self._ours, self._theirs, 0)
 
     @torch.no_grad()
     def for_validation(self) -> nn.Module:

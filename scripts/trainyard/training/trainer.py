@@ -139,7 +139,7 @@ class Trainer:
             compile_blocks(self.module)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         if spec.ema_decay is not None:
-            self.state.average = WeightAverage(self.module, spec.ema_decay)
+            self.state.average = WeightAverage(self.module)
             if spec.compile == "blocks":
                 compile_blocks(self.state.average.module)  # a copy is not compiled
         self.checkpoints = Checkpointer(
@@ -332,7 +332,8 @@ class Trainer:
         state.scaler.update()
         state.schedule.step()
         if state.average:
-            state.average.update()
+            steps_before = len(self.history) * self.steps + progress.step
+            state.average.update(spec.ema_decay_after(steps_before))
         progress.sums += sums
         progress.step += 1
         return known

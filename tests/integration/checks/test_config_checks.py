@@ -81,6 +81,24 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes):
     ]
 
 
+def test_a_decay_that_a_training_is_too_short_for_is_a_warning(tmp_path):
+    sweeps = {
+        **training("short", epochs=2, ema_decay=0.999),
+        **training("long", epochs=2, ema_decay=0.9),
+        **training("none", epochs=2),
+    }
+    train = {"model": "cnn", "batch_size": 64, "epochs": 10, "ema_decay": 0.95}
+    study = {"dataset": "d", "train": train, "scales": ["1x1", "1x4"]}
+    config = check_config({"datasets": DIGITS, "sweeps": sweeps, "scaling": {"s": study}})
+    found = [str(each) for each in check_use(config, tmp_path / "results") if each.name.endswith("ema_decay")]
+    assert found == [
+        "sweeps.short.train.ema_decay: 0.999 is not reached in 88 steps: it ends at 0.9072: lower it, or train longer: "
+        "all values above 0.9072 give the same average",
+        "scaling.s.train.ema_decay: 0.95 is not reached in 50 steps at 1x4: it ends at 0.8475: lower it, or train "
+        "longer: all values above 0.8475 give the same average",
+    ]
+
+
 def test_a_percentage_of_a_sample_is_shown_as_a_short_fraction(tmp_path):
     metrics = {"pattern": r"acc: (?P<acc>{number})", "sample": "acc: 49.67%"}
     found = check_use(check_config({"sweeps": {"s": {"command": ["true"], "metrics": metrics}}}), tmp_path / "results")

@@ -1,5 +1,7 @@
 """Trials: the same sweep gives the same ones, and an identity changes with what changes the result, only."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from trainyard.config import trials
 from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import CommandSweep, Range, TrainSweep
 from trainyard.config.trials import constant_keys, expand, varied_keys
+from trainyard.planning.sweep_state import TrialSpace
 from trainyard.utils.errors import UserError
 
 
@@ -268,8 +271,25 @@ def test_weights_of_torchvision_count_by_their_name_and_are_found_in_all_trials(
 
 def test_options_of_fine_tuning_and_augmentation_leave_other_identities_as_they_are():
     augmented = sweep(train={"augment": {"crop_padding": 4, "flip": True}}, trials=[{}])
-    assert expand(augmented).trials[0].content == '{"augment": {"crop_padding": 4, "flip": true}}'
+    assert expand(augmented).trials[0].content == '{"augment": {"crop_padding": 4, "flip": true}, "lr": 0.001}'
     assert expand(sweep(train={"lr": 0.2}, trials=[{"epochs": 2}])).trials[0].content == '{"epochs": 2, "lr": 0.2}'
+
+
+def test_a_training_whose_defaults_have_changed_is_another_one_and_all_others_stay():
+    """In version 0.1.0, `lr` was 0.1 and `weight_decay` 0 by default, and `ema_decay` had no ramp."""
+
+    def content(**train):
+        return json.loads(expand(sweep(train=train, trials=[{}])).trials[0].content)
+
+    assert content() == {"lr": 0.001}, "it was {}"
+    assert content(lr=0.1) == {}
+    assert content(lr=0.2, optimizer="adam", weight_decay=0.0) == {"lr": 0.2, "optimizer": "adam"}
+    adamw = {"lr": 0.2, "optimizer": "adamw"}
+    assert content(**adamw, weight_decay=0) == adamw
+    assert content(**adamw) == content(**adamw, weight_decay=0.01) == adamw | {"weight_decay": 0.01}
+    assert content(lr=0.2, ema_decay=0.9) == {"lr": 0.2, "ema_decay": 0.9, "ema_ramp": True}
+    search = {"trials": 2, "values": {"epochs": [1, 2]}}
+    assert TrialSpace(sweep(train={}, search=search), "d").digest != "88d42cd17656cb32", "in version 0.1.0"
 
 
 def test_a_varied_section_is_shown_without_its_defaults():

@@ -1,14 +1,15 @@
 """Losses and metrics: the config's own, a user's, and those of labels that are numbers."""
 
+import itertools
 import logging
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from loops import LEARNER, SPEC, assert_equal_states, changed, start, stop_within_second_epoch, train
+from loops import LEARNER, SPEC, assert_equal_states, changed, load_images, start, stop_within_second_epoch, train
 from trainyard.cluster.stop_request import StopRequest
-from trainyard.config.datasets import Python
+from trainyard.config.datasets import Digits, Python
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
 from trainyard.training.checkpoints import CheckpointStore
@@ -421,15 +422,17 @@ def test_outputs_that_do_not_match_the_numbers_of_a_label_are_an_error(tmp_path,
 
 
 def test_the_averaged_weights_follow_the_weights_and_are_validated(data):
-    training = start(changed(SPEC, ema_decay=0.7, epochs=2), data)
+    training = start(changed(SPEC, ema_decay=0.3, epochs=2), data)
+    ramp = (number / (number + 9) for number in itertools.count(1))  # 0.1, 0.18, 0.25, 0.31, ...
     weights = training.module.state_dict()
     expected = {name: value.clone() for name, value in weights.items()}
     take_step = training.state.schedule.step
 
     def step():
         take_step()
+        decay = min(0.3, next(ramp))
         for name, value in expected.items():
-            value.copy_(0.7 * value + 0.3 * weights[name] if value.is_floating_point() else weights[name])
+            value.copy_(decay * value + (1 - decay) * weights[name] if value.is_floating_point() else weights[name])
 
     training.state.schedule.step = step
     rows = list(training.epochs())
@@ -439,6 +442,27 @@ def test_the_averaged_weights_follow_the_weights_and_are_validated(data):
     plain, _ = train(changed(SPEC, epochs=2), data)
     assert [row.train_loss for row in rows] == [row["train_loss"] for row in plain]
     assert rows[-1].val_loss != plain[-1]["val_loss"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return load_images(stage(Digits(source="digits"), tmp_path_factory.mktemp("digits")))
+
+
+AVERAGED = changed(LEARNER, batch_size=256, epochs=8, ema_decay=0.999)  # 40 steps, far fewer than its decay averages
+
+
+def test_a_short_training_with_averaged_weights_learns_as_one_without(digits):
+    """From the initial weights on, the average would keep 96 % of them after 40 steps, with an accuracy of a tenth."""
+    averaged, plain = (start(spec, digits) for spec in (AVERAGED, changed(AVERAGED, ema_decay=None)))
+    accuracies = [[row.val_accuracy for row in training.epochs()] for training in (averaged, plain)]
+    assert accuracies[0][-1] > 0.6
+    assert accuracies[0][-1] > accuracies[1][-1] - 0.1
+    assert averaged.state.best_epoch >= 6
+
+
+def test_patience_does_not_end_a_training_because_its_weights_are_averaged(digits):
+    assert len(list(start(changed(AVERAGED, patience=2), digits).epochs())) == AVERAGED.epochs
 
 
 class Broadcasting(Group):

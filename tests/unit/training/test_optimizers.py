@@ -1,5 +1,7 @@
 """Optimizers and schedules: torch's own."""
 
+import inspect
+
 import pytest
 import torch
 from loops import SPEC, changed, numbers, start, train
@@ -30,6 +32,16 @@ def test_optimizers_step_as_those_of_torch(name, kind):
             optimizer.step()
         results.append(model.weight)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_without_options_an_optimizer_has_the_defaults_of_torch(name):
+    signature = inspect.signature(getattr(torch.optim, {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[name]))
+    group = optimizers.build_optimizer(Train(optimizer=name), torch.nn.Linear(3, 3)).param_groups[0]
+    defaults = {key: signature.parameters[key].default for key in ("lr", "weight_decay")}
+    assert {key: group[key] for key in defaults} == defaults
+    undecayed = optimizers.build_optimizer(Train(optimizer=name, weight_decay=0), torch.nn.Linear(3, 3))
+    assert undecayed.param_groups[0]["weight_decay"] == 0
 
 
 @pytest.mark.parametrize(
