@@ -32,9 +32,10 @@ _READERS: Final = (
     *("ls", "sed", "seq", "sort", "tail", "tr", "wc"),
 )
 _WRITES: Final = re.compile(r"\bsed\b[^|;\n]*\s(?:-\w*i|--in-place)|\bsystem\(|\bprint[^}]*>")  # though they read only
+_JOB_ID: Final = "${SLURM_JOB_ID:-$((16#${TRAINYARD_TRIAL:-0}))}"  # a trial has an ID of its own, also outside of Slurm
 _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
     TASK: "{task}",
-    "SLURM_ARRAY_JOB_ID": "${SLURM_JOB_ID:-0}",
+    **dict.fromkeys(("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID"), _JOB_ID),
     "SLURM_CPUS_PER_TASK": "{cpus}",
     "SLURM_SUBMIT_DIR": "${SLURM_SUBMIT_DIR:-$PWD}",
     **dict.fromkeys(("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1"),

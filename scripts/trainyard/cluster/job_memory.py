@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import slurm_allocation
+from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -103,7 +104,8 @@ class JobUsage:
     """The memory of a job on this node, by its control group, or else by its processes."""
 
     def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._mark, self._proc = f"SLURM_JOB_ID={job}\0".encode(), proc
+        self._marks = [f"{name}={job}\0".encode() for name in ("SLURM_JOB_ID", JOB_OF_TRIAL)]
+        self._proc = proc
         groups = slurm_allocation.memory_groups(os.fsdecode(_read(proc / "self/cgroup")), cgroups)
         named = (each for each in groups if each.name == f"job_{job}" and (each / "memory.stat").exists())
         self._group = next(named, None)
@@ -128,7 +130,10 @@ class JobUsage:
         """The processes whose environment names the job. One that does not may still be about to execute a program."""
         alive = {name for name in os.listdir(self._proc) if name.isdigit()}
         self._mine &= alive
-        self._mine |= {name for name in alive - self._mine if self._mark in _read(self._proc / name / "environ")}
+        for name in alive - self._mine:
+            variables = _read(self._proc / name / "environ")
+            if any(mark in variables for mark in self._marks):
+                self._mine.add(name)
         return self._mine
 
     def _resident_kib(self, process: str) -> int:

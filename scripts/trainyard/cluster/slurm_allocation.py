@@ -25,6 +25,7 @@ from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
 RETRY_SECONDS = (2, 10, 30)  # waits between queries while the controller is slow or restarts
+JOB_OF_TRIAL: Final = "TRAINYARD_JOB_ID"  # for a trial's command, whose SLURM_JOB_ID is its own: the job that runs it
 # CPUs and MiB of a node, for each group of nodes with the same allocation. Slurm cuts off longer lists of CPUs.
 _CPU_IDS = re.compile(r"\bCPU_IDs=([\d,-]{1,110}) ")
 _MEMORY = re.compile(r"\bMem=(\d+)")

@@ -21,7 +21,7 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import first_gpu_name, hide_gpus
 from trainyard.cluster.ray.worker_parent import preload_seconds
 from trainyard.cluster.stop_request import await_stop_request, stop_request_of_signals
-from trainyard.config.placeholders import GPUS
+from trainyard.config.placeholders import GPUS, PORT
 from trainyard.config.scaling import study_of_trial
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
@@ -44,7 +44,14 @@ from trainyard.planning.journal import MicroBatchHalved, Resumed
 from trainyard.planning.sweep_state import output_name
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.metrics import MetricsCollector
-from trainyard.programs.runner import ProgramRun, find_checkpoint, run_user_program, trial_command, trial_environment
+from trainyard.programs.runner import (
+    ProgramRun,
+    as_own_job,
+    find_checkpoint,
+    run_user_program,
+    trial_command,
+    trial_environment,
+)
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import program_environment, thread_variables
 from trainyard.scaling.launchers import failure_reason, training_command
@@ -232,23 +239,26 @@ class Worker:
                 checkpoint = None
             if checkpoint:
                 yield Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict())
+            port = held.enter_context(host.reserved_port())
             placeholders = {
                 "trial": request.trial,
                 "attempt": request.attempt,
                 "trial_dir": str(folder),
                 "cpus": setup.threads,
                 GPUS: setup.gpus,
+                PORT: port,
                 "resume_from": str(folder / checkpoint.name) if checkpoint else "",
                 "dataset": str(self._dataset.folder) if self._dataset else "",
             }
             start = Path(setup.cwd) if setup.trial_workdirs else None
             resume = setup.resume if checkpoint else None
+            environment = trial_environment(
+                self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
+            )
             run = ProgramRun(
-                command=held.enter_context(trial_command(spec, placeholders, resume=resume, start=start)),
+                command=trial_command(spec, placeholders, resume=resume, start=start),
                 cwd=str(folder) if setup.trial_workdirs else setup.cwd,
-                environment=trial_environment(
-                    self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
-                ),
+                environment=as_own_job(environment, folder=folder, cpus=setup.threads, port=port),
                 output=folder / output_name(request.attempt),
                 metrics=MetricsCollector(setup.metrics, folder, resumes=checkpoint is not None),
                 claim=claim,

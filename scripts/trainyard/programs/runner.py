@@ -11,17 +11,17 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trainyard.cluster import host
-from trainyard.cluster.host import reserved_port
 from trainyard.cluster.job_script import SRUN_ENDED
+from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
-from trainyard.config.placeholders import PORT, build_argv, find_placeholders, insert_resume_option
+from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
@@ -29,6 +29,7 @@ from trainyard.programs.output import OutputReader
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of
 from trainyard.utils.guarded_process import GuardedProcess, ProcessGuard
 from trainyard.utils.locks import Hold
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
@@ -45,6 +46,8 @@ OUT_OF_TIME: Final = "ended before the end of the walltime"
 EXTERNAL_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 # With these variables, a program would join the Ray or the Slurm step of this job.
 HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
+FEDERATED_JOBS: Final = 0xFC000000
+UNUSED_JOB_IDS: Final = 67_000_000  # from there on; Slurm has other uses for the last numbers of 32 bits
 log = logging.getLogger(__name__)
 
 
@@ -231,11 +234,10 @@ def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> Guarde
         raise UserError(f"{program} cannot be started: {reason}") from None
 
 
-@contextmanager
 def trial_command(
     program: UserProgram, placeholders: Mapping[str, Any], *, resume: str | None = None, start: Path | None = None
-) -> Iterator[list[str]]:
-    """The argument vector of a trial's command. A port that it names is reserved during the block.
+) -> list[str]:
+    """The argument vector of a trial's command.
 
     `placeholders` has the values of those that are not arguments; `resume` is the option that makes it resume, if it
     does; `start` the folder of its program and modules, if it runs in another one.
@@ -243,14 +245,13 @@ def trial_command(
     assert program.command is not None
     command = insert_resume_option(program.command, resume, program.args)
     command = resolve_program_paths(command, start) if start else command
-    with reserved_port() if PORT in find_placeholders(command) else nullcontext() as port:
-        yield build_argv(command, program.args, {**placeholders, PORT: port})
+    return build_argv(command, program.args, placeholders)
 
 
 def trial_environment(
     given: Mapping[str, str], *, trial: str, folder: Path, cpus: int, start: Path | None = None
 ) -> dict[str, str]:
-    """The environment of a trial's command: its own GPU, CPUs and trial, without the Ray of this job.
+    """The environment of a trial: its own GPU, CPUs and trial, without the Ray of this job.
 
     `start` is as in `trial_command`.
     """
@@ -258,3 +259,40 @@ def trial_environment(
     modules = module_path(start, inherited) if start else {}
     added = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
     return inherited | modules | added | thread_variables(cpus)
+
+
+def as_own_job(environment: Mapping[str, str], *, folder: Path, cpus: int, port: int) -> dict[str, str]:
+    """The environment of a trial's command, with the variables by which programs take it for a job of its own.
+
+    Programs name checkpoints, runs and ports after the ID of their job, which several trials share. A trial has an ID
+    of its own, the same one in all its attempts. Slurm knows no job with it, so that a program that calls
+    `scontrol requeue` or `scancel` for itself does not reach the job of all. TRAINYARD_JOB_ID is the ID of that job.
+
+    Args:
+        environment: The variables of the trial.
+        folder: The folder of the trial, which determines its ID.
+        cpus: CPUs of the slot.
+        port: A port that the trial has for itself.
+    """
+    own = {"MASTER_PORT": str(port)}
+    if job := environment.get("SLURM_JOB_ID"):
+        number = str(trial_job_id(folder))
+        own |= {"SLURM_JOB_ID": number, "SLURM_JOBID": number, JOB_OF_TRIAL: job}
+        own |= {"SLURM_JOB_NODELIST": environment.get("SLURMD_NODENAME", host.node_name()), "SLURM_JOB_NUM_NODES": "1"}
+        own |= {"SLURM_JOB_CPUS_PER_NODE": str(cpus)}
+        if "SLURM_JOB_GPUS" in environment:
+            own["SLURM_JOB_GPUS"] = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return {**environment, **own}
+
+
+def trial_job_id(folder: Path) -> int:
+    """The ID of a job that a trial with this folder sees: at most 15 digits, distinct for all trials.
+
+    Slurm's commands keep the lower 32 bits of a larger number. Those from 0xFC000000 on would be jobs of the 63rd
+    cluster of a federation. The last four digits, of which many scripts make a port, do not begin with a 0, which bash
+    would read as the beginning of an octal number.
+    """
+    drawn = int(digest_of(str(folder.absolute()), length=16), 16)
+    high, low = drawn % 2**16, drawn // 2**16
+    number = high * 2**32 + FEDERATED_JOBS + low % UNUSED_JOB_IDS
+    return number if number // 1000 % 10 else number + 1000

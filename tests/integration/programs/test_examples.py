@@ -19,14 +19,13 @@ def test_a_trial_of_the_example_reports_its_metrics(tmp_path, name):
     spec = expand(sweep).trials[-1].spec
     words = {"trial": "t", "attempt": 1, "trial_dir": str(tmp_path), "cpus": 1, "resume_from": "", "dataset": ""}
     environment = program_environment(find_interpreter(sweep))
-    with trial_command(spec, words) as line:
-        trial = ProgramRun(
-            command=line,
-            cwd=str(ROOT),
-            environment=trial_environment(environment, trial="t", folder=tmp_path, cpus=1),
-            output=tmp_path / "output",
-            metrics=MetricsCollector(sweep.metrics, tmp_path),
-        )
+    trial = ProgramRun(
+        command=trial_command(spec, words),
+        cwd=str(ROOT),
+        environment=trial_environment(environment, trial="t", folder=tmp_path, cpus=1),
+        output=tmp_path / "output",
+        metrics=MetricsCollector(sweep.metrics, tmp_path),
+    )
     running, rows = run_user_program(trial, ProcessGuard()), []
     while True:
         try:

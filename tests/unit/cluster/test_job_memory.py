@@ -19,11 +19,12 @@ def job(slurm, monkeypatch):
     return slurm.allocate("n0", "n1", line="Nodes=n[0-1] CPU_IDs=0 Mem=8000 GRES=")
 
 
-def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job):
+@pytest.mark.parametrize("variables", [["SLURM_JOB_ID"], ["TRAINYARD_JOB_ID"]], ids=["a job", "a trial's command"])
+def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, job, variables):
     mine, other = (
         subprocess.Popen(
             [sys.executable, "-c", PROCESS],
-            env=os.environ | {"SLURM_JOB_ID": number},
+            env=os.environ | {"SLURM_JOB_ID": "1"} | dict.fromkeys(variables, number),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

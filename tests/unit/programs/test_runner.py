@@ -29,11 +29,13 @@ from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.output import QUEUED_LINES, OutputReader
 from trainyard.programs.runner import (
     ProgramRun,
+    as_own_job,
     failed_by_itself,
     find_checkpoint,
     run_user_program,
     trial_command,
     trial_environment,
+    trial_job_id,
 )
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
@@ -68,11 +70,13 @@ class Call:
         folder = self.folder
         words = {"trial": "t1", "attempt": 1, "trial_dir": str(folder), "cpus": 1, "resume_from": self.resume_from}
         program = UserProgram(command=self.command, args=self.args)
-        with trial_command(program, words | {"dataset": ""}, resume=self.resume, start=self.start) as line:
+        with host.reserved_port() as port:
+            line = trial_command(program, words | {"dataset": "", "port": port}, resume=self.resume, start=self.start)
             given = program_environment() if self.environment is None else self.environment
+            environment = trial_environment(given, trial="t1", folder=folder, cpus=1, start=self.start)
             made = ProgramRun(
                 **{"command": line, "cwd": str(folder), "output": folder / "output-1.log"} | self.options,
-                environment=trial_environment(given, trial="t1", folder=folder, cpus=1, start=self.start),
+                environment=as_own_job(environment, folder=folder, cpus=1, port=port),
                 metrics=self.collector(self.metrics, folder, resumes=bool(self.resume_from)),
                 stop_request=self.stop_request,
             )
@@ -113,7 +117,7 @@ def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypa
     waiting = call(tmp_path, wait, metrics=PATTERN).run(guard)
     first = next(waiting).row["val_accuracy"]
     for _ in range(3):
-        tail = end_of(call(tmp_path, ["echo", "{port}"]), guard).tail
+        tail = end_of(call(tmp_path, ["sh", "-c", "test $MASTER_PORT = $1 && echo $1", "sh", "{port}"]), guard).tail
         assert {first, int(tail)} == {two, two + 1}
     (tmp_path / "go").touch()
     assert [each.row["epoch"] for each in waiting] == [2]
@@ -407,8 +411,41 @@ def test_a_command_sees_its_gpu_but_not_the_ray_and_the_steps_of_the_job(tmp_pat
         monkeypatch.setenv(name, "7")
     tail = end_of(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard).tail
     seen = {line.partition("=")[0] for line in tail.splitlines()}
-    ours = {"TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR", "TRAINYARD_TREE"}
-    assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", *ours}
+    ours = {"TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR", "TRAINYARD_TREE", "TRAINYARD_JOB_ID"}
+    slurm = {f"SLURM_{name}" for name in ("JOBID", "JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "JOB_CPUS_PER_NODE")}
+    assert seen == {"CUDA_VISIBLE_DEVICES", *slurm, *ours}
+
+
+def test_what_a_command_names_after_its_job_is_its_own_in_each_job(tmp_path, guard, monkeypatch):
+    """As scripts of arrays name ports, checkpoints and runs: no other trial has it, and a later job finds it again."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-4]")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    line = "echo $SLURM_JOB_ID $SLURM_JOBID $TRAINYARD_JOB_ID $SLURM_JOB_NODELIST $SLURM_JOB_GPUS"
+
+    def seen(folder, job):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        job_id, old_name, real, node, gpus = end_of(call(tmp_path / folder, line), guard).tail.split()
+        assert (old_name, real, node, gpus) == (job_id, job, "n3", "2")
+        return job_id
+
+    first = seen("t1", "7")
+    assert first not in ("7", seen("t2", "7"))
+    assert seen("t1", "8") == first
+
+
+def test_the_job_id_of_a_trial_is_no_job_of_slurm_and_makes_a_port(tmp_path):
+    numbers = [trial_job_id(tmp_path / str(trial)) for trial in range(20_000)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0xFC000000 <= number % 2**32 < 0xFFFF0000 for number in numbers), "what Slurm's commands keep of it"
+    assert {len(str(number)[-4:].lstrip("0")) for number in numbers} == {4}, "no octal number in bash"
+
+
+def test_a_command_outside_of_slurm_has_no_job(tmp_path, guard, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert end_of(call(tmp_path, "env | grep -cE '^(SLURM|TRAINYARD)_JOB' || true"), guard).tail == "0"
 
 
 RESUMED = {  # commands, and their output when they start and when they resume from a file with a space in its name
