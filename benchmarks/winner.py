@@ -19,6 +19,7 @@ import numpy as np
 from common import print_table
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.further_seeds import FILLED_BEST
+from trainyard.planning.trial_value import TrialValue
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
 SEEDS = 40  # at most, of a configuration
@@ -48,7 +49,9 @@ class Simulated:
     def rank(self) -> Ranking:
         """The answer from the runs so far."""
         trials = [
-            RankedTrial(f"{number}-{seed}", {"n": number, "seed": seed}, TrialStatus.FINISHED, value, is_fresh)
+            RankedTrial(
+                f"{number}-{seed}", {"n": number, "seed": seed}, TrialStatus.FINISHED, TrialValue(value), is_fresh
+            )
             for (number, seed), is_fresh in sorted(self.runs.items())
             for value in [float(self.values[number, seed])]
         ]

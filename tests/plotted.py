@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.trial_value import TrialValue
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
@@ -50,7 +51,9 @@ def plotted(
     """
     chosen, named = mode or guess_mode(metric), [*keys, *([] if "seed" in keys else ["trial"])]
     trials = [
-        RankedTrial(row["trial"], {key: row[key] for key in named}, TrialStatus(row["status"]), float(row[metric]))
+        RankedTrial(
+            row["trial"], {key: row[key] for key in named}, TrialStatus(row["status"]), TrialValue(float(row[metric]))
+        )
         for row in table.to_dict("records")
     ]
     configurations = rank_configurations(trials, chosen)

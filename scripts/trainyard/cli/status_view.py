@@ -22,6 +22,7 @@ from trainyard.planning.journal import SESSIONS
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.sweep_state import SweepState
+from trainyard.results.comparability import describe_finished_work
 from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration, format_time
 
@@ -50,12 +51,12 @@ def status_view(
     blocks: list[list[RenderableType]] = []
     if plans:
         blocks.append([TerminalTable(SWEEP_COLUMNS, list(map(_row, plans, opened)))])
-    requested = [f"sweep {plan.state.name}: {text}" for plan in plans if (text := _describe_requests(plan.state))]
-    if requested:
-        blocks.append([Text(line, style="yellow") for line in requested])
+    notes = [f"sweep {plan.state.name}: {text}" for plan in plans for text in _notes(plan.state)]
+    if notes:
+        blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
         blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
-    lines = len(requested) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
+    lines = len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
         jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.most_jobs > 1
@@ -64,6 +65,11 @@ def status_view(
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
+
+
+def _notes(state: SweepState) -> list[str]:
+    """What users have requested, and what makes the values of finished trials hard to compare."""
+    return [*filter(None, [_describe_requests(state)]), *describe_finished_work(state)]
 
 
 def _describe_requests(state: SweepState) -> str:

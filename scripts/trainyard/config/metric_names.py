@@ -43,6 +43,21 @@ _BESIDE_COUNTED: Final = frozenset((
 ))  # fmt: skip
 
 
+_TIMING_WORDS: Final = frozenset((
+    "seconds", "second", "sec", "secs", "ms", "minutes", "hours", "time", "times", "elapsed", "eta", "date",
+    "datetime", "timestamp", "walltime", "runtime", "duration", "latency", "speed", "throughput", "fps", "sps", "tps",
+    "ips", "tflops", "flops", "mfu", "memory", "mem", "mib", "mb", "gib", "gb", "vram", "gpu", "cpu", "rss", "energy",
+    "power", "watts", "temperature", "utilization", "util",
+))  # fmt: skip
+
+
+def is_timing(metric: str) -> bool:
+    """Whether a number by this name is a time, a speed or a use of the machine, which differs from run to run."""
+    words = _words(metric)
+    per = words[words.index("per") + 1 :] if "per" in words[1:] else words[1:] if "/" in metric else []
+    return not _TIMING_WORDS.isdisjoint(words) or bool({"s", "ms", "it"}.intersection(per))
+
+
 def is_counter(metric: str) -> bool:
     """Whether a number by this name is a counter, a time or a setting, which does not measure how good a trial is."""
     words = _words(re.sub("learning[_ -]?rate", "lr", metric, flags=re.IGNORECASE))

@@ -59,7 +59,8 @@ class AttemptRecorder:
         attempt = slot.attempt
         assert attempt is not None
         seconds = None if end.seconds is None else round(end.seconds, 4)
-        fields = vars(end) | {"seconds": seconds, "error": end.error or None} | further
+        progress = end.progress._asdict() if end.progress else None
+        fields = vars(end) | {"seconds": seconds, "error": end.error or None, "progress": progress} | further
         if self._journal.is_incomplete:
             fields["metrics_digest"] = None  # the output is read again: the journal may lack rows
         fields = {name: fields.get(name) for name in END_FIELDS[end.status]}

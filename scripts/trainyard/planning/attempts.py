@@ -34,6 +34,7 @@ from trainyard.planning.journal import (
     order_job_of,
 )
 from trainyard.programs.metric_rows import join_rows, merge_row
+from trainyard.programs.progress import Progress
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.event_log import Reader
 
@@ -66,6 +67,7 @@ class Attempt:
     stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
     exit_code: int | None = None  # of its program
+    progress: Progress | None = None  # the last that its program printed
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
     is_retried: bool = False  # whether it failed, and the trial is run again
     values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
@@ -139,6 +141,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
     attempt.exit_code, attempt.is_retried = event.exit_code, bool(event.retried)
+    attempt.progress = Progress(**event.progress) if event.progress else None
     attempt.metrics = event.metrics or {}
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
     attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None

@@ -118,6 +118,7 @@ class Ended(TrialEvent):
     exit_code: int | None = None
     output: str | None = None  # file of the program's output
     tail: str | None = None
+    progress: dict[str, Any] | None = None  # the last that the program printed, as `Progress`
     metrics_digest: str | None = None  # `heard` in the journal: digest of the `metrics` rules that read the output
     log: str | None = None  # file with details
     failure: str | None = None  # how the attempt failed after it had diverged
@@ -126,7 +127,7 @@ class Ended(TrialEvent):
     energy_kwh: float | None = None  # of its GPUs
 
 
-_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "metrics_digest", "energy_kwh")
+_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "progress", "metrics_digest", "energy_kwh")
 # In the journal's order; None is omitted, except for `seconds`.
 END_FIELDS: Final[dict[TrialStatus, tuple[str, ...]]] = {
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),

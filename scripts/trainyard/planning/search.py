@@ -23,6 +23,7 @@ from trainyard.config.trials import Trial, expand, in_table, make_trial, value_a
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
 from trainyard.planning.sweep_state import Suggestion, SweepState, Task, TrialSpace
+from trainyard.planning.trial_value import judged_metrics
 from trainyard.utils.errors import UserError
 from trainyard.utils.event_log import read_clock
 from trainyard.utils.files import digest_of
@@ -302,7 +303,7 @@ class SuggestionSource:
         self._reread = reread
         self._study = OptunaStudy(state.sweep)
         ends = {name: end for name in state.trials if (end := state.end(name))}
-        self._ends = {name: self._with_duration(end) for name, end in ends.items()}
+        self._ends = {name: self._with_values(end) for name, end in ends.items()}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
         self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
@@ -317,14 +318,14 @@ class SuggestionSource:
         if isinstance(event, Ended) and (
             event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
         ):
-            self._ends[event.trial] = self._with_duration(attempt, is_new=True)
+            self._ends[event.trial] = self._with_values(attempt, is_new=True)
 
-    def _with_duration(self, end: Attempt, *, is_new: bool = False) -> Attempt:
-        """An end with the duration of its trial among its metrics, if the search is about it."""
-        if DURATION not in (*self._state.sweep.goals, *self._state.sweep.constraints):
-            return end
-        attempts = self._order.task(end.trial).earlier if is_new else None  # the state is that of the job's start
-        return replace(end, metrics=self._state.whole_metrics(end, attempts))
+    def _with_values(self, end: Attempt, *, is_new: bool = False) -> Attempt:
+        """An end whose metrics are the values by which trials are compared."""
+        is_timed = DURATION in (*self._state.sweep.goals, *self._state.sweep.constraints)
+        # The state is that of the job's start.
+        attempts = self._order.task(end.trial).earlier if is_new and is_timed else None
+        return replace(end, metrics=judged_metrics(self._state, end, attempts))
 
     def _find_evidence(self) -> None:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones, rows of files."""
@@ -363,7 +364,7 @@ class SuggestionSource:
             self._reread(end)
             end = self._state.end(name)
         if end is not None:
-            self._ends[name] = self._with_duration(end)
+            self._ends[name] = self._with_values(end)
         return end
 
     def next_task(self, seconds: float = 0.0) -> Task | None:

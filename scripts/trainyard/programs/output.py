@@ -11,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from trainyard.programs.progress import Progress, ProgressReader
 from trainyard.utils.errors import storage_error
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"  # of a file that lacks a part of the output: nobody may parse it again
@@ -79,7 +80,7 @@ class OutputReader:
     def __init__(self, path: Path, *, on_line: Callable[[str], object] = lambda line: None) -> None:
         self._on_line = on_line  # called with each line, also with those that are not read
         self.lines = queue.Queue[str | None](QUEUED_LINES)
-        self._file, self._splitter = OutputFile(path), LineSplitter()
+        self._file, self._splitter, self._progress = OutputFile(path), LineSplitter(), ProgressReader()
         self._last: deque[str] = deque(maxlen=ERROR_LINES)
         self._is_read = True
         self.rest = ""  # the last line, if no line break ends it: its program may have been killed while it wrote it
@@ -101,6 +102,7 @@ class OutputReader:
     def _keep(self, line: str) -> None:
         self._on_line(line)
         self._last.append(line)
+        self._progress.add_line(line)
         self.has_killed_rank = self.has_killed_rank or _KILLED_RANK.search(line) is not None
 
     def _put(self, line: str | None) -> None:
@@ -126,6 +128,11 @@ class OutputReader:
         with suppress(queue.Empty):
             while True:
                 self.lines.get_nowait()  # makes room for a line that `take` waits with
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the program has printed of its progress so far."""
+        return self._progress.progress
 
     def tail(self) -> str:
         """The last lines so far."""

@@ -135,6 +135,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         exit_code=exit_code,
         output=str(run.output),
         tail=tail,
+        progress=output.progress,
         metrics_digest=metrics_digest(metrics.section),
     )
 

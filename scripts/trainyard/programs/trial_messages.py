@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metric_rows import Row
+from trainyard.programs.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class TrialEnded:
     exit_code: int | None = None  # or minus the signal that ended it
     output: str | None = None  # the path of its whole output
     tail: str | None = None  # the last lines of it
+    progress: Progress | None = None  # the last that it printed
     metrics_digest: str | None = None  # of the `metrics` section that its output was read with
 
 

@@ -65,7 +65,7 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
         ranked.format_axis(axes.yaxis)
         _limit_metric(axes, ranked)
         if place % facet_grid(len(keys))[1] == 0:
-            axes.set_ylabel(ranked.label)
+            axes.set_ylabel(ranked.value_label)
     style.set_title(panels[0], ranked.describe_best() + _describe_hidden(ranked, keys))
     handles = {
         handle.get_label(): handle for axes in panels[: len(keys)] for handle in axes.get_legend_handles_labels()[0]

@@ -42,8 +42,10 @@ class PlottedTrials:
         rows = table[table["trial"] == best.trial] if best else table.head(0)
         self.best: pd.Series[Any] | None = rows.iloc[0] if len(rows) else None
         self.label = readable_metric(ranking.metric)
+        has_epochs = any(value.epoch is not None for value in ranking.finished.values())
+        self.value_label = f"{self.label} (last epoch)" if has_epochs else self.label
         self.is_minimized = ranking.mode == "min"
-        self.direction = f"{self.label} ({'lower' if self.is_minimized else 'higher'} is better)"
+        self.direction = f"{self.value_label} ({'lower' if self.is_minimized else 'higher'} is better)"
         self.is_percent = style.are_fractions(ranking.metric, known)
         self.is_log = not self.is_percent and len(known) > 0 and style.is_log_scale(known)
         # The range of the metric that is shown: from the best value to the worst one that is no outlier.
@@ -76,9 +78,12 @@ class PlottedTrials:
             return undecided if self.ranking.candidates else f"no trial has finished with {self.label}"
         what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
-        start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}"
+        best = self.ranking.best_trial
+        when = best.value.when if best and best.value else ""
+        start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}{when}"
         names = style.short_names(self.keys)
-        title = f"{start} at " + ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
+        settings = ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
+        title = f"{start}, with {settings}" if when else f"{start} at {settings}"
         return title if self.keys and len(title) <= MAX_TITLE else f"{start} by trial {self.best['trial']}"
 
     def _best_value(self, key: str) -> str:

@@ -19,7 +19,7 @@ from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import SweepState
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import RankedTrial, Ranking
 from trainyard.utils.csv_files import write_table
 
 log = logging.getLogger(__name__)
@@ -226,6 +226,8 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
     `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it `is_incomplete`, others diverged or
     were stopped early. It `may_be_best` if it cannot be told apart from the first, or with one run each, if it has the
     same value; with objectives, if it is on the Pareto front. A key with the name of such a column is `varied_<name>`.
+    If trials report the metric by epochs: `<metric>_epoch` and `<metric>_epochs` are the epoch of the value of `trial`
+    and its number of epochs, `<metric>_at_best_epoch` and `<metric>_best_epoch` the best value of all its epochs.
     """
     metric, rows = ranking.metric, []
     further = [name for name in (*ranking.objectives, *ranking.constraints) if name != metric]
@@ -234,12 +236,26 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
         best = each.best_trial(ranking.mode)
         row = {"place": places.get(each), "trial": best.trial if best else None, "n": each.n,
                "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
-               f"{metric}_best": best.score if best else None,
+               f"{metric}_best": best.score if best else None, **_epoch_columns(metric, best, ranking),
                **{f"{name}_mean": each.means.get(name) for name in further}, "is_incomplete": each.is_incomplete,
                "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows, columns=None if rows else ["place"]).astype({"place": "Int64"})
+
+
+def _epoch_columns(metric: str, best: RankedTrial | None, ranking: Ranking) -> dict[str, float | None]:
+    """The columns about the epochs of a configuration's best trial; none if no trial reports the metric by epochs."""
+    if all(value.epoch is None for value in ranking.finished.values()):
+        return {}
+    value = best.value if best else None
+    top = value.best if value else None
+    return {
+        f"{metric}_epoch": value.epoch if value else None,
+        f"{metric}_epochs": value.work.epochs if value else None,
+        f"{metric}_at_best_epoch": top.value if top else None,
+        f"{metric}_best_epoch": top.epoch if top else None,
+    }
 
 
 def counted_unit(unit: Unit, timeline: pd.DataFrame) -> str:

@@ -40,7 +40,7 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
         **{fields[key]: table[key] if is_numeric(table[key]) else table[key].astype(str) for key in keys},
     }).dropna(subset="metric")  # fmt: skip
     number_format = ".1%" if ranked.is_percent else ".4~g"
-    value = {"field": "metric", "type": "quantitative", "title": ranked.label}
+    value = {"field": "metric", "type": "quantitative", "title": ranked.value_label}
     told = [
         {"field": "trial", "type": "nominal"},
         *({"field": fields[key], "title": names.get(key, key)} for key in keys if key != "trial"),

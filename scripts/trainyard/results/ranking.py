@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainyard.config.metric_names import DURATION, Mode, guess_mode
+from trainyard.config.metric_names import DURATION, Mode, guess_mode, is_timing
 from trainyard.config.sweep import MetricLimits, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.planning.trial_value import TrialValue, judged_metrics, value_of
+from trainyard.results.comparability import describe_work, find_incomplete
 from trainyard.results.evidence import SURE, Evidence, weigh
 from trainyard.utils.text import count_of
 
@@ -22,16 +24,21 @@ EXTREMES: Final = {"min": "lowest", "max": "highest"}
 MORE_SEEDS: Final = 3  # with five leaders, the wrong winner in 46 instead of 65 % of simulated sweeps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankedTrial:
-    """A trial and its value of the metric that ranks the sweep."""
+    """A trial and its value of the metric that ranks the sweep; None without a result that has the metric."""
 
     trial: str  # its identity
     values: dict[str, Any]  # of the varied keys
     status: TrialStatus
-    score: float | None  # None without a result that has the metric; NaN or infinite as reported
+    value: TrialValue | None
     is_fresh: bool = False  # whether it is a further seed of what a search has found, whose own value is too good
     judged: Mapping[str, float] = field(default_factory=dict)  # by objectives and constraints; NaN without a value
+
+    @property
+    def score(self) -> float | None:
+        """The value as a number, which may be NaN or infinite; None without one."""
+        return self.value.value if self.value else None
 
 
 class Configuration:
@@ -113,9 +120,19 @@ class Ranking:
         # Those with a trial that counts, which meet the constraints.
         self.counting = [each for each in self.configurations if each.n and each not in beyond]
         self.best_trial = self.counting[0].best_trial(self.mode) if self.counting else None
-        self.scores = {trial.trial: trial.score for each in self.configurations for trial in each.trials}
+        self.scores = {trial.trial: trial.score for trial in self.trials}
         # Whether a configuration has several trials, which differ in their seed.
         self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
+        # The values of the trials that have finished with the metric, and what those printed last that are incomplete.
+        finished = [each for each in self.trials if each.status is TrialStatus.FINISHED]
+        self.finished = {trial: trial.value for trial in finished if trial.value}
+        self.work = {trial.trial: value.work for trial, value in self.finished.items()}
+        self.incomplete = find_incomplete(self.work)
+
+    @property
+    def trials(self) -> list[RankedTrial]:
+        """The trials of all configurations."""
+        return [trial for each in self.configurations for trial in each.trials]
 
     def meets_constraints(self, values: Mapping[str, float]) -> bool:
         """Whether the values of a trial or configuration are within the limits; NaN is not."""
@@ -157,19 +174,21 @@ def rank_sweep(state: SweepState) -> Ranking:
     If trials report several, and the config names none to rank them by, they have no scores.
     """
     (metric, mode, candidates), sweep = _ranking_metric(state), state.sweep
+    chosen = mode or guess_mode(metric)
     keys = varied_keys(list(state.trials.values()))
     fresh = state.space.further if sweep.search and sweep.search.is_adaptive else ()
     trials = []
     for name, trial in state.trials.items():
         if not is_placeholder(name):
             values = {key: value_at(trial.settings, key) for key in keys}
-            reported = state.whole_metrics(result) if (result := state.result(name)) else {}
+            result = state.result(name)
+            reported = judged_metrics(state, result) if result else {}
             # The journal has None for NaN and infinity.
             found = {each: math.nan if value is None else float(value) for each, value in reported.items()}
-            score = None if candidates else found.get(metric)
+            value = value_of(state, result, metric, chosen) if result and not candidates else None
             judged = {each: found.get(each, math.nan) for each in (*sweep.objectives, *sweep.constraints)}
-            trials.append(RankedTrial(name, values, state.status(name), score, name in fresh, judged))
-    chosen, wanted = mode or guess_mode(metric), sweep.target[0] or metric
+            trials.append(RankedTrial(name, values, state.status(name), value, name in fresh, judged))
+    wanted = sweep.target[0] or metric
     ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
     judged_by = sweep.objectives, sweep.constraints
     return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
@@ -239,7 +258,7 @@ def describe_best(ranking: Ranking, *, metric: str = "") -> str:
 
 
 def describe_ranking(ranking: Ranking) -> list[str]:
-    """The best configuration, how sure it is, and the runner-up: a line each."""
+    """The best configuration, what makes values hard to compare, how sure it is, and the runner-up: a line each."""
     if ranking.candidates:
         return [_describe_undecided(ranking)]
     constraints = "the constraints: " + ", ".join(f"{name} {limits}" for name, limits in ranking.constraints.items())
@@ -253,7 +272,24 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         why = f": {stopped} of {total} stopped early; change or remove `stop`, and they run again" * bool(stopped)
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
-    return [*(_describe_front(ranking) if ranking.front else _describe_first(ranking)), *beyond]
+    first, *others = _describe_front(ranking) if ranking.front else _describe_first(ranking)
+    settings = {trial.trial: trial.values for trial in ranking.finished}
+    return [first, *describe_work(ranking.work, settings), *others, *_describe_earlier(ranking), *beyond]
+
+
+def _describe_earlier(ranking: Ranking) -> list[str]:
+    """How many trials had a better value before their last epoch, and the best of these."""
+    if is_timing(ranking.metric):
+        return []
+    better = {trial: value.best for trial, value in ranking.finished.items() if value.best and value.was_better}
+    if not better:
+        return []
+    trial, best = min(better.items(), key=lambda item: _cost(item[1].value, ranking.mode))
+    values = _assignments(_shown(trial, ranking))
+    count = f"{len(better)} of {count_of(len(ranking.finished), 'trial')} had a better {ranking.metric} before"
+    who = "" if trial in ranking.counting[0].trials else "another configuration, "
+    first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by {who}trial {trial.trial}"
+    return [f"values are those of the last epoch: {count}, {first}{f' with {values}' if values else ''}"]
 
 
 def _describe_closest(ranking: Ranking) -> str:
@@ -292,7 +328,8 @@ def _describe_front(ranking: Ranking) -> list[str]:
         assert trial is not None
         values = _assignments(_shown(each if ranking.has_seeds else trial, ranking))
         means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
-        lines.append(f"{place}. {means}: trial {trial.trial}{f' with {values}' if values else ''}")
+        which = f"trial {trial.trial}{f' with {values}' if values else ''}{_describe_incomplete(each, ranking)}"
+        lines.append(f"{place}. {means}{_describe_when(trial)}: {which}")
     return lines + [f"and {len(front) - NAMED} between them"] * (len(front) > NAMED)
 
 
@@ -328,14 +365,28 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
     assert trial is not None
     values = _assignments(_shown(configuration if ranking.has_seeds else trial, ranking))
+    when, doubt = _describe_when(trial), _describe_incomplete(configuration, ranking)
     if not ranking.has_seeds:
-        return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
+        return f"{configuration.mean:.6g}{when}, by trial {trial.trial}{f' with {values}' if values else ''}{doubt}"
     total = configuration.total
     count = f"n = {configuration.n}" + (f" of {total}" if configuration.n < total else "")
     spread = "" if deviation is None else f" ± {deviation:.2g}"
     seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
     mean = f"{configuration.mean:.6g}{spread} ({count}){f' with {values}' if values else ''}"
-    return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}"
+    return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}{when}{doubt}"
+
+
+def _describe_when(trial: RankedTrial) -> str:
+    return trial.value.when if trial.value else ""
+
+
+def _describe_incomplete(configuration: Configuration, ranking: Ranking) -> str:
+    """That trials of a configuration ended before their end, as the end of a sentence; "" if none did."""
+    ends = [progress for each in configuration.trials if (progress := ranking.incomplete.get(each.trial))]
+    if not ends:
+        return ""
+    trials = "it" if len(configuration.trials) == 1 else count_of(len(ends), "trial")
+    return f", which is NOT COMPLETE: {trials} ended early, at {ends[0]}"
 
 
 def _shown(item: Configuration | RankedTrial, ranking: Ranking) -> dict[str, Any]:

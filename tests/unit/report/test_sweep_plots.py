@@ -17,6 +17,7 @@ from trainyard.config.load import check_config
 from trainyard.config.sweep import MetricLimits
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.trial_value import TrialValue
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
 from trainyard.report.study_plots import draw_plan
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
@@ -352,7 +353,7 @@ def test_no_number_of_an_axis_covers_the_next_one():
 def front_of(points, objectives, **options):
     """The ranking of configurations with these values of the objectives and constraints."""
     trials = [
-        RankedTrial(f"t{number}", {"x": number}, TrialStatus.FINISHED, point["loss"], judged=point)
+        RankedTrial(f"t{number}", {"x": number}, TrialStatus.FINISHED, TrialValue(point["loss"]), judged=point)
         for number, point in enumerate(points)
     ]
     return Ranking("loss", "min", False, rank_configurations(trials, "min"), objectives=objectives, **options)

@@ -10,6 +10,7 @@ from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.trial_value import TrialValue
 from trainyard.report.sweep_tables import ranking_table, trials_table
 from trainyard.results.best_config import best_config
 from trainyard.results.ranking import (
@@ -56,7 +57,9 @@ def test_the_front_has_what_optuna_takes_for_the_best(points):
     """Optuna's `best_trials` are those that no other one dominates; few values, so that many are equal."""
     modes = {"a": "max", "b": "min", "c": "max"}
     trials = [
-        RankedTrial(str(number), {"x": number}, FINISHED, point[0], judged=dict(zip(modes, point, strict=True)))
+        RankedTrial(
+            str(number), {"x": number}, FINISHED, TrialValue(point[0]), judged=dict(zip(modes, point, strict=True))
+        )
         for number, point in enumerate(points)
     ]
     ranking = Ranking("a", "max", False, rank_configurations(trials, "max"), objectives=modes)

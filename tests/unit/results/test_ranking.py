@@ -10,6 +10,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
+from trainyard.planning.trial_value import TrialValue
 from trainyard.results.ranking import (
     RankedTrial,
     describe_deciding_trials,
@@ -25,7 +26,7 @@ def trials(*rows):
     """Trials (lr, score) or (lr, seed, score) or (lr, seed, score, status)."""
     whole = [(row[0], 0, row[1], FINISHED) if len(row) == 2 else (*row, FINISHED)[:4] for row in rows]
     return [
-        RankedTrial(f"t{number}", {"lr": lr, "seed": seed}, status, score)
+        RankedTrial(f"t{number}", {"lr": lr, "seed": seed}, status, None if score is None else TrialValue(score))
         for number, (lr, seed, score, status) in enumerate(whole)
     ]
 

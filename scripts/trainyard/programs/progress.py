@@ -1,0 +1,66 @@
+"""The progress that a program prints, as in `iteration 4/10`: whether it came to the end that it had planned."""
+
+import re
+from typing import Final, NamedTuple
+
+# A bar of tqdm may be between the word and its number: `Epochs:  30%|###       | 3/10`.
+_COUNTER: Final = re.compile(
+    r"(?<![a-z])(?P<unit>epochs?|iterations?|iters?|steps?|timesteps?|updates?)(?:\((?P<phase>\w+)\))?[\s:=\[(#]*"
+    r"(?:\d+%\|[^|]*\|\s*)?(?P<number>\d[\d,]*)\s*(?:/|(?:out )?of\b)\s*(?P<total>\d[\d,]*)",
+    re.IGNORECASE,
+)
+_WORD_BEFORE: Final = re.compile(r"([a-z]+)[^a-z0-9]{0,4}$", re.IGNORECASE)
+_HELD_OUT: Final = frozenset((
+    "val", "valid", "validate", "validating", "validation", "eval", "evaluate", "evaluating", "evaluation", "test",
+    "testing", "predict", "predicting", "prediction",
+))  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """The last counter that a program printed together with its total."""
+
+    unit: str  # as it is called, in lower case
+    number: int
+    total: int
+    step: int  # from the counter before to this one; the number itself if it is the only one
+
+    @property
+    def may_be_complete(self) -> bool:
+        """Whether nothing would follow: the next number would be the total or more, as in `step 990/1000` after 980.
+
+        Programs that count from 0 end one before their total.
+        """
+        return self.number + self.step >= self.total
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.number} of {self.total}"
+
+
+class ProgressReader:
+    """Finds the progress in lines of output. Epochs count before steps, which may begin again with each epoch."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+
+    def add_line(self, line: str) -> None:
+        """Search a line."""
+        if "/" not in line and " of " not in line:
+            return
+        for match in _COUNTER.finditer(line):
+            before = _WORD_BEFORE.search(line, 0, match.start())
+            phases = {(match["phase"] or "").lower(), before[1].lower() if before else ""}
+            if phases.isdisjoint(_HELD_OUT):
+                self._add(match["unit"].lower(), _number(match["number"]), _number(match["total"]))
+
+    def _add(self, unit: str, number: int, total: int) -> None:
+        last = self.progress
+        if last and last.unit.startswith("epoch") and not unit.startswith("epoch"):
+            return
+        step = number
+        if last and (last.unit, last.total) == (unit, total):
+            step = number - last.number if number > last.number else last.step
+        self.progress = Progress(unit, number, total, step)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))

@@ -1,0 +1,97 @@
+"""Whether finished trials did the same work: if not, their values do not compare, and the answer says so."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_value import TrialWork, work_of
+from trainyard.programs.progress import Progress
+from trainyard.utils.text import count_of
+
+NAMED: Final = 5  # trials, or numbers of epochs, in words
+# A varied key with such a name sets how many epochs a trial has.
+_SETS_EPOCHS: Final = re.compile(r"epoch|step|iter|update|round|frames|samples|tokens", re.IGNORECASE)
+
+
+def find_incomplete(work: Mapping[str, TrialWork]) -> dict[str, Progress]:
+    """The trials whose programs ended by themselves before the total that they print, with the last that they printed.
+
+    One that ends just before its total counts from 0, unless a program of the sweep reached its total.
+    """
+    printed = {name: each.progress for name, each in work.items() if each.progress}
+    reached = {each.unit for each in printed.values() if each.number >= each.total}
+    return {
+        name: each
+        for name, each in printed.items()
+        if not each.may_be_complete or (each.number < each.total and each.step == 1 and each.unit in reached)
+    }
+
+
+def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which of the finished trials are not complete, and whether they have different numbers of epochs: a line each.
+
+    `settings` are the values of the varied keys of each trial.
+    """
+    incomplete = find_incomplete(work)
+    return [*_describe_incomplete(incomplete, len(work)), *_describe_epochs(work, settings, incomplete)]
+
+
+def describe_finished_work(state: SweepState) -> list[str]:
+    """The same of the trials of a sweep that have finished so far."""
+    results = {name: result for name in state.trials if (result := state.result(name))}
+    finished = {name: each for name, each in results.items() if each.outcome is TrialStatus.FINISHED}
+    work = {name: work_of(state, each) for name, each in finished.items()}
+    return describe_work(work, {name: state.trials[name].values for name in finished})
+
+
+def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list[str]:
+    if not incomplete:
+        return []
+    ends = [f"trial {name} at {progress}" for name, progress in list(incomplete.items())[:NAMED]]
+    more = len(incomplete) - len(ends)
+    named = ", ".join(ends) + (f" and {more} more" if more else "")
+    are = "is not complete: its program" if len(incomplete) == 1 else "are not complete: their programs"
+    return [f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended with exit code 0 early, {named}"]
+
+
+def _describe_epochs(
+    work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]], incomplete: Mapping[str, Progress]
+) -> list[str]:
+    """That trials have different numbers of epochs, and what explains it, unless those that are incomplete do."""
+    last_epochs = {name: each.last_epoch for name, each in work.items() if each.last_epoch is not None}
+    if len({epoch for name, epoch in last_epochs.items() if name not in incomplete}) < 2:
+        return []
+    trials_by_epoch: dict[float, list[str]] = {}
+    for name, epoch in sorted(last_epochs.items(), key=lambda item: item[1]):
+        trials_by_epoch.setdefault(epoch, []).append(name)
+    if len(trials_by_epoch) > NAMED:
+        low, *_, high = trials_by_epoch
+        counts = f"{low:.6g} to {high:.6g}"
+    else:
+        counts = ", ".join(f"{epoch:.6g} ({_name(names)})" for epoch, names in trials_by_epoch.items())
+    key = _explaining_key(last_epochs, settings)
+    patient = sum(each.ended_by_patience for each in work.values())
+    if key:
+        why = f": `{key}` is varied"
+    elif patient:
+        why = f": `patience` ended {patient} of them"
+    else:
+        why = ", and no key explains it: their values may not compare"
+    return [f"the finished trials have different numbers of epochs, {counts}{why}"]
+
+
+def _name(trials: list[str]) -> str:
+    return f"trial {trials[0]}" if len(trials) == 1 else f"{len(trials)} trials"
+
+
+def _explaining_key(last_epochs: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """The varied key that sets the number of epochs: all trials with the same value of it have the same; or ""."""
+    keys = dict.fromkeys(key for name in last_epochs for key in settings[name])
+    return next((key for key in keys if _SETS_EPOCHS.search(key) and _is_decided_by(last_epochs, key, settings)), "")
+
+
+def _is_decided_by(last_epochs: Mapping[str, float], key: str, settings: Mapping[str, Mapping[str, Any]]) -> bool:
+    pairs = {(str(settings[name].get(key)), epoch) for name, epoch in last_epochs.items()}
+    return len(pairs) == len({value for value, _ in pairs})

@@ -1,0 +1,87 @@
+"""Sweeps of scripts as public reports have them (tests/cases): the answer says what the values are worth."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from trainyard.config.load import check_config
+from trainyard.planning.plan import read_state
+from trainyard.report.sweep_tables import ranking_table
+from trainyard.results.comparability import describe_finished_work
+from trainyard.results.ranking import describe_ranking, rank_sweep
+
+CASES = Path(__file__).parents[2] / "cases"
+CPU = {"slots": {"gpus_per_node": 0, "slots_per_node": 2}}
+
+
+def ran(project, case, name, **changes):
+    """The state of a sweep of a case that has run; `changes` are keys of the sweep."""
+    shutil.copytree(CASES / case, project.folder, dirs_exist_ok=True)
+    file = project.folder / "trainyard.yaml"
+    sweep = (yaml.safe_load(file.read_text())["sweeps"][name] if file.exists() else {}) | CPU | changes
+    config = {"sweeps": {name: sweep}}
+    project.write(config)
+    project.run(*project.script("sweep", "--sweep", name))
+    return read_state(check_config(config).sweeps[name], name, project.results)
+
+
+def trial_with(state, **values):
+    return next(name for name, trial in state.trials.items() if trial.values == values)
+
+
+def test_the_answer_names_the_last_epoch_and_the_better_ones_before(project):
+    state = ran(project, "03-best-epoch-not-last", "wd")
+    ranking = rank_sweep(state)
+    first, *more = describe_ranking(ranking)
+    best, overfits = trial_with(state, weight_decay=0.1), trial_with(state, weight_decay=0.0)
+    value = f"0.88 at its last epoch, 10 of 10, by trial {best} with weight_decay = 0.1"
+    assert first == f"best val_acc (highest, guessed from its name): {value}"
+    assert more[-1] == (
+        "values are those of the last epoch: 2 of 3 trials had a better val_acc before, the best of them 0.93 at "
+        f"epoch 4, by another configuration, trial {overfits} with weight_decay = 0.0"
+    )
+    assert f"# Sweep wd: {first}\n# {more[0]}" in (state.folder / "best.yaml").read_text()
+    rows = ranking_table(ranking).set_index("weight_decay")
+    epochs = rows[["val_acc_epoch", "val_acc_epochs", "val_acc_at_best_epoch", "val_acc_best_epoch"]]
+    assert epochs.loc[0.0].tolist() == [10, 10, 0.93, 4]
+    assert epochs.loc[0.1].tolist() == [10, 10, 0.88, 10]
+    assert describe_finished_work(state) == []
+
+
+def test_programs_that_end_early_by_themselves_are_said_to_have_different_numbers_of_epochs(project):
+    state = ran(project, "03-best-epoch-not-last", "early")
+    first, different, equal, _ = describe_ranking(rank_sweep(state))
+    assert ": 0.88 at its last epoch, 9 of 9, by trial " in first
+    names = [trial_with(state, weight_decay=each) for each in (0.0, 0.01, 0.1)]
+    counts = ", ".join(f"{epochs} (trial {name})" for epochs, name in zip((7, 9, 10), names, strict=True))
+    assert different == (
+        f"the finished trials have different numbers of epochs, {counts}, and no key explains it: their values may not "
+        "compare"
+    )
+    assert equal == "equal to it: weight_decay = 0.1"
+    assert describe_finished_work(state) == [different], "as `status` shows it"
+
+
+def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(project):
+    """The first one would have the best loss if it were complete."""
+    state = ran(
+        project,
+        "13-exit-0-not-done",
+        "pieces",
+        command="python train.py --lr {lr} --save {trial_dir} --exit-duration-in-secs {limit}",
+        trials=[{"lr": 0.01, "limit": 0}, {"lr": 0.1, "limit": 1e9}],
+        metrics={"pattern": r"iteration +(?P<epoch>\d+)/.*lm loss: (?P<lm_loss>{number})"},
+    )
+    first, incomplete, *_ = describe_ranking(rank_sweep(state))
+    stopped = trial_with(state, lr=0.01, limit=0)
+    assert ": 2 at its last epoch, 10 of 10, by trial " in first
+    assert incomplete == (
+        "1 of 2 finished trials is not complete: its program ended with exit code 0 early, trial "
+        f"{stopped} at iteration 1 of 10"
+    )
+    assert describe_finished_work(state) == [incomplete]
+    turned = replace(state, sweep=state.sweep.model_copy(update={"mode": "max"}))
+    assert describe_ranking(rank_sweep(turned))[0].endswith(
+        ", which is NOT COMPLETE: it ended early, at iteration 1 of 10"
+    )
