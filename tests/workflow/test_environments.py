@@ -63,7 +63,15 @@ def test_environment_modules_are_loaded_and_the_python_stays(recording):
     recording.environment |= {"MODULES": str(recording.folder / "modules"), "BASH_FUNC_module%%": f"() {{ {load}\n}}"}
     recording.write({"datasets": TINY["datasets"], "env_modules": ["cuda/13.0", "gcc"]})
     recording.snakemake("data", "--sdm", "env-modules")
-    assert (recording.folder / "programs").read_text() == "load cuda/13.0 gcc\n"
+    assert (recording.folder / "programs").read_text() == 2 * "load cuda/13.0 gcc\n"  # by Snakemake, then for its exit code
+
+
+def test_nothing_runs_without_its_environment_modules(recording):
+    recording.environment["BASH_FUNC_module%%"] = '() { [ "$1" = purge ] || { echo "no module $2" >&2; return 1; }\n}'
+    recording.write({"datasets": TINY["datasets"], "env_modules": ["cuda/13.0"]})
+    output = recording.snakemake("data", "--sdm", "env-modules", check=False)
+    assert "no module cuda/13.0" in output
+    assert not (recording.folder / "results/data/tiny/meta.json").exists()
 
 
 @pytest.fixture

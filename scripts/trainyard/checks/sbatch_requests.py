@@ -89,13 +89,15 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
         if "error" in entry:
             refused.setdefault(entry["error"], []).append(entry["job"])
             continue
-        line = f"{entry['line']} --test-only --wrap=true"  # through a shell, as in a run
-        done = subprocess.run(
-            line, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        accepted, dataset = not done.returncode, entry["dataset"]
-        requests.append(parse_request(entry["job"], line, accepted=accepted, response=done.stdout, dataset=dataset))
+        requests.append(ask_sbatch(entry["job"], entry["line"], dataset=entry["dataset"]))
     return sorted(requests, key=lambda each: each.job), refused
+
+
+def ask_sbatch(job: str, line: str, *, dataset: str | None = None) -> SbatchRequest:
+    """A request from its line, and what `sbatch --test-only` responds to it."""
+    line = f"{line} --test-only --wrap=true"  # through a shell, as in a run
+    done = subprocess.run(line, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    return parse_request(job, line, accepted=not done.returncode, response=done.stdout, dataset=dataset)
 
 
 def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:

@@ -6,12 +6,14 @@ Snakemake itself lists every job with its reason, also those that draw plots. It
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from trainyard.checks.findings import Finding
+from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
 from trainyard.planning.job_costs import PlannedJob
 from trainyard.utils.text import count_of
 
@@ -28,22 +30,30 @@ LINES: Final = {
 PIPE_WIDTH: Final = 160  # of the table, where there is no terminal
 
 
-def show_plan(snakemake: Any, rows: Callable[[], Collection[PlannedJob]]) -> None:
-    """Have a dry run of a `snakemake.workflow.Workflow` print the plan; `rows` are those of all jobs of the config."""
+Refusals = Callable[[Mapping[str, Any]], Iterable[Finding]]
+
+
+def show_plan(snakemake: Any, rows: Callable[[], Collection[PlannedJob]], refusals: Refusals) -> None:
+    """Have a dry run of a `snakemake.workflow.Workflow` print the plan; `rows` are those of all jobs of the config.
+
+    `refusals` returns what the scheduler would refuse of some jobs of Snakemake, by their names in the table.
+    """
     settings = snakemake.output_settings
     if settings.printshellcmds or settings.verbose or settings.debug_dag or settings.quiet:
         return
     for handler in logging.getLogger("snakemake.logging").handlers:
         if handler.name == "DefaultStreamHandler" and isinstance(handler, logging.StreamHandler):
-            handler.addFilter(_Plan(handler.stream, rows))
+            handler.addFilter(_Plan(handler.stream, snakemake, rows, refusals))
 
 
 class _Plan(logging.Filter):
     """Holds back what Snakemake prints, except for warnings, and prints the plan in its place."""
 
-    def __init__(self, stream: Any, rows: Callable[[], Collection[PlannedJob]]) -> None:
+    def __init__(
+        self, stream: Any, snakemake: Any, rows: Callable[[], Collection[PlannedJob]], refusals: Refusals
+    ) -> None:
         super().__init__()
-        self._stream, self._rows = stream, rows
+        self._stream, self._snakemake, self._rows, self._refusals = stream, snakemake, rows, refusals
         self._jobs: list[Any] = []  # records of jobs
 
     def filter(self, record: Any) -> bool:
@@ -66,7 +76,13 @@ class _Plan(logging.Filter):
         lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
         others = sum(job.rule_name not in LINES for job in self._jobs)
         rest = f"then {count_of(others, 'step')} here for tables, plots and the report; `-np` lists every job"
-        return [*table, *lines, *([rest] if others else [])]
+        return [*table, *lines, *map(str, self._refusals(self._named_jobs())), *([rest] if others else [])]
+
+    def _named_jobs(self) -> dict[str, Any]:
+        """The jobs of Snakemake that a run would submit, by their names in the table."""
+        jobs = self._snakemake.dag.needrun_jobs(exclude_finished=False)
+        submitted = [job for job in jobs if job.rule.name in (*JOB_RULES, *SWEEP_RULES)]
+        return {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
 
 
 def _table(rows: list[PlannedJob]) -> list[str]:

@@ -1,9 +1,10 @@
 """The summary at the end of each run: what finished, the answers, what failed, where the results are, what is next."""
 
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,11 +27,22 @@ from trainyard.utils.typed_commands import as_typed, installed_program, program_
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 NOTIFY_SECONDS: Final = 60.0
 SHOWN: Final = 8  # studies, failures
+TAIL: Final = 10  # lines of Slurm's log
+# What Snakemake prints in a job from the error of its rule on.
+SNAKEMAKE_ERROR: Final = re.compile(r"^(RuleException:\n|\[[\w :]+\]\nError in rule ).*\Z", re.MULTILINE | re.DOTALL)
 # By rule. The tables of a sweep with several jobs are made once all its trials have ended.
 NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_tables": "sweep", "train": "scaling", "fit_trees": "trees"}
 OF_CONFIG: Final = ("--configfile", "--configfiles", "--config", "-C")  # each takes several values
 OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_job", "sweep_tables", "table_sweeps"), "scaling": ("table_scaling",)}
 State = Literal["finished", "failed", "interrupted", "left"]
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why the log of a job does not say why it failed."""
+
+    why: str
+    slurm_log: Path | None = None  # what Slurm and the script of the job have printed
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,14 @@ class RunJob:
     scale: str  # of a scaling study; of a sweep with several jobs, which one; else ""
     log: str
     state: State
+    failure: JobFailure | None = None
 
 
-def read_jobs(workflow: Any) -> list[RunJob]:
-    """The jobs of a run that has ended, from a `snakemake.workflow.Workflow`, in the order of their names."""
+def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -> list[RunJob]:
+    """The jobs of a run that has ended, from a `snakemake.workflow.Workflow`, in the order of their names.
+
+    `failures` are by Snakemake's numbers of jobs.
+    """
     dag, scheduler = workflow.dag, workflow.scheduler
 
     def read(job: Any) -> RunJob:
@@ -57,7 +73,8 @@ def read_jobs(workflow: Any) -> list[RunJob]:
         state: State = next((state for state, holds in states.items() if holds), "left")
         name, scale, number = (str(job.wildcards.get(key, "")) for key in ("name", "scale", "job"))
         scale = scale or (number and f"job {int(number) + 1}")
-        return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state)
+        failure = failures.get(job.jobid) if failures and state == "failed" else None
+        return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state, failure)
 
     jobs = [read(job) for job in dag.needrun_jobs(exclude_finished=False)]
     return sorted(jobs, key=lambda job: (job.rule, job.name, job.scale))
@@ -95,6 +112,7 @@ class RunSummary:
             "answers": self._answers(),
             "results": [f"{self.results.absolute()}: {_list(folders)}"],
             "next": self._next_steps(),
+            "job log": self._slurm_log(),
         }
         end = "done" if self.succeeded else "interrupted" * self.interrupted or "ended before everything was done,"
         lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
@@ -115,7 +133,19 @@ class RunSummary:
         failed = [job for job in self.jobs if job.state == "failed"]
         nouns = NOUNS | {"sweep_job": "sweep"}
         names = (f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip() for job in failed)
-        return _first([f"{name}: see {job.log}" for name, job in zip(names, failed, strict=True)])
+        whys = (job.failure.why if job.failure else f"see {job.log}" for job in failed)
+        return _first([f"{name}: {why}" for name, why in zip(names, whys, strict=True)])
+
+    def _slurm_log(self) -> list[str]:
+        """The path and the last lines of Slurm's log of the first job that failed before its program started."""
+        logs = (job.failure.slurm_log for job in self.jobs if job.failure and job.failure.slurm_log)
+        if (log := next(logs, None)) is None:
+            return []
+        try:
+            text = log.read_text(errors="replace")
+        except OSError:
+            return [f"{log}: Slurm could not write it: does the node see this folder?"]
+        return [f"{log}:", *(f"  {line}" for line in _last_lines(text))]
 
     def _touched(self, kind: str) -> list[str]:
         """The studies of a kind that this run worked on, as far as they are shown."""
@@ -196,6 +226,12 @@ def notify(command: str, text: str) -> str:
         return str(error)
     said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
     return f"{describe_exit(ended.returncode)}: {said[-1]}" if ended.returncode else ""
+
+
+def _last_lines(slurm_log: str) -> list[str]:
+    """The last lines of Slurm's log; where the Snakemake of a job ran, those before what it says about its end."""
+    lines = (line for line in SNAKEMAKE_ERROR.sub("", slurm_log).splitlines() if line.strip())
+    return list(lines)[-TAIL:]
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -1,25 +1,73 @@
 """Write the sbatch lines of all jobs of a config, as Snakemake's Slurm plugin writes them, and run none of them.
 
-It is a helper program of the doctor. The request is a list of Snakemake's options, the answer has an entry for each
-job: `{"job": "train x_4x2", "dataset": "mine", "line": "sbatch ..."}`, or `error` in place of `line`.
+A dry run asks which of them sbatch would refuse. As a program, it is a helper of the doctor: the request is a list of
+Snakemake's options, the answer has an entry for each job: `{"job": "train x_4x2", "dataset": "mine", "line":
+"sbatch ..."}`, or `error` in place of `line`.
 """
 
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from snakemake import cli
+from snakemake_executor_plugin_slurm import ExecutorSettings
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards, set_gres_string
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import answer_request
+from trainyard.checks.sbatch_requests import ask_sbatch
+from trainyard.checks.site_checks import check_request
 from trainyard.cli.slurm_executor import SlurmExecutor
+from trainyard.cluster.slurm_queries import list_partitions
+from trainyard.utils.errors import UserError
 
 
 class _WrittenError(BaseException):
     """All lines are written: Snakemake ends before it runs a job."""
+
+
+def write_line(job: Any, params: dict[str, Any], settings: Any, excluded_nodes: Collection[str] = ()) -> str:
+    """The sbatch line of a job up to its script, as the plugin's `run_job` writes it."""
+    validate_slurm_extra(job)
+    comment = f"rule_{job.name}_wildcards_{get_job_wildcards(job)}"
+    line = get_submit_command(job, {"comment_str": comment, **params}, settings, excluded_nodes)
+    return f"{line}{set_gres_string(job)}"
+
+
+def find_refusals(jobs: Mapping[str, Any]) -> Iterator[Finding]:
+    """What sbatch would refuse of jobs of Snakemake, by their names, and what the partitions have instead.
+
+    Nothing away from a cluster. A dry run has no settings of the plugin, so it does not know a file of partitions.
+    """
+    try:
+        partitions = list_partitions()
+    except UserError:
+        return
+    tested = set[str]()
+    for name, job in jobs.items():
+        account, partition = (job.resources.get(f"slurm_{key}") for key in ("account", "partition"))
+        params = {
+            "run_uuid": "plan",
+            "slurm_logfile": os.devnull,
+            "comment_str": "plan",
+            "account": f"-A {shlex.quote(str(account))}" if account else "",
+            "partition": f"-p {shlex.quote(str(partition))}" if partition else "",
+            "workdir": Path.cwd(),
+        }
+        line = write_line(job, params, ExecutorSettings())
+        if line in tested:
+            continue
+        tested.add(line)
+        request = ask_sbatch(name if partition else f"{name}, in the default partition", line)
+        finding = check_request(request, partitions)
+        if not request.accepted and finding.verdict == "fails":
+            yield finding
 
 
 class LineWriter(SlurmExecutor):
@@ -38,17 +86,14 @@ class LineWriter(SlurmExecutor):
         name, receipts = get_job_wildcards(job), [Path(each) for each in job.input if Path(each).name == "meta.json"]
         entry = {"job": f"{job.name} {name}", "dataset": receipts[0].parent.name if receipts else None}
         try:
-            validate_slurm_extra(job)
             params = {
                 "run_uuid": self.run_uuid,
                 "slurm_logfile": self.slurm_logdir / "%j.log",
-                "comment_str": f"rule_{job.name}_wildcards_{name}",
                 "account": next(self.get_account_arg(job)),
                 "partition": self.get_partition_arg(job),
                 "workdir": self.workflow.workdir_init,
             }
-            line = get_submit_command(job, params, self.workflow.executor_settings, self._excluded_nodes())
-            return entry | {"line": f"{line}{set_gres_string(job)}"}  # up to the script, as in the plugin's `run_job`
+            return entry | {"line": write_line(job, params, self.workflow.executor_settings, self._excluded_nodes())}
         except Exception as error:  # the plugin refuses the job
             return entry | {"error": str(error)}
 

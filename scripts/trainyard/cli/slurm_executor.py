@@ -32,6 +32,7 @@ count as complete.
 import asyncio
 import math
 import os
+import re
 import shlex
 import threading
 import time
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -49,6 +51,7 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.job_resources import USEFUL_JOBS
 from trainyard.cli.profile import Profile
+from trainyard.cli.run_summary import JobFailure
 from trainyard.cluster import job_script
 from trainyard.cluster.slurm_limits import find_excesses, find_limits
 from trainyard.cluster.slurm_queries import (
@@ -73,6 +76,11 @@ LIST_SECONDS: Final = 15  # for which a listing of the queue holds at submission
 LOOK_FRACTION: Final = 0.01  # of the time since the last submission, after which output files are looked at again
 LOOK_SECONDS: Final = (0.5, 5)  # bounds of the time between two looks at output files
 END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
+PLUGIN_REFUSES: Final = "Job submission failed with exception: "
+# What the plugin says of a job that sbatch refuses, with what sbatch printed, or that it refuses itself.
+REFUSED: Final = re.compile(
+    rf"SLURM sbatch failed\. The error message was '(.*?)'\.\n {{4}}sbatch call:|{PLUGIN_REFUSES}(.*)", re.DOTALL
+)
 
 
 def register(
@@ -81,16 +89,19 @@ def register(
     own_rules: Any = None,
     before_submission: Callable[[Any], None] = lambda job: None,
     before_waiting: Callable[[Any], None] = lambda job: None,
+    after_failure: Callable[[Any, JobFailure], None] = lambda job, failure: None,
 ) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
     Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
     folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what a job needs;
-    `before_waiting` is called with a job that an earlier Snakemake has submitted.
+    `before_waiting` is called with a job that an earlier Snakemake has submitted, `after_failure` with one that
+    cannot be submitted or that has failed before its program started.
     """
     SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
     SlurmExecutor.before_submission = staticmethod(before_submission)
     SlurmExecutor.before_waiting = staticmethod(before_waiting)
+    SlurmExecutor.after_failure = staticmethod(after_failure)
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
     if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_preview.py` has chosen one that submits nothing
@@ -104,10 +115,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     own_rules: Any = None  # a SourceFile of Snakemake
     before_submission: Callable[[Any], None] = staticmethod(lambda job: None)
     before_waiting: Callable[[Any], None] = staticmethod(lambda job: None)
+    after_failure: Callable[[Any, JobFailure], None] = staticmethod(lambda job, failure: None)
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
+        self._refused: set[int] = set()  # jobs, by Snakemake's number, that cannot be submitted
+        self._logs: dict[int, list[tuple[int, int] | None]] = {}  # the logs of jobs before their submission
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
@@ -156,6 +170,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             for log in job.log:
                 for mark in (final_mark, continued_mark):
                     mark(Path(log)).unlink(missing_ok=True)
+            self._logs[job.jobid] = _read_signatures(job.log)
             self._submit(job)
             return
         self.logger.info(
@@ -169,6 +184,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _submit(self, job: Any) -> None:
         self._prepare(self.before_submission, job)
+        try:  # first what the plugin would refuse with a stack trace
+            if not job.is_group():
+                next(self.get_account_arg(job))
+                validate_slurm_extra(job)
+        except WorkflowError as error:
+            self.report_job_error(SubmittedJobInfo(job), msg=f"{PLUGIN_REFUSES}{error}")
+            return
         super().run_job(job)
 
     def _prepare(self, prepare: Callable[[Any], None], job: Any) -> None:
@@ -429,17 +451,40 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._submit_again(job_info, LOST[state])
         elif job_info.external_jobid and state == "CANCELLED" and _was_needless(job_info):
             self._report_idle(job_info)
-        elif not job_info.external_jobid and (refusal := TEMPORARY.search(msg or "")):
+        elif not job_info.external_jobid and (refusal := TEMPORARY.search(_refusal_of(msg) or msg or "")):
             if refusal[0] not in self._refusals:
                 self.logger.info(f"sbatch refuses jobs for now ({refusal[0]}): they are submitted later (no retry).")
             self._refusals.add(refusal[0])
             self._to_submit.append(job_info.job)
         else:
+            self._record_failure(job_info, _refusal_of(msg))
             super().report_job_error(job_info, msg=msg, **kwargs)
+
+    def _record_failure(self, info: Any, refusal: str) -> None:
+        """Record for the summary why a job was refused, or where Slurm's log is if its program never started.
+
+        The reason of a refusal is also in the log of the job, as other jobs may run for hours before the summary.
+        """
+        job, printed = info.job, (info.aux or {}).get("slurm_logfile")
+        if refusal:
+            self._refused.add(job.jobid)
+            for log in map(Path, job.log):
+                with suppress(OSError):
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    with log.open("a") as file:
+                        print(f"The job cannot be submitted: {refusal}", file=file)
+            self.after_failure(job, JobFailure(f"its job cannot be submitted: {refusal}"))
+        elif printed and _read_signatures(job.log) == self._logs.get(job.jobid):
+            why = f"Slurm job {info.external_jobid} ended before its program started"
+            self.after_failure(job, JobFailure(why, Path(printed)))
 
     def print_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
         """Print the error of a job; if its work continues in the next one, as planned, a line."""
         job = job_info.job
+        if refusal := _refusal_of(msg):
+            said = f"see {job.log[0]}" if job.log else refusal
+            self.logger.error(f"Job {job.jobid} ({_name(job)}) cannot be submitted, and is not retried: {said}")
+            return
         is_planned = not job.is_group() and any(continued_mark(Path(log)).exists() for log in job.log)
         if not is_planned or job.attempt > job.restart_times:
             super().print_job_error(job_info, msg=msg, **kwargs)
@@ -452,8 +497,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def handle_job_error(self, job: Any) -> None:
         """Use up the retries of a job that would end in the same way. Snakemake calls this before it retries one."""
         super().handle_job_error(job)
-        if not job.is_group() and any(final_mark(Path(log)).exists() for log in job.log):
+        is_final = not job.is_group() and any(final_mark(Path(log)).exists() for log in job.log)
+        if is_final:
             self.logger.info(f"Job {job.jobid} would end in the same way again: it is not submitted again.")
+        if is_final or job.jobid in self._refused:
             job._attempt = max(job.attempt, job.restart_times + 1)  # `attempt` would also change its resources
 
     def shutdown(self) -> None:
@@ -465,6 +512,28 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._settled.add(info.external_jobid)
         self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")
         self._to_submit.append(info.job)
+
+
+def _refusal_of(message: str | None) -> str:
+    """Why sbatch or the plugin refused a job, in one line; "" if the plugin's message is about something else."""
+    refused = REFUSED.search(message or "")
+    if not refused:
+        return ""
+    said = refused[1] or refused[2]
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines())
+    return "; ".join(filter(None, lines))
+
+
+def _read_signatures(logs: Collection[Any]) -> list[tuple[int, int] | None]:
+    """Size and time of change of each log; None for one that has nothing in it: Snakemake makes empty ones."""
+    signatures = list[tuple[int, int] | None]()
+    for log in logs:
+        size, changed = 0, 0
+        with suppress(OSError):  # it does not exist
+            status = Path(log).stat()
+            size, changed = status.st_size, status.st_mtime_ns
+        signatures.append((size, changed) if size else None)
+    return signatures
 
 
 def _name(job: Any) -> str:

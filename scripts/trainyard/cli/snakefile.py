@@ -54,7 +54,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     )
     dry_run = snakemake.output_settings.dryrun
     if dry_run and not is_module:
-        show_plan(snakemake, workflow.planned_jobs)
+        show_plan(snakemake, workflow.planned_jobs, workflow.list_refusals)
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
         if not dry_run:
@@ -67,7 +67,11 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         rules = snakemake.current_basedir.join("workflow/rules")
         file = None if is_module else workflow.config_file.absolute()
         slurm_executor.register(
-            file, own_rules=rules, before_submission=workflow.prepare_submission, before_waiting=workflow.announce
+            file,
+            own_rules=rules,
+            before_submission=workflow.prepare_submission,
+            before_waiting=workflow.announce,
+            after_failure=workflow.note_failure,
         )
     return workflow
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 from trainyard.checks.config_checks import check_use
-from trainyard.checks.findings import refuse_mistakes
+from trainyard.checks.findings import Finding, refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
-from trainyard.cli.run_summary import RunSummary, notify, read_jobs
+from trainyard.cli.run_summary import JobFailure, RunSummary, notify, read_jobs
 from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy
@@ -89,6 +89,7 @@ class Workflow:
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began, self._is_interrupted = time.monotonic(), False
+        self._failures = dict[int, JobFailure]()  # by Snakemake's numbers of jobs
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
         self._deployment = {method.name for method in deployment}
@@ -110,9 +111,18 @@ class Workflow:
 
         def command(wildcards: Wildcards, output: Any) -> str:
             options = ["--config", str(self.config_file), "--results", str(self._results)]
-            return f"{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
+            return f"{self._modules()}{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
 
         return command
+
+    def _modules(self) -> str:
+        """The start of a command that runs only where the environment modules can be loaded; "" without any.
+
+        Snakemake loads them before it, and goes on without those that cannot be loaded. To load one twice does nothing.
+        """
+        if "ENV_MODULES" not in self._deployment or not self.config.env_modules:
+            return ""
+        return f"set +u; module load {shlex.join(self.config.env_modules)} && "  # +u: their code may read any variable
 
     def _python(self) -> str:
         """The Python that runs Snakemake, unless Snakemake activates another environment for each rule (`--sdm`).
@@ -152,6 +162,10 @@ class Workflow:
         for each in job.jobs if job.is_group() else [job]:
             if each.resources.get("pending"):  # a sweep's
                 announce_config(self.config, each.wildcards.name, self._results)
+
+    def note_failure(self, job: Any, failure: JobFailure) -> None:
+        """Keep for the summary why a job of Snakemake has failed, where its log does not say it."""
+        self._failures[job.jobid] = failure
 
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.
@@ -194,7 +208,7 @@ class Workflow:
         """
         seconds = time.monotonic() - self._began
         try:
-            jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)
+            jobs, targets = read_jobs(run, self._failures), frozenset(run.dag_settings.targets)
             summary = RunSummary(
                 self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
@@ -255,6 +269,14 @@ class Workflow:
         return list(
             plan_jobs(self.config, self._results, self.sweep.plan, runtime_minutes=runtime, set_minutes=minutes)
         )
+
+    def list_refusals(self, jobs: Mapping[str, Any]) -> list[Finding]:
+        """What Slurm would refuse of jobs of Snakemake, by their names; nothing without a scheduler."""
+        if not self._profile.submits:
+            return []
+        from trainyard.cli.sbatch_preview import find_refusals  # the plugin for Slurm may not be installed
+
+        return list(find_refusals(jobs))
 
     # ---- datasets
 

@@ -21,7 +21,10 @@ from trainyard.utils.text import count_of
 
 ACCOUNTING_DELAY_SECONDS = 5
 # What a Slurm command prints if it may succeed later; the first is the name of a limit on jobs in the queue.
-TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out")
+TEMPORARY: Final = re.compile(
+    r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
+    r"|Resource temporarily unavailable|backup controller in standby mode|Protocol authentication error"
+)
 # Variables with which users change the format and the filters of what these commands print.
 _OUTPUT_VARIABLES: Final = re.compile(r"SLURM_TIME_FORMAT|(SQUEUE|SINFO|SACCT|SCONTROL)_\w+")
 

@@ -10,7 +10,7 @@ from project import ROOT
 from sweep_journals import record_attempt, session_of
 from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
-from trainyard.cli.run_summary import RunJob, RunSummary, call_again, call_with_config, read_jobs
+from trainyard.cli.run_summary import JobFailure, RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -305,3 +305,40 @@ def test_the_program_is_written_as_one_would_type_it(tmp_path, monkeypatch):
     assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == f"{installed_program('python')} -m snakemake -n"
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
     assert call_again([str(program), "-n"]) == "snakemake -n"
+
+
+SLURM_LOG = """Select jobs to execute...
+Activating environment modules: nomodule/1.0
+
+/usr/bin/bash: line 1: module: command not found
+RuleException:
+CalledProcessError in file "sweep.smk", line 43:
+[Fri Nov 27 23:17:19 2026]
+Error in rule sweep:
+    jobid: 1
+"""
+
+
+NO_PYTHON = "slurmstepd: error: execve(): python: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("printed", "last"), [(SLURM_LOG, "/usr/bin/bash: line 1: module: command not found"), (NO_PYTHON, NO_PYTHON)]
+)
+def test_a_run_with_a_job_that_never_began_ends_with_the_end_of_slurms_log(tmp_path, printed, last):
+    (log := tmp_path / "7.log").write_text("line\n" * 20 + printed)
+    failure = JobFailure("Slurm job 7 ended before its program started", log)
+    jobs = [RunJob("sweep", "own", "", "sweep/own.log", "failed", failure)]
+    lines = lines_of(tmp_path, jobs, succeeded=False)
+    assert "  failed    sweep own: Slurm job 7 ended before its program started" in lines
+    first = lines.index(f"  job log   {log}:")
+    tail = [line.strip() for line in lines[first + 1 :]]
+    assert len(tail) == 10
+    assert tail[-1] == last
+
+
+def test_a_log_that_slurm_could_not_write_is_said(tmp_path):
+    failure = JobFailure("Slurm job 7 ended before its program started", tmp_path / "7.log")
+    jobs = [RunJob("sweep", "own", "", "sweep/own.log", "failed", failure)]
+    said = f"  job log   {tmp_path}/7.log: Slurm could not write it: does the node see this folder?"
+    assert lines_of(tmp_path, jobs, succeeded=False)[-1] == said

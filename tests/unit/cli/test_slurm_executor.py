@@ -17,6 +17,7 @@ from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from trainyard.cli.command_line import continued_mark, final_mark
+from trainyard.cli.run_summary import JobFailure
 from trainyard.cli.slurm_executor import FOUND, SlurmExecutor
 from trainyard.planning.job_marks import set_mark
 from trainyard.utils.errors import UserError
@@ -37,6 +38,9 @@ class Plugin(Executor):
         self.array_jobs, self.command = True, "python -m snakemake"
         self._failed_nodes = {"n1"}  # of a job that lost one
         self.answers = {}  # by Slurm job: what it does with it; nothing, as if Slurm did not answer, if it is not here
+
+    def get_account_arg(self, job):
+        yield ""
 
     def run_job(self, job):
         self.excluded = self._failed_nodes
@@ -103,7 +107,7 @@ def executor(tmp_path, logged, slurm):
         workdir_init=str(tmp_path),
         persistence=Persistence(),
     )
-    return ExecutorOfPlugin(workflow, SimpleNamespace(info=logged.append, warning=logged.append))
+    return ExecutorOfPlugin(workflow, SimpleNamespace(info=logged.append, warning=logged.append, error=logged.append))
 
 
 def snakemake_job(log="s.log", **values):
@@ -159,6 +163,64 @@ def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(executor, tmp
     executor.handle_job_error(job)
     is_retried = job.restart_times > job._attempt - 1  # as Snakemake's scheduler decides
     assert is_retried is not is_final
+
+
+WRONG_PARTITION = (
+    "SLURM sbatch failed. The error message was 'sbatch: error: invalid partition specified: nope\n"
+    "sbatch: error: Batch job submission failed: Invalid partition name specified'.\n"
+    "    sbatch call:\n        sbatch -p nope"
+)
+
+
+def test_a_job_that_sbatch_refuses_for_good_is_not_retried_and_the_summary_has_its_words(executor, tmp_path, logged):
+    job, failures = snakemake_job(tmp_path / "logs/s.log", restart_times=2, attempt=1, _attempt=1), []
+    executor.after_failure = lambda job, failure: failures.append(failure)
+    words = "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified"
+    info = SubmittedJobInfo(job)
+    executor.report_job_error(info, msg=WRONG_PARTITION)
+    executor.print_job_error(info, msg=WRONG_PARTITION)  # as Snakemake does when an error is reported
+    executor.handle_job_error(job)
+    assert job._attempt > job.restart_times
+    assert [each.why for each in failures] == [f"its job cannot be submitted: {words}"]
+    line = f"Job 4 (sweep depth) cannot be submitted, and is not retried: see {tmp_path}/logs/s.log"
+    assert logged == [("failed", job), line]
+    assert words in (tmp_path / "logs/s.log").read_text()
+
+
+@pytest.mark.parametrize("refusal", ["Unable to contact slurm controller", "Resource temporarily unavailable"])
+def test_a_job_that_sbatch_refuses_for_now_waits(executor, logged, refusal):
+    job = snakemake_job(restart_times=2, attempt=1, _attempt=1)
+    executor.report_job_error(SubmittedJobInfo(job), msg=WRONG_PARTITION.replace("invalid partition", refusal))
+    assert executor._to_submit == [job]
+    assert logged == [f"sbatch refuses jobs for now ({refusal}): they are submitted later (no retry)."]
+
+
+@pytest.mark.parametrize("printed", ["", "it began\n"])
+def test_a_job_whose_program_did_not_start_has_failed_by_slurms_log(executor, tmp_path, slurm, printed):
+    slurm.prints("scontrol", "JobState=FAILED StartTime=Unknown", of="show job")
+    log, failures = tmp_path / "s.log", []
+    log.write_text("of an earlier job\n")
+    executor.after_failure = lambda job, failure: failures.append(failure)
+    executor.run_job(job := snakemake_job(log))
+    with log.open("a") as file:
+        file.write(printed)
+    info = SubmittedJobInfo(job, "7", {"slurm_logfile": tmp_path / "7.log"})
+    executor.report_job_error(info, msg="SLURM-job '7' failed, SLURM status is: 'FAILED'.")
+    expected = [JobFailure("Slurm job 7 ended before its program started", tmp_path / "7.log")]
+    assert failures == ([] if printed else expected)
+
+
+def test_what_the_plugin_refuses_is_the_error_of_the_job_without_a_stack_trace(executor, logged):
+    def refuse(job):
+        raise WorkflowError("The given account labb appears to be invalid. Available accounts:\nlab")
+
+    failures = []
+    executor.after_failure = lambda job, failure: failures.append(failure.why)
+    executor.get_account_arg = refuse
+    executor.run_job(job := snakemake_job(restart_times=2, attempt=1, _attempt=1))
+    why = "The given account labb appears to be invalid. Available accounts:; lab"
+    assert failures == [f"its job cannot be submitted: {why}"]
+    assert logged == [("failed", job)]
 
 
 @pytest.mark.parametrize(("is_planned", "attempt", "is_error"), [(True, 2, False), (True, 3, True), (False, 1, True)])

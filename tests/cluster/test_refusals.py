@@ -1,0 +1,59 @@
+"""Jobs that sbatch refuses, and jobs that end before their program starts: the summary says why."""
+
+import re
+
+import pytest
+from submitting import nothing_is_left, snakemake_command
+
+CONFIG = {"sweeps": {"s": {"command": "echo {lr} > {trial_dir}/log", "grid": {"lr": [0.1, 0.2]}}}}
+REFUSALS = {
+    "slurm_partition=nope": "invalid partition specified: nope",
+    "constraint=nope": "Invalid feature specification",
+    "mem_mb=10000000": "Memory specification can not be satisfied",
+}
+
+
+def run(cluster, folder, config, *options):
+    """The output of a run that fails, and its summary, which is the only output on standard output."""
+    done = cluster.run(snakemake_command(folder, config, *options), cwd=folder, check=False)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.startswith("Trainyard: ended before everything was done")
+    return done.stdout + done.stderr, done.stdout
+
+
+@pytest.mark.parametrize("setting", REFUSALS)
+def test_what_sbatch_says_is_in_the_summary_once_and_nothing_is_retried(cluster, shared_dir, setting):
+    output, summary = run(cluster, shared_dir, CONFIG, "--set-resources", f"sweep:{setting}", "--", "sweeps")
+    words = REFUSALS[setting]
+    assert re.search(f"failed    sweep s: its job cannot be submitted: .*{words}", summary)
+    assert output.count(words) == 1
+    assert "Job 1 (sweep s) cannot be submitted, and is not retried: see results/logs/sweep/s.log" in output
+    assert "sbatch call" not in output
+    assert "Trying to restart" not in output
+    assert (shared_dir / "results/logs/sweep/s.log").read_text().count(words) == 1
+
+
+def test_a_plan_names_what_sbatch_would_refuse(cluster, shared_dir):
+    command = snakemake_command(shared_dir, CONFIG, "-n", "--set-resources", "sweep:slurm_partition=nope", "--", "all")
+    done = cluster.run(command, cwd=shared_dir)
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "nope" in line]
+    assert line.startswith("sweep s: there is no partition 'nope'")
+    assert "available: gpu " in line
+
+
+def test_a_folder_that_the_nodes_do_not_see_is_named(cluster, tmp_path):
+    _, summary = run(cluster, tmp_path, CONFIG, "--retries", "0", "--", "sweeps")
+    (job,) = re.findall(r"failed    sweep s: Slurm job (\d+) ended before its program started\n", summary)
+    log = tmp_path / f"results/logs/slurm/rule_sweep/s/{job}.log"
+    assert f"{log}: Slurm could not write it: does the node see this folder?" in summary
+    nothing_is_left(cluster)
+
+
+def test_a_job_without_its_environment_module_ends_and_says_so(cluster, shared_dir):
+    config = CONFIG | {"env_modules": ["nomodule/1.0"]}
+    _, summary = run(cluster, shared_dir, config, "--retries", "0", "--sdm", "env-modules", "--", "sweeps")
+    (job,) = re.findall(r"failed    sweep s: Slurm job (\d+) ended before its program started\n", summary)
+    tail = summary.partition(f"results/logs/slurm/rule_sweep/s/{job}.log:\n")[2]
+    assert "module: command not found" in tail
+    assert "Error in rule" not in tail
+    nothing_is_left(cluster)
