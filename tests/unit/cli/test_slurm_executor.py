@@ -210,14 +210,14 @@ def test_a_job_whose_program_did_not_start_has_failed_by_slurms_log(executor, tm
     assert failures == ([] if printed else expected)
 
 
-def test_what_the_plugin_refuses_is_the_error_of_the_job_without_a_stack_trace(executor, logged):
+def test_what_the_plugin_refuses_is_the_error_of_the_job_without_a_stack_trace(executor, logged, tmp_path):
     def refuse(job):
         raise WorkflowError("The given account labb appears to be invalid. Available accounts:\nlab")
 
     failures = []
     executor.after_failure = lambda job, failure: failures.append(failure.why)
     executor.get_account_arg = refuse
-    executor.run_job(job := snakemake_job(restart_times=2, attempt=1, _attempt=1))
+    executor.run_job(job := snakemake_job(tmp_path / "s.log", restart_times=2, attempt=1, _attempt=1))
     why = "The given account labb appears to be invalid. Available accounts:; lab"
     assert failures == [f"its job cannot be submitted: {why}"]
     assert logged == [("failed", job)]
