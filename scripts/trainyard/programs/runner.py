@@ -259,7 +259,7 @@ def trial_environment(
     inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
     modules = module_path(start, inherited) if start else {}
     added = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    return inherited | modules | added | thread_variables(cpus)
+    return inherited | modules | added | thread_variables(cpus, inherited)
 
 
 def as_own_job(environment: Mapping[str, str], *, folder: Path, cpus: int, port: int) -> dict[str, str]:

@@ -23,6 +23,7 @@ from trainyard.config.placeholders import Command
 from trainyard.config.scaling import Scaling, ScriptScaling
 from trainyard.config.sweep import CommandSweep, Sweep
 from trainyard.config.user_programs import CommandOptions
+from trainyard.utils.environment_variables import COMPILE_THREADS
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import version
 from trainyard.utils.text import suggest
@@ -108,10 +109,11 @@ def module_path(start: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(start), environment.get("PYTHONPATH"))))}
 
 
-def thread_variables(count: int) -> dict[str, str]:
-    """Variables that make libraries use this many threads."""
+def thread_variables(count: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that make libraries use this many threads; for torch.compile, the number in `environment` stays."""
+    compiling = {} if COMPILE_THREADS in environment else {COMPILE_THREADS: str(count)}
     names = (f"{library}_{'MAXIMUM' if library == 'VECLIB' else 'NUM'}_THREADS" for library in _THREADS)
-    return dict.fromkeys(names, str(count))
+    return dict.fromkeys(names, str(count)) | compiling
 
 
 def find_interpreter(study: Sweep | Scaling) -> Path | None:

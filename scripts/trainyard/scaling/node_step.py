@@ -148,7 +148,7 @@ def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str,
     """The environment variables of the command."""
     # The user's own value comes first.
     given = {SHUTDOWN_TIMEOUT: str(math.ceil(arguments.grace_seconds))} | program_environment(arguments.activate)
-    given |= thread_variables(arguments.threads)
+    given |= thread_variables(arguments.threads, given)
     given |= module_path(Path.cwd(), given) if arguments.workdir else {}
     if signal.SIGHUP not in STOP_SIGNALS:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment

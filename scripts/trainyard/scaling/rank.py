@@ -27,6 +27,7 @@ from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.programs.user_environment import code_record
 from trainyard.scaling import rank_failures
+from trainyard.training import numerics
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
 from trainyard.training.loaders import load_input_data
@@ -122,7 +123,7 @@ def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tup
                 count = count_of(nodes * gpus, "rank")
                 remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
                 raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
-            torch.set_num_threads(study.cpus_per_gpu or cpus)
+            numerics.set_threads(study.cpus_per_gpu or cpus)
             group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
             yield group, stop_request
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from trainyard.config.train import Train
+from trainyard.utils.environment_variables import COMPILE_THREADS
 from trainyard.utils.errors import UserError
 
 _BACKENDS: Any = torch.backends  # its stubs lack some of what follows
@@ -17,6 +18,12 @@ _FLOAT32_SETTINGS = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn,
 CUBLAS_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_DETERMINISTIC: Final = (":4096:8", ":16:8")  # the values with which torch calls cuBLAS in deterministic mode
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_threads(count: int) -> None:
+    """Let this process compute with so many threads. torch.compile has as many, unless the user has set its number."""
+    torch.set_num_threads(count)
+    os.environ.setdefault(COMPILE_THREADS, str(count))
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:

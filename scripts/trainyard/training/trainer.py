@@ -378,8 +378,8 @@ class Trainer:
             remedy = "try a lower lr, a warm-up or clip_norm"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
-    def validate(self) -> Tensor:
-        """The sums of this rank's share of the validation images.
+    def validate(self, *, for_warm_up: bool = False) -> Tensor:
+        """The sums of this rank's share of the validation images; for a warm-up, of one batch of each size.
 
         Raises:
             TrainingInterrupted: a rank must stop; on all ranks.
@@ -390,6 +390,7 @@ class Trainer:
                 lambda images: self.forward.compute_loss(images, model=model)[1],
                 micro=self.batch.micro,
                 must_stop=self._must_stop_validation,
+                for_warm_up=for_warm_up,
             )
         if self.group.any(sums is None) or sums is None:
             rank = self.group.lowest(self.stop_request.is_made)
@@ -429,17 +430,18 @@ class Validation:
         *,
         micro: int,
         must_stop: Callable[[], bool] = lambda: False,
+        for_warm_up: bool = False,
     ) -> Tensor | None:
         """The sums of this rank for `Objective.means`; `micro` is the micro-batch of the training.
 
-        `must_stop` is asked before each batch. None if it says so.
+        `must_stop` is asked before each batch. None if it says so. `for_warm_up`: only the first batch, and the last.
         """
         began, batch = time.perf_counter(), micro * self._factor
         if self._largest is not None:
             batch = min(batch, self._largest)
         while True:
             try:
-                total = self._add_up(measure, batch, must_stop)
+                total = self._add_up(measure, batch, must_stop, for_warm_up)
                 break
             except RuntimeError as error:
                 if batch == 1 or not is_out_of_memory(error):
@@ -447,14 +449,19 @@ class Validation:
                 reason = str(error)
             batch = (batch + 1) // 2  # outside of `except`, where the traceback keeps tensors alive
             log.warning("out of memory: batches of %d images from now on (%s)", batch, reason)
-        self._largest, self.seconds = batch, time.perf_counter() - began
+        self._largest = batch
+        if not for_warm_up:
+            self.seconds = time.perf_counter() - began
         return total
 
     def _add_up(
-        self, measure: Callable[[ImageBatch], Tensor], batch: int, must_stop: Callable[[], bool]
+        self, measure: Callable[[ImageBatch], Tensor], batch: int, must_stop: Callable[[], bool], for_warm_up: bool
     ) -> Tensor | None:
         total, group = self._objective.zeros(self._group.device), self._group
         order = validation_batches(len(self._images), batch=batch, rank=group.rank, world_size=group.world_size)
+        if for_warm_up:
+            sizes = {len(indices): indices for indices in order}
+            order = iter(sizes.values())
         with closing(self._images.batches(order)) as batches:
             ahead: Moment | None = None
             for images in batches:

@@ -60,6 +60,8 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
             _find_unused_parameters(trainer)
             exposed, bandwidth = _exposed_communication(trainer), _bus_bandwidth(trainer)
             _wrap_for_training(trainer)
+            if trainer.spec.compile:
+                _compile_other_sizes(trainer)
         except RuntimeError as error:
             if group.world_size == 1 or not is_out_of_memory(error):
                 raise
@@ -151,6 +153,14 @@ def _wrap_for_training(trainer: Trainer) -> None:
             _pass(trainer, trainer.model)
 
 
+def _compile_other_sizes(trainer: Trainer) -> None:
+    """Compile what the first epoch would compile later: micro-batches of the second size, and the validation."""
+    parts = torch.arange(trainer.batch.per_rank).tensor_split(trainer.batch.accumulation)
+    for images in {len(part) for part in parts} - {trainer.batch.micro}:
+        _pass(trainer, trainer.model, images=images)
+    trainer.validate(for_warm_up=True)
+
+
 @contextmanager
 def _unchanged(trainer: Trainer) -> Iterator[None]:
     """Restore the buffers of the model and of an own loss at the end of the block.
@@ -158,7 +168,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
     The block does not update parameters, and each epoch seeds its random numbers. After an error nothing is restored:
     it ends the training, and wrapping the model again is a collective operation.
     """
-    with unchanged_buffers(trainer.module, *filter(None, [trainer.objective.loss_module])):
+    with unchanged_buffers(*trainer.state.modules.values(), *filter(None, [trainer.objective.loss_module])):
         if trainer.spec.compile is not True:
             trainer.wrap(for_warm_up=True)
         yield
@@ -226,13 +236,13 @@ def _seconds(trainer: Trainer, *, synced: bool) -> float:
     return time.perf_counter() - began
 
 
-def _pass(trainer: Trainer, model: nn.Module) -> None:
-    """Forward and backward pass of a micro-batch of black images."""
-    device, shape = trainer.group.device, (trainer.batch.micro, *trainer.data.shape)
+def _pass(trainer: Trainer, model: nn.Module, images: int | None = None) -> None:
+    """Forward and backward pass of black images: of a micro-batch, or of so many."""
+    device, shape = trainer.group.device, (images or trainer.batch.micro, *trainer.data.shape)
     labels, indices = trainer.objective.zero_targets(shape[0], device), torch.zeros(shape[0], dtype=torch.int64)
-    images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, indices)
-    images = trainer.mix(images, epoch=0, step=0)
+    black = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, indices)
+    mixed = trainer.mix(black, epoch=0, step=0)
     set_training_mode(trainer.module)
     trainer.state.optimizer.zero_grad(set_to_none=True)
-    loss, _ = trainer.forward.compute_loss(images, model=model, training=True)
+    loss, _ = trainer.forward.compute_loss(mixed, model=model, training=True)
     trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

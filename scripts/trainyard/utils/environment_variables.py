@@ -3,6 +3,9 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
+
+COMPILE_THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"  # by default, one per CPU of the node, for each rank and trial
 
 
 @contextmanager

@@ -98,6 +98,22 @@ def test_uneven_micro_batches_have_static_shapes(data, graphs):
     assert_close(rows, train(spec, data)[0])
 
 
+@pytest.mark.parametrize("values", [{"compile": True}, {"compile": "blocks"}, {"compile": True, "ema_decay": 0.5}])
+def test_the_warm_up_compiles_all_that_the_training_needs(data, graphs, values):
+    """The first epoch would count it as training, and with it the costs and the speedup of a scale."""
+    spec = changed(SPEC, batch_size=14, model_args={"blocks": 3, "width": 4}, **values)
+    training, again = start(spec, data), start(spec, data)
+    for each in (training, again):
+        each.halve_micro_batch()
+        each.halve_micro_batch()
+    graphs.clear()
+    warm_up(training)
+    assert len(graphs) == 4, "micro-batches of 4 and 3 images, in training and in validation"
+    rows = [numbers(row) for row in training.epochs()]
+    assert len(graphs) == 4
+    assert_close(rows, [numbers(row) for row in again.epochs()])
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """The options with which torch.compile was called, which compiles nothing."""

@@ -39,6 +39,7 @@ from trainyard.programs.runner import (
 )
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
+from trainyard.utils.environment_variables import COMPILE_THREADS
 from trainyard.utils.errors import UserError
 from trainyard.utils.guarded_process import ProcessGuard
 
@@ -127,7 +128,11 @@ def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypa
 def test_a_command_uses_as_many_threads_as_it_has_cpus(tmp_path, guard, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "16")  # of the whole job, from Snakemake
     monkeypatch.setenv("MKL_NUM_THREADS", "16")
-    assert end_of(call(tmp_path, "echo $OMP_NUM_THREADS $MKL_NUM_THREADS"), guard).tail == "1 1"
+    monkeypatch.delenv(COMPILE_THREADS, raising=False)
+    echo = f"echo $OMP_NUM_THREADS $MKL_NUM_THREADS ${COMPILE_THREADS}"
+    assert end_of(call(tmp_path, echo), guard).tail == "1 1 1"
+    monkeypatch.setenv(COMPILE_THREADS, "16")  # only a user sets this one
+    assert end_of(call(tmp_path, echo), guard).tail == "1 1 16"
 
 
 def test_epochs_are_reported_while_a_command_runs(tmp_path, guard):

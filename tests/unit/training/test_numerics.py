@@ -1,8 +1,11 @@
 """The precision of float32 on GPUs, which torch can be told, and asked for, in two ways."""
 
+import os
+
 import pytest
 import torch
 from trainyard.training import numerics
+from trainyard.utils.environment_variables import COMPILE_THREADS
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +62,15 @@ def test_what_the_code_of_a_user_has_set_does_not_change_later_trainings(by_user
     settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
     assert all((setting.fp32_precision == "tf32") == in_tf32 for setting in settings)
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+def test_torch_compile_has_the_threads_of_the_training_unless_the_user_says_otherwise(monkeypatch):
+    """By default, each rank and trial would start one for each CPU of the node."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv(COMPILE_THREADS, "")  # restored at the end
+    monkeypatch.delenv(COMPILE_THREADS)
+    numerics.set_threads(2)
+    assert os.environ[COMPILE_THREADS] == "2"
+    numerics.set_threads(1)
+    assert (os.environ[COMPILE_THREADS], torch.get_num_threads()) == ("2", 1)
+    torch.set_num_threads(before)

@@ -31,7 +31,7 @@ import psutil
 from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
-from trainyard.utils.environment_variables import environment_variables
+from trainyard.utils.environment_variables import COMPILE_THREADS, environment_variables
 from trainyard.utils.guard import signal_at_end_of_parent
 
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
@@ -157,6 +157,7 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
         sys.exit()
     threads, *modules = json.loads(message)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # as Ray does; OpenBLAS reads it on import
+    os.environ.setdefault(COMPILE_THREADS, str(threads))  # torch._dynamo reads it on import
     for module in modules:
         _preload(module)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
