@@ -173,9 +173,9 @@ class Runs:
     def _kept_rows(self) -> int:
         """The rows that a file of metrics has before a launch, which reports them again if its program resumes."""
         metrics = self._sweep.program_metrics
-        if metrics is None or metrics.file is None or not (self.trial_folder / metrics.file).exists():
+        if metrics is None or metrics.file is None:
             return 0
-        return len(MetricsCollector(metrics, self.trial_folder, resumes=True).new_rows(final=True))
+        return len(MetricsCollector(metrics, self.trial_folder, began=0.0).new_rows(final=True))
 
 
 # ---- the drill

@@ -216,7 +216,7 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
     """An error if the file of metrics is outside the folders of trials or scales, so that all read the same one."""
     metrics = study.program_metrics
     file, key = (metrics.place, "file" if metrics.file else "tensorboard") if metrics else (None, "")
-    if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith("../")):
+    if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith(("../", "~"))):
         yield (
             f"{place}.metrics.{key}: {file} is one file for all {of}s, which would read each other's metrics: give a "
             f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"

@@ -1,5 +1,6 @@
 """Options of the programs that users bring, as trials of a sweep or as the training of a scaling study."""
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -7,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -73,7 +74,7 @@ def _files_of(path: Path) -> list[Path]:
 MetricsFile = Annotated[
     str,
     Field(pattern=r"\.(jsonl|txt|log|json|csv)$"),
-    hint("a metrics file must end in .jsonl, .txt or .log (JSON lines), .json or .csv"),
+    hint("a metrics file must end in .csv, .json, .jsonl, .txt or .log"),
 ]
 
 
@@ -91,8 +92,9 @@ class Metrics(Section):
     file: MetricsFile | None = Field(
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
-        "`{out_dir}` in a scaling study). `.jsonl`, `.txt`, `.log`: a JSON object per line; `.csv`: with a header; "
-        "`.json`: a row or a list of rows.",
+        "`{out_dir}` in a scaling study), or a pattern of which each attempt's newest match is read, such as "
+        "`lightning_logs/version_*/metrics.csv`. `.csv`: with a header; `.json`, `.jsonl`, `.txt`, `.log`: a JSON "
+        "object per line, or a row or a list of rows.",
     )
     tensorboard: str | None = Field(
         None,
@@ -115,6 +117,18 @@ class Metrics(Section):
         description="With `pattern`: one or more lines of your program's output, e.g. `epoch 3: val_acc=91.2%`. Each "
         "pattern must match in one of them, which is checked before anything is submitted.",
     )
+
+    @field_validator("file")
+    @classmethod
+    def _check_file(cls, file: str | None) -> str | None:
+        if file is not None and "{" in file:
+            raise invalid(f"{file} is relative to the program's folder already: nothing in braces is replaced")
+        try:
+            if file is not None and not Path(file).is_absolute():
+                next(Path(os.devnull).glob(file), None)
+        except ValueError as error:
+            raise invalid(f"{file} is no pattern of files: {error}") from None
+        return file
 
     @model_validator(mode="after")
     def _check_patterns(self) -> "Metrics":

@@ -75,8 +75,10 @@ def _record(
 def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
     parsed, metrics = _parse_alone(state, attempt), state.sweep.program_metrics
+    if not parsed.had_nothing_to_do:
+        return parsed
     earlier = map(state.output_of, state.continued_by(attempt))
-    latest = latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier) if parsed.missing else {}
+    latest = parsed.metrics or latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier)
     return replace(parsed, metrics=latest, missing="") if latest else parsed
 
 
@@ -86,7 +88,13 @@ def _parse_alone(state: SweepState, attempt: Attempt) -> ParsedOutput:
     torn = attempt.outcome not in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
     torn = torn or bool(attempt.early or attempt.failure)
     parsed = parse_saved_output(
-        metrics, output.parent, output, seconds=seconds, resumed=attempt.resumed is not None, torn=torn
+        metrics,
+        output.parent,
+        output,
+        seconds=seconds,
+        resumed=attempt.resumed is not None,
+        began=attempt.start,
+        torn=torn,
     )
     if not attempt.resumed or not (metrics and metrics.numbers_rows):
         return parsed

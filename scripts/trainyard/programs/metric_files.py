@@ -7,8 +7,7 @@ import math
 import os
 import re
 import time
-from abc import ABC, abstractmethod
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,15 +17,30 @@ SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
 LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
 CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file: if they change, it was rewritten
 BEFORE: Final = ".before"  # suffix of a file of metrics of an earlier attempt
-LOOK_SECONDS: Final = 2.0  # between two looks for new event files
+LOOK_SECONDS: Final = 2.0  # between two looks for new files
+SHOWN_FILES: Final = 3  # that a program has left, in an error
 
 
-class MetricsFile(ABC):
-    """A file of metrics, read while a program still writes it. It does not have to exist yet."""
+class MetricsFile:
+    """A file of metrics, read while a program still writes it. It does not have to exist yet.
+
+    Whether it is JSON or has a JSON object a line is seen by its content. Of a file that is written anew, as for a new
+    column, the rows that have changed are new.
+    """
 
     def __init__(self, path: Path) -> None:
         self.error = ""  # why a part of the file cannot be read
+        self.is_complete = True  # whether its end could be read
         self._path, self._state = path, tuple[int, ...]()
+        self._known: list[int] = []  # a digest of each row that was read
+        self._was_changed = False  # a row of a table or list: from then on, rows cannot be counted as they come
+        self._reset()
+
+    def _reset(self) -> None:
+        self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
+        self._has_lines: bool | None = None  # None: unknown
+        self._header: list[str] | None = None
+        self._place = 0  # of the next row in the file
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows since the last call; with `final`, also an incomplete one."""
@@ -46,86 +60,91 @@ class MetricsFile(ABC):
                 self._set_error(error)
             return []
 
-    @abstractmethod
     def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call, of a file that has been written since."""
+        if not self._head.startswith(file.read(len(self._head))):
+            self._reset()
+        if self._path.suffix == ".csv":
+            return self._read_lines(file, self._parse_cells, final=final)
+        if not self._has_lines:
+            file.seek(0)
+            self._has_lines = _has_lines(file)
+        if self._has_lines:
+            return self._read_lines(file, _parse_object, final=final)
+        file.seek(0)
+        return self._read_whole(file, final=final)
 
-    def _set_error(self, error: Exception) -> None:
-        reason = error.strerror if isinstance(error, OSError) else error
-        self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
-
-
-class JsonMetricsFile(MetricsFile):
-    """A `.json` file: one row, which the program overwrites, or a list of rows, which grows or is written anew."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._content, self._rows = b"", list[dict[str, Any]]()  # at the last call
-        self._was_changed = False  # the list: from then on, its rows cannot be counted as they come
-
-    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
-        """An invalid row may be incomplete: it is an error only in the `final` call."""
+    def _read_whole(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+        """The rows of a JSON file: one, or a list. What is invalid may be incomplete: it is an error in the end."""
         content = file.read()
-        if content == self._content:
+        if not content.strip():
             return []
         try:
-            parsed = json.loads(content)  # one object for all NaN: rows that have it are equal
+            parsed = _parse_json(content.decode(errors="replace"))
             rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
         except (ValueError, TypeError) as error:
             if final:
                 self._set_error(error)
             return []
-        self._content = content
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
-        known = sum(1 for _ in same)
-        is_list = isinstance(parsed, list)
-        self._was_changed = self._was_changed or (is_list and known < len(self._rows))
-        self._rows = rows
-        numbered = is_list and self._was_changed
-        return [({"epoch": place} if numbered else {}) | row for place, row in enumerate(rows[known:], known + 1)]
+        is_list, self._place = isinstance(parsed, list), 0
+        self._was_changed = self._was_changed or (is_list and len(rows) < len(self._known))
+        del self._known[len(rows) :]
+        changed = [self._changed(row, is_numbered=is_list) for row in rows]
+        return [row for row in changed if row is not None]
 
-
-class LineMetricsFile(MetricsFile):
-    """A `.csv` file or JSON lines: one row per line. Only new bytes are read, unless the file was rewritten."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
-        self._header: list[str] | None = None
-
-    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+    def _read_lines(
+        self, file: BinaryIO, parse: Callable[[str], dict[str, Any] | None], *, final: bool
+    ) -> list[dict[str, Any]]:
+        """The rows of the new lines. Only new bytes are read, unless the file was written anew."""
         new = self._new_bytes(file)  # first: it discards the incomplete line of a rewritten file
         text = self._incomplete + new
-        end = len(text) if final else text.rfind(b"\n") + 1
+        is_whole = final or (bool(self._has_lines) and _is_object(text.rpartition(b"\n")[2]))
+        end = len(text) if is_whole else text.rfind(b"\n") + 1
         self._incomplete = text[end:]
         if len(self._incomplete) > LINE_BYTES:
             self._incomplete = b""
             self._set_error(ValueError(f"a line is longer than {LINE_BYTES} bytes"))
-        rows = []
+        rows = list[dict[str, Any]]()
         for line in re.split("[\r\n]+", text[:end].decode(errors="replace")):
+            if not line.strip():
+                continue
             try:
-                rows += self._parse(line) if line.strip() else []
+                row = parse(line)
+                self.is_complete = True
             except (ValueError, TypeError, csv.Error) as error:
                 self._set_error(error)
+                continue
+            changed = None if row is None else self._changed(row, is_numbered=self._path.suffix == ".csv")
+            if changed is not None:
+                rows.append(changed)
         return rows
 
-    def _parse(self, line: str) -> list[dict[str, Any]]:
-        if self._path.suffix != ".csv":
-            return [_checked_row(json.loads(line))]
+    def _parse_cells(self, line: str) -> dict[str, Any] | None:
+        """The row of a line; None if it is the header, which a program that resumes may write again."""
         (cells,) = csv.reader([line])
-        if self._header is None:
-            self._header = cells
-        if cells == self._header:  # a program that resumes may write the header again
-            return []
-        return [dict(zip(self._header, cells, strict=False))]
+        names = [cell.strip() for cell in cells]
+        if self._header is None or set(self._header) <= set(names):
+            self._header = names
+            return None
+        if any(names[len(self._header) :]):
+            raise ValueError(
+                f"a row has {len(cells)} cells, but the header {len(self._header)}: {line[:SHOWN_CHARACTERS]}"
+            )
+        return {name: cell for name, cell in zip(self._header, names, strict=False) if cell}
+
+    def _changed(self, row: dict[str, Any], *, is_numbered: bool) -> dict[str, Any] | None:
+        """The row, unless it was read before at this place; with its place as the epoch, if rows were changed."""
+        place, self._place = self._place, self._place + 1
+        digest = hash(json.dumps(row, sort_keys=True, default=str))
+        if place < len(self._known) and self._known[place] == digest:
+            return None
+        if place < len(self._known):
+            del self._known[place:]
+            self._was_changed = self._was_changed or is_numbered
+        self._known.append(digest)
+        return {"epoch": place + 1} | row if is_numbered and self._was_changed else row
 
     def _new_bytes(self, file: BinaryIO) -> bytes:
-        if not self._head.startswith(file.read(len(self._head))):
-            self._reset()
-        elif os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
+        if os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
             return b""
         file.seek(self._offset - len(self._tail))
         if file.read(len(self._tail)) != self._tail:
@@ -138,6 +157,47 @@ class LineMetricsFile(MetricsFile):
         self._offset += len(new)
         return new.removeprefix(codecs.BOM_UTF8) if is_first else new
 
+    def _set_error(self, error: Exception) -> None:
+        reason = error.strerror if isinstance(error, OSError) else error
+        self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
+        self.is_complete = False
+
+
+def _has_lines(file: BinaryIO) -> bool | None:
+    """Whether a file has a JSON object a line, and is not one JSON value; None while its first line is incomplete."""
+    text = file.read(LINE_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    first, newline, rest = text.partition(b"\n")
+    try:
+        parsed = _parse_json(first.decode(errors="replace"))
+    except ValueError:
+        return None if not newline else first.rstrip()[-1:] not in (b"{", b"[", b",", b":")
+    return bool(rest.strip()) if isinstance(parsed, list) else True
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a line without its end is a whole JSON object."""
+    try:
+        return line.rstrip().endswith(b"}") and isinstance(_parse_json(line.decode()), dict)
+    except ValueError:
+        return False
+
+
+def _parse_object(line: str) -> dict[str, Any]:
+    return _checked_row(_parse_json(line))
+
+
+def _parse_json(text: str) -> Any:
+    """The value of a JSON text, in which NaN and infinity may be written as other languages do: `-nan`, `inf`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if not _NO_NUMBER.search(text):
+            raise
+        return json.loads(_NO_NUMBER.sub("NaN", text))
+
+
+_NO_NUMBER: Final = re.compile(r"(?<=[:\[,\s])[+-]?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+
 
 def _checked_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
@@ -145,17 +205,132 @@ def _checked_row(row: Any) -> dict[str, Any]:
     return row
 
 
+State = tuple[int, int]  # size and time of a file: they change when it is written
+
+
+def file_states(folder: Path, *, until: float = math.inf) -> dict[Path, State]:
+    """The files in the folder of a program that were last written before a time (Unix seconds), without its output."""
+    found = dict[Path, State]()
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            state = None if _OWN_FILE.fullmatch(name) else file_state(path)
+            if state and state[1] < until * 1e9:
+                found[path] = state
+    return found
+
+
+def has_changed(paths: Iterable[Path], before: Mapping[Path, State]) -> bool:
+    """Whether one of these files is new, or was written, since the files were as they were before."""
+    return any(file_state(path) != before.get(path) for path in paths)
+
+
+def file_state(path: Path) -> State | None:
+    """The state of a file; None if it was removed."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+_OWN_FILE: Final = re.compile(r"\..*|rows\.jsonl|output(?:-\d+)?\.log(?:\.incomplete)?")
+
+
 def metric_files(metrics: Metrics | None, folder: Path) -> list[Path]:
     """The files in a program's folder with its metrics, also those of earlier attempts, with the suffix BEFORE."""
     if metrics is None or metrics.place is None:
         return []
     if metrics.file:
-        found = {folder / metrics.file, folder / f"{metrics.file}{BEFORE}"}
+        found = {*folder.glob(metrics.file), *folder.glob(f"{metrics.file}{BEFORE}")}
+        found = {each for each in found if not _OWN_FILE.fullmatch(each.name)}
     else:
         matching = set(folder.glob(metrics.place))
         found = matching.union(*(each.iterdir() for each in matching if each.is_dir()))
         found = {each for each in found if "tfevents" in each.name}
     return sorted(each for each in found if each.is_file())
+
+
+class MatchingFiles:
+    """The files that match a pattern: those of earlier attempts, the oldest first, then the newest of this one."""
+
+    def __init__(self, metrics: Metrics, folder: Path, before: Mapping[Path, State]) -> None:
+        """`before`: the files in the folder before this attempt."""
+        assert metrics.file is not None
+        self._metrics, self._folder, self._pattern = metrics, folder, metrics.file
+        self._before = before
+        self._files: dict[Path, MetricsFile] = {}  # in the order in which they were found
+        self._current: MetricsFile | None = None  # of this attempt
+        self._own: list[str] = []  # the names of those of this attempt
+        self._looked_at, self._has_new_rows = -math.inf, False
+        self.warning = ""
+        if not has_wildcards(self._pattern):
+            path = folder / self._pattern
+            self._files[path] = self._current = MetricsFile(path)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether this attempt has written rows."""
+        files = [path for path in metric_files(self._metrics, self._folder) if path.suffix != BEFORE]
+        return self._has_new_rows and has_changed(files, self._before)
+
+    @property
+    def error(self) -> str:
+        """Why a part of the newest file cannot be read; "" if nothing is wrong."""
+        return self._current.error if self._current else ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the newest file could be read."""
+        return self._current is None or self._current.is_complete
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call; with `final`, also an incomplete one of the newest file."""
+        rows = list[dict[str, Any]]()
+        for path in self._look(final=final):
+            self._files[path] = file = MetricsFile(path)
+            if path in self._before:
+                rows += file.new_rows(final=False)
+            else:
+                self._current = file
+                self._own.append(str(path.relative_to(self._folder)))
+        if len(self._own) > 1:
+            self.warning = f"{self._pattern} matches {', '.join(self._own)}: the newest counts, {self._own[-1]}"
+        for path, file in self._files.items() if self._current is None else ():  # to which this attempt may append
+            if has_changed([path], self._before):
+                self._current = file
+        new = self._current.new_rows(final=final) if self._current else []
+        self._has_new_rows = self._has_new_rows or bool(new)
+        return rows + new
+
+    def _look(self, *, final: bool) -> list[Path]:
+        """New files, the oldest first."""
+        if not has_wildcards(self._pattern) or (not final and time.monotonic() < self._looked_at + LOOK_SECONDS):
+            return []
+        self._looked_at = time.monotonic()
+        there = [path for path in metric_files(self._metrics, self._folder) if path.suffix != BEFORE]
+        new = [path for path in there if path not in self._files]
+        return sorted(new, key=lambda path: (path not in self._before, path.stat().st_mtime_ns, path.name))
+
+
+def has_wildcards(pattern: str) -> bool:
+    """Whether a pattern may match several files."""
+    return any(character in pattern for character in "*?[")
+
+
+def suggest_pattern(pattern: str | None, left: Iterable[Path], folder: Path) -> str:
+    """A question about the file with metrics among those that a program has left; "" if there is none."""
+    names = [str(path.relative_to(folder)) for path in left if path.suffix in _SUFFIXES]
+    general = {name: re.sub(r"\d+", "*", name) for name in names}
+    same = [name for name in names if pattern is not None and general[name] == re.sub(r"\d+", "*", pattern)]
+    same = same or [name for name in names if pattern is not None and Path(name).suffix == Path(pattern).suffix]
+    if not names:
+        return ""
+    chosen = (same or names)[0]
+    return f"; did you mean `file: {general[chosen]}`? It left {', '.join(names[:SHOWN_FILES])}"
+
+
+_SUFFIXES: Final = (".csv", ".json", ".jsonl", ".log", ".txt")
 
 
 class EventFiles:
@@ -164,13 +339,19 @@ class EventFiles:
     The scalars of folders below the topmost one, as those of `add_scalars`, have the path to it before their names.
     """
 
-    def __init__(self, metrics: Metrics, folder: Path) -> None:
+    def __init__(self, metrics: Metrics, folder: Path, before: Mapping[Path, State]) -> None:
         # TensorBoard's own reader, which waits for the rest of an incomplete event; it takes a second to import.
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-        self.error = ""
+        self.error = self.warning = ""
+        self.is_complete, self._before = True, before
         self._metrics, self._folder, self._open = metrics, folder, LegacyEventFileLoader
         self._loaders, self._looked_at = dict[Path, Any](), -math.inf
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether this attempt has written events."""
+        return has_changed(self._loaders, self._before)
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """A row for each step with new scalars since the last call, in the order of the steps."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -13,10 +14,11 @@ from trainyard.config.user_programs import Metrics, find_mismatch
 from trainyard.programs.metric_files import (
     BEFORE,
     EventFiles,
-    JsonMetricsFile,
-    LineMetricsFile,
-    MetricsFile,
+    MatchingFiles,
+    State,
+    file_states,
     metric_files,
+    suggest_pattern,
 )
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.metric_rows import (
@@ -34,6 +36,7 @@ from trainyard.programs.metric_rows import (
 )
 from trainyard.programs.output import LineSplitter
 
+_AT_EACH_START: Final = re.compile(rf"\.ya?ml$|tfevents|\.pyc$|{re.escape(BEFORE)}$")
 CHUNK_BYTES: Final = 2**20
 KEPT_LINES: Final = 100  # the last ones, for the error that names the part of a pattern that matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
@@ -52,11 +55,15 @@ class MetricsCollector:
         folder: Path,
         *,
         resumes: bool = False,
+        began: float | None = None,
         hold_first_row: bool = True,
         burst: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """If the program `resumes` an earlier attempt, the rows that are in the file already count.
+        """If the program `resumes` an earlier attempt, the rows that are in the file already are those before its own.
+
+        Of a program that has ended, `began` is its start, in Unix seconds: what was written since is its own, and no
+        file is renamed.
 
         With `hold_first_row`, the first row is held until it is known whether its epoch is reported again. Early
         stopping needs this: it must not judge the first values of an epoch that is still running.
@@ -68,18 +75,22 @@ class MetricsCollector:
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
-        self._is_final, self._warned = False, False
+        self._is_final, self._warned, self._has_printed = False, False, False
         self._number_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
-        for path in metric_files(metrics, folder) if not resumes else ():  # these rows are of an earlier attempt
-            if path.suffix != BEFORE:
-                path.rename(path.with_name(f"{path.name}{BEFORE}"))
-        self._file: MetricsFile | EventFiles | None = None
+        # The files of earlier attempts, without which this one has reported nothing.
+        self._before, self._resumes = dict[Path, State](), resumes
+        if metrics and (resumes or began is not None):
+            self._before = file_states(folder, until=math.inf if began is None else began)
+        elif metrics:
+            for path in metric_files(metrics, folder):
+                if path.suffix != BEFORE:
+                    path.rename(path.with_name(f"{path.name}{BEFORE}"))
+        self._file: MatchingFiles | EventFiles | None = None
         if metrics and metrics.tensorboard:
-            self._file = EventFiles(metrics, folder)
+            self._file = EventFiles(metrics, folder, self._before)
         elif metrics and metrics.file:
-            kind = JsonMetricsFile if metrics.file.endswith(".json") else LineMetricsFile
-            self._file = kind(folder / metrics.file)
+            self._file = MatchingFiles(metrics, folder, self._before)
 
     @property
     def error(self) -> str:
@@ -94,12 +105,35 @@ class MetricsCollector:
         """
         if self._parser.error:
             return self._parser.error
-        if self.latest or self.section is None:
+        if self._file and not self._file.is_complete:
+            return self.error
+        if self.section is None or self._has_reported:
             return ""
         where = self.section.place or f"its output by {' and '.join(self.section.patterns)}"
         places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
         place = next(filter(None, places), "")
-        return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}"
+        left = suggest_pattern(self.section.file, self._left_files, self.folder) if not self.section.tensorboard else ""
+        return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}{left}"
+
+    @property
+    def had_nothing_to_do(self) -> bool:
+        """Whether a program that resumed wrote no metrics, checkpoint or other results: it was complete before.
+
+        Only after the `final` call of `new_rows`, and if it succeeded.
+        """
+        has_problem = self._parser.error or (self._file and not self._file.is_complete)
+        return self._resumes and not has_problem and not self._has_reported and not self._left_files
+
+    @property
+    def _has_reported(self) -> bool:
+        return bool(self.latest) and (self._has_printed or (self._file is not None and self._file.has_reported))
+
+    @property
+    def _left_files(self) -> list[Path]:
+        """The files that the program has written, but for what many write at each start: settings, logs of events."""
+        states = file_states(self.folder)
+        left = [path for path, state in states.items() if self._before.get(path) != state]
+        return sorted(path for path in left if not _AT_EACH_START.search(path.name))
 
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
@@ -114,6 +148,7 @@ class MetricsCollector:
         """
         self._is_final = final
         new = self._parser.take_rows(final=final)
+        self._has_printed = self._has_printed or bool(new)
         if self._file:
             new += self._file.new_rows(final=final and not torn)
         for row in new:
@@ -134,7 +169,7 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warning = self._parser.warning or self._number_warning
+        warning = self._parser.warning or self._number_warning or (self._file.warning if self._file else "")
         warning = warning or (self.error if self._is_final else "")
         if self._warned or not warning:
             return ""
@@ -161,18 +196,26 @@ class ParsedOutput:
     missing: str = ""  # why there are none
     warning: str = ""
     counts_epochs: bool = False  # as in `MetricsCollector`
+    had_nothing_to_do: bool = False  # as in `MetricsCollector`
 
 
 def parse_saved_output(
-    metrics: Metrics | None, folder: Path, output: Path, *, seconds: float, resumed: bool = False, torn: bool = False
+    metrics: Metrics | None,
+    folder: Path,
+    output: Path,
+    *,
+    seconds: float,
+    resumed: bool = False,
+    began: float = 0.0,
+    torn: bool = False,
 ) -> ParsedOutput:
     """The metrics of a program that ran for `seconds`, parsed again from its saved files.
 
-    `resumed` is as in `merge_row`, and `torn` as in `MetricsCollector.new_rows`.
+    `resumed` is as in `merge_row`, `began` as in `MetricsCollector`, and `torn` as in `MetricsCollector.new_rows`.
     """
     if metrics is None:
         return ParsedOutput()
-    collector = MetricsCollector(metrics, folder, resumes=True, burst=math.inf)
+    collector = MetricsCollector(metrics, folder, resumes=resumed, began=began if resumed else 0.0, burst=math.inf)
     splitter = LineSplitter()
     with open(output if metrics.patterns else os.devnull, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -184,7 +227,14 @@ def parse_saved_output(
     for row in collector.new_rows(final=True, torn=torn):
         merge_row(rows, row, resumed=resumed)
     rows = thin_rows(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
-    return ParsedOutput(rows, collector.latest, collector.missing, collector.take_warning(), collector.counts_epochs)
+    return ParsedOutput(
+        rows,
+        collector.latest,
+        collector.missing,
+        collector.take_warning(),
+        collector.counts_epochs,
+        collector.had_nothing_to_do,
+    )
 
 
 def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:

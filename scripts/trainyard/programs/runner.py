@@ -24,6 +24,7 @@ from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
 from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
+from trainyard.programs.metric_rows import Row
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output import OutputReader
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
@@ -74,8 +75,8 @@ class ProgramRun:
 def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
     """Run a program; send True after an epoch to stop it early.
 
-    With `metrics`, a program that reports none is `unreadable`. While it ends in its grace period, its output is read
-    on: it may report the epoch that it saves.
+    With `metrics`, a program that reports none is `unreadable`, unless nothing was left to do for it. While it ends in
+    its grace period, its output is read on: it may report the epoch that it saves.
     """
     began, metrics = time.monotonic(), run.metrics
     output = OutputReader(run.output, on_line=run.on_line)
@@ -121,7 +122,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         status, reason = _judge_exit(run, process, output, exit_code)
     latest = metrics.latest
     if status is TrialStatus.FINISHED and metrics.missing:
-        latest = latest_saved_metrics(metrics.section, metrics.folder, run.earlier_outputs)
+        latest = _earlier_metrics(run)
         status, reason = (status, "") if latest else (TrialStatus.UNREADABLE, metrics.missing)
     is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
     tail = output.tail()
@@ -172,6 +173,14 @@ def _judge_exit(
     elif output.has_killed_rank:
         how += ", after SIGKILL ended a rank"
     return TrialStatus.FAILED, f"{how}: {error or 'no output'}"
+
+
+def _earlier_metrics(run: ProgramRun) -> Row:
+    """The metrics of the attempts that a program continues, if nothing was left to do for it; else {}."""
+    metrics = run.metrics
+    if not metrics.had_nothing_to_do:
+        return {}
+    return metrics.latest or latest_saved_metrics(metrics.section, metrics.folder, run.earlier_outputs)
 
 
 def failed_by_itself(error: str, *, external: Collection[signal.Signals] = EXTERNAL_SIGNALS) -> bool:

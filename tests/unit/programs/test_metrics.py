@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import operator
+import os
 import re
 import time
 import tracemalloc
@@ -13,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.metric_rows import BURST_ROWS, numeric_row
+from trainyard.programs.metric_rows import BURST_ROWS, merge_row, numeric_row
 from trainyard.programs.metrics import (
     KEPT_LINES,
     MetricsCollector,
@@ -139,6 +140,144 @@ def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):
     assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path, resumes=True).new_rows() == [{"epoch": 1, "acc": 1}]
     assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path).new_rows() == []
     assert (tmp_path / "m.jsonl.before").read_text() == '{"acc": 1}\n', "the old file is kept"
+
+
+def lightning(folder, version, rows):
+    """Write a table as Lightning's CSVLogger does, anew for each row; yields after each."""
+    path = folder / f"logs/version_{version}/metrics.csv"
+    path.parent.mkdir(parents=True)
+    for count in range(1, len(rows) + 1):
+        names = list(dict.fromkeys(name for row in rows[:count] for name in row))
+        lines = [",".join(str(row.get(name, "")) for name in names) for row in rows[:count]]
+        path.write_text("\n".join([",".join(names), *lines]) + "\n")
+        yield path
+
+
+def test_the_newest_match_of_each_attempt_is_read(tmp_path, monkeypatch):
+    """Lightning writes a folder for each start: the rows before the checkpoint are in the one before."""
+    monkeypatch.setattr("trainyard.programs.metric_files.LOOK_SECONDS", 0.0)
+    metrics = Metrics(file="logs/version_*/metrics.csv")
+    first = [{"epoch": 0, "loss": 2}, {"epoch": 1, "loss": 1}, {"epoch": 1, "acc": 0.3}, {"epoch": 2, "loss": 0.9}]
+    found, rows = MetricsCollector(metrics, tmp_path), []
+    for _ in lightning(tmp_path, 0, first):
+        rows += found.new_rows()
+    assert rows == first[:3], "the new header at epoch 1 loses and repeats none"
+    second = [{"epoch": 2, "loss": 0.8}, {"epoch": 3, "loss": 0.7, "acc": 0.6}]
+    resumed = MetricsCollector(metrics, tmp_path, resumes=True)
+    rows = resumed.new_rows()
+    for _ in lightning(tmp_path, 1, second):
+        rows += resumed.new_rows()
+    rows += resumed.new_rows(final=True)
+    joined = []
+    for row in rows:
+        merge_row(joined, row, resumed=True)
+    assert joined == [*first[:1], {"epoch": 1, "loss": 1, "acc": 0.3}, *second]
+    assert resumed.latest == {"loss": 0.7, "acc": 0.6}
+    assert resumed.missing == ""
+
+
+def test_a_resumed_program_whose_new_file_is_not_seen_has_reported_nothing(tmp_path):
+    """The interrupted attempt's epoch 17 of 99 became the result of a finished trial."""
+    metrics = Metrics(file="logs/version_0/metrics.csv")
+    list(lightning(tmp_path, 0, [{"epoch": 17, "acc": 0.3}]))
+    resumed = MetricsCollector(metrics, tmp_path, resumes=True)
+    list(lightning(tmp_path, 1, [{"epoch": 99, "acc": 0.9}]))
+    resumed.new_rows(final=True)
+    assert not resumed.had_nothing_to_do
+    assert "did you mean `file: logs/version_*/metrics.csv`? It left logs/version_1/metrics.csv" in resumed.missing
+
+
+@pytest.mark.parametrize("where", [{"file": "m.csv"}, {"file": "*.csv"}, {"pattern": "acc=(?P<acc>{number})"}])
+def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where):
+    (tmp_path / "m.csv").write_text("epoch,acc\n3,0.5\n")
+    (tmp_path / "last.ckpt").write_text("3")
+    metrics = Metrics.model_validate(where)
+    resumed = MetricsCollector(metrics, tmp_path, resumes=True)
+    (tmp_path / "hparams.yaml").write_text("lr: 0.1")  # as Lightning does at each start
+    (tmp_path / "output-2.log").write_text("nothing to do")
+    resumed.new_rows(final=True)
+    assert resumed.missing
+    assert resumed.had_nothing_to_do
+    (tmp_path / "next.ckpt").write_text("4")
+    assert not resumed.had_nothing_to_do, "it has trained, and what it reported was not seen"
+
+
+def test_a_resumed_program_may_append_to_the_file_that_matches(tmp_path):
+    (tmp_path / "log-7.csv").write_text("epoch,acc\n1,0.5\n")
+    resumed = MetricsCollector(Metrics(file="log-*.csv"), tmp_path, resumes=True, hold_first_row=False)
+    assert resumed.new_rows() == [{"epoch": 1, "acc": 0.5}]
+    with open(tmp_path / "log-7.csv", "a") as file:
+        file.write("2,0.75")
+    assert resumed.new_rows() + resumed.new_rows(final=True) == [{"epoch": 2, "acc": 0.75}]
+    assert resumed.missing == ""
+
+
+def test_several_matches_of_one_attempt_are_said_and_the_newest_counts(tmp_path):
+    for name, accuracy in (("b.log.json", 0.1), ("a.log.json", 0.2)):
+        (tmp_path / name).write_text(f'{{"env": "linux"}}\n{{"epoch": 1, "acc": {accuracy}}}\n')
+        os.utime(tmp_path / name, (1000 * accuracy, 10_000 * accuracy))
+    (tmp_path / "output-1.log.json").touch()
+    found = MetricsCollector(Metrics(file="[ab].log.json"), tmp_path, began=0.0)
+    assert found.new_rows(final=True) == [{"epoch": 1, "acc": 0.2}]
+    assert found.take_warning() == "[ab].log.json matches b.log.json, a.log.json: the newest counts, a.log.json"
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.jsonl", "m.log"])
+@pytest.mark.parametrize(
+    "text",
+    ['{"env": "linux"}\n{"epoch": 1, "acc": 0.5}\n{"epoch": 2, "acc": 0.75}\n',
+     '[{"epoch": 1, "acc": 0.5}, {"epoch": 2, "acc": 0.75}]',
+     '[\n  {"epoch": 1,\n   "acc": 0.5},\n  {"epoch": 2, "acc": 0.75}\n]\n'],
+    ids=["lines", "list", "indented"],
+)  # fmt: skip
+def test_json_is_read_by_its_content_also_while_it_grows(tmp_path, name, text):
+    for cut in range(len(text)):
+        found, path = reported(tmp_path, file=name), tmp_path / name
+        path.write_text(text[:cut])
+        told = found.new_rows()
+        path.write_text(text)
+        told += found.new_rows() + found.new_rows(final=True)
+        assert told == [{"epoch": 1, "acc": 0.5}, {"epoch": 2, "acc": 0.75}], f"cut after {text[:cut]}"
+        assert found.error == ""
+        path.unlink()
+
+
+def test_an_indented_mapping_is_one_row(tmp_path):
+    found = reported(tmp_path, file="m.json")
+    (tmp_path / "m.json").write_text(json.dumps({"acc": 0.5, "of_class": {"cat": 1}}, indent=2))
+    assert found.new_rows() + found.new_rows(final=True) == [{"epoch": 1, "acc": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("m.json", '[{"acc": 0.5}, {"acc'), ("m.jsonl", '{"acc": 0.5}\n{"acc": 0.7'), ("m.csv", "epoch,acc\n1,0,5\n")],
+)
+def test_an_end_that_cannot_be_read_is_no_result(tmp_path, name, content):
+    found = reported(tmp_path, file=name)
+    (tmp_path / name).write_text(content)
+    found.new_rows(final=True)
+    assert f"{name} cannot be read as" in found.missing
+
+
+def test_padded_names_and_cells_of_a_table_are_stripped(tmp_path):
+    """As ultralytics writes them."""
+    found = reported(tmp_path, file="results.csv")
+    (tmp_path / "results.csv").write_text("      epoch,   metrics/mAP50(B)\n          1,            0.25\n")
+    assert found.new_rows(final=True) == [{"epoch": 1, "metrics/mAP50(B)": 0.25}]
+
+
+def test_json_may_have_nan_as_other_languages_write_it(tmp_path):
+    found = reported(tmp_path, file="m.jsonl")
+    (tmp_path / "m.jsonl").write_text('{"epoch": 1, "acc": 0.5, "loss": -nan, "a": [inf, -NaN], "note": "x: nan, y"}\n')
+    assert found.new_rows(final=True) == [{"epoch": 1, "acc": 0.5, "loss": None}]
+
+
+def test_a_table_that_is_written_anew_with_more_columns_repeats_no_row(tmp_path):
+    found, path = reported(tmp_path, file="m.csv"), tmp_path / "m.csv"
+    path.write_text("loss\n3\n2\n")
+    assert [row["loss"] for row in found.new_rows()] == [3, 2]
+    path.write_text("loss,acc\n3,\n2,\n1,0.5\n")
+    assert found.new_rows(final=True) == [{"epoch": 3, "loss": 1, "acc": 0.5}]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +662,9 @@ def test_saved_output_is_read_again_with_other_patterns(tmp_path):
     assert "only '0'" in again(pattern=r"acc=(?P<acc>\d+)").warning
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
     assert again(file="m.jsonl").rows == [{"epoch": 1, "acc": 1}]
-    assert again(file="n.jsonl").missing.endswith("none were found in n.jsonl")
+    assert again(file="n.jsonl").missing.endswith(
+        "none were found in n.jsonl; did you mean `file: m.jsonl`? It left m.jsonl"
+    )
     output.write_text("".join(f"loss={number}\n" for number in range(10_000)))
     rows = again(pattern="loss=(?P<loss>{number})", seconds=10).rows
     assert 150 <= len(rows) <= BURST_ROWS + 10

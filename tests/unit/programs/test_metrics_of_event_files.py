@@ -30,7 +30,7 @@ def write(folder, *steps, **options):
 
 def test_rows_are_the_scalars_of_a_step(tmp_path):
     write(tmp_path / "runs/now", 0, 1, 2)
-    rows = MetricsCollector(RUNS, tmp_path, resumes=True).new_rows(final=True)
+    rows = MetricsCollector(RUNS, tmp_path, began=0.0).new_rows(final=True)
     assert rows == [
         {"epoch": step, "Loss/train": pytest.approx(1 / (step + 1)), "acc": pytest.approx(step / 4)}
         for step in range(3)
@@ -63,7 +63,7 @@ def test_a_scalar_named_epoch_is_the_epoch(tmp_path):
         for step in range(1, 7):
             writer.add_scalar("epoch", (step - 1) // 3, 100 * step)
             writer.add_scalar("loss", step, 100 * step)
-    found = MetricsCollector(RUNS, tmp_path, resumes=True)
+    found = MetricsCollector(RUNS, tmp_path, began=0.0)
     assert found.new_rows(final=True) == [{"epoch": 0, "loss": 3}, {"epoch": 1, "loss": 6}]
 
 
@@ -71,7 +71,7 @@ def test_runs_below_the_topmost_one_are_told_apart(tmp_path):
     with SummaryWriter(tmp_path / "runs/a") as writer:
         writer.add_scalar("lr", 0.5, 1)
         writer.add_scalars("loss", {"train": 1.0, "val": 2.0}, 1)
-    (row,) = MetricsCollector(RUNS, tmp_path, resumes=True).new_rows(final=True)
+    (row,) = MetricsCollector(RUNS, tmp_path, began=0.0).new_rows(final=True)
     assert row == {"epoch": 1, "lr": 0.5, "loss_train/loss": 1.0, "loss_val/loss": 2.0}
 
 
@@ -80,7 +80,7 @@ def test_scalars_as_tensors_and_nan(tmp_path):
         writer.add_scalar("new", 1.5, 1, new_style=True)
         writer.add_scalar("bad", float("nan"), 1)
         writer.add_histogram("weights", np.array([1.0, 2.0]), 1)
-    found = MetricsCollector(RUNS, tmp_path, resumes=True)
+    found = MetricsCollector(RUNS, tmp_path, began=0.0)
     assert found.new_rows(final=True) == [{"epoch": 1, "new": 1.5, "bad": None}]
 
 
