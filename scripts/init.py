@@ -1,9 +1,9 @@
 """Write a first config for a training script, without a question: its command, what to search, and its metrics.
 
 The options are read from the script's source (argparse, click, Hydra). The script then runs for a moment, in a
-temporary folder, for a pattern that finds the metrics in its output; `--no-run` leaves this out. On a Slurm cluster,
-profiles/slurm/config.yaml is written, too, with the partition, account and GPU type of `sinfo` and `sacctmgr`.
-No file is overwritten.
+temporary folder, for the file or the lines of its output with its metrics; `--no-run` leaves this out. Which metric ranks
+trials is a guess, and the config says why. On a Slurm cluster, profiles/slurm/config.yaml is written, too, with the
+partition, account and GPU type of `sinfo` and `sacctmgr`. No file is overwritten.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from trainyard.cli.first_config import (
     fill_profile,
     first_config,
     missing_options,
+    todos,
     varied_options,
 )
 from trainyard.cli.first_run import observe
@@ -56,7 +57,10 @@ def main(arguments: argparse.Namespace) -> None:
     _write(arguments.out, first_config(script, varied, observed))
     given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
     on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
-    log.info("next: `%s`%s", script_call("check", *given), on_cluster)
+    left = [line.splitlines()[0] for line in todos(script, varied, observed)]
+    for line in left:
+        log.info("TODO in %s: %s", arguments.out, line.removesuffix(", as in"))
+    log.info("%s: `%s`%s", "then" if left else "next", script_call("check", *given), on_cluster)
 
 
 def _write(path: Path, text: str) -> None:

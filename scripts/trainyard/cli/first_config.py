@@ -20,6 +20,7 @@ from trainyard.utils.typed_commands import script_call
 TRIALS: Final = 20
 MOST_KEYS: Final = 4  # that a first sweep varies
 MOST_CHOICES: Final = 6
+MOST_VALUES: Final = 4  # of the metric, in a comment
 Values = list[Any] | dict[str, Any]
 Varied = dict[str, tuple[ScriptOption, Values]]  # by key
 
@@ -83,6 +84,18 @@ class Observed:
     metrics: Metrics | None = None
     metric: str = ""
     writes_here: bool | None = None  # files in the folder that it runs in; None if it did not run
+    values: tuple[float | None, ...] = ()  # of the metric, as it was reported
+    problem: str = ""  # why no metric was found
+
+    @property
+    def guess(self) -> str:
+        """Why the metric was taken for the one that ranks trials."""
+        shown = [f"{value:.4g}" for value in self.values if value is not None]
+        if len(shown) > MOST_VALUES:
+            shown = [*shown[: MOST_VALUES - 1], "...", shown[-1]]
+        if len(self.values) < 2:
+            return f"a short run reported {self.metric} once ({', '.join(shown)})"
+        return f"a short run reported {self.metric} {len(self.values)} times ({', '.join(shown)})"
 
 
 def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ()) -> str:
@@ -116,6 +129,23 @@ def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
     return [word for option, path in used for word in (option.flag, str(path.absolute()))]
 
 
+def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
+    """What is left to do by hand in the config, each in one line and the lines of an example."""
+    found = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
+    if not observed.metrics:
+        reason = f" ({observed.problem})" if observed.problem else ""
+        example = "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}"
+        found += [f"say where its metrics are{reason}, as in\n{example}"]
+    if script.resume:
+        found += [
+            "if it can resume, say which files in the trial's folder are its checkpoints, as in\n"
+            f"  checkpoint: '*{script.checkpoint}'\n"
+            f"  resume: {script.resume}\n"
+            f"and try it: {script_call('check', '--drill')}"
+        ]
+    return found
+
+
 def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     """The text of a config with one sweep."""
     in_own_folder = bool(observed.writes_here)
@@ -133,20 +163,10 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})
     notes = [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]
-    notes += [f"TODO: {flag} is required: give its value in the command." for flag in missing_options(script, varied)]
-    if not observed.metrics:
-        notes += [
-            "TODO: say where its metrics are, as in",
-            "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}",
-        ]
-    if script.resume:
-        notes += [
-            "TODO: if it can resume, say which files in the trial's folder are its checkpoints, as in",
-            f"  checkpoint: '*{script.checkpoint}'",
-            f"  resume: {script.resume}",
-            f"and try it: {script_call('check', '--drill')}",
-        ]
-    comments = "".join(f"# {note}\n" for note in notes)
+    if observed.metrics:
+        notes += [f"`metrics`, `metric` and `mode` are a guess: {observed.guess}. Correct them if it is wrong."]
+    notes += [f"TODO: {line}" for line in todos(script, varied, observed)]
+    comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     name = re.sub(r"\W+", "_", script.path.stem) or "sweep"
     return comments + write_yaml({"sweeps": {name: sweep}})
 

@@ -2,79 +2,151 @@
 
 import importlib.util
 import logging
+import math
+import re
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.first_config import Observed, Values, Varied, build_command, input_words
+from trainyard.cluster import host
 from trainyard.cluster.stop_request import StopRequest
-from trainyard.config.placeholders import build_argv
+from trainyard.config.placeholders import PORT, build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metrics import MetricsCollector
-from trainyard.programs.pattern_guess import best_metric, guess_pattern, is_held_out
-from trainyard.programs.runner import ProgramRun, run_user_program, trial_environment
+from trainyard.programs.pattern_guess import (
+    NoMetric,
+    best_varied_metric,
+    find_decimal_comma,
+    guess_pattern,
+    held_out_values,
+    tells_more,
+)
+from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, as_own_job, run_user_program, trial_environment
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
 from trainyard.utils.guarded_process import ProcessGuard
+from trainyard.utils.typed_commands import script_call
 
 GRACE_SECONDS: Final = 5.0
-MOST_LINES: Final = 10_000  # of output that are kept
+FIRST_LINES: Final = 5_000  # of output that are kept,
+LAST_LINES: Final = 5_000  # and of its end
+ENOUGH_VALUES: Final = 3  # of one metric of held-out data: the run ends,
+LEAST_SECONDS: Final = 10.0  # but not before: a better metric may come less often
 FILES: Final = (".jsonl", ".txt", ".log", ".csv", ".json")  # that may have metrics
+TRACKERS: Final = frozenset(("wandb", "mlruns", ".hydra"))  # folders of files that are not for others to read
+# In a path, what is new in each run: its number, or the time of its start.
+_RUN_NUMBER: Final = re.compile(
+    r"(?<=version_)\d+|\d{4}-?\d{2}-?\d{2}(?:[T_ -]?\d{2}[-:_]?\d{2}(?:[-:_]?\d{2})?)?|\d{2}[-:]\d{2}[-:]\d{2}|\d{9,}"
+)
+_ULTRALYTICS: Final = re.compile(r"^(runs/\w+/[a-z]+)\d*(?=/results\.csv$)")  # train, then train2
 log = logging.getLogger("init")
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Metrics that a run has reported, and the one that ranks trials, with its values."""
+
+    metrics: Metrics
+    metric: str
+    values: tuple[float | None, ...]
+
+    @property
+    def place(self) -> str:
+        """Where they are, for a message."""
+        if self.metrics.tensorboard:
+            return "event files of TensorBoard"
+        return self.metrics.file or "; ".join(self.metrics.sample_lines)
+
+
+class _Output:
+    """The output of a run, which ends once it has shown enough."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop, self._began = stop, time.monotonic()
+        self._first, self._last = list[str](), deque[str](maxlen=LAST_LINES)
+        self._values = dict[str, set[float | int | None]]()
+
+    @property
+    def lines(self) -> list[str]:
+        """The first and the last lines."""
+        return [*self._first, *self._last]
+
+    def take(self, line: str) -> None:
+        """Take a line; called in another thread."""
+        (self._first if len(self._first) < FIRST_LINES else self._last).append(line)
+        for name, value in held_out_values(line).items():
+            self._values.setdefault(name, set()).add(value)
+        is_enough = any(len(values) >= ENOUGH_VALUES for values in self._values.values())
+        if is_enough and time.monotonic() - self._began > LEAST_SECONDS:
+            self._stop.make()
+
+
 def observe(script: Script, varied: Varied, seconds: float) -> Observed:
-    """Run the script with its defaults for at most `seconds`, or until it has printed a metric of held-out data.
+    """Run the script with its defaults for at most `seconds`, or until a metric of held-out data has changed.
 
     It runs in a temporary folder, so that it overwrites nothing, with its inputs by their absolute paths.
     """
-    lines, stop = list[str](), StopRequest()
-
-    def take(line: str) -> None:
-        if len(lines) < MOST_LINES:
-            lines.append(line)
-        if (guess := guess_pattern([line])) and is_held_out(guess.metric):
-            stop.make()
-
+    stop = StopRequest()
+    output = _Output(stop)
     command = build_command(script, varied, inputs=input_words(script, must_exist=True))
     values = {key: _example(option, values) for key, (option, values) in varied.items()}
-    with tempfile.TemporaryDirectory(prefix="trainyard-init-") as folder, closing(ProcessGuard()) as guard:
+    with (
+        tempfile.TemporaryDirectory(prefix="trainyard-init-") as folder,
+        closing(ProcessGuard()) as guard,
+        host.reserved_port() as port,
+    ):
         here, own = Path(folder, "here"), Path(folder, "trial")
         here.mkdir()
         own.mkdir()
+        environment = trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd())
+        placeholders = {"trial_dir": str(own), PORT: port}
         run = ProgramRun(
-            command=build_argv(resolve_program_paths(command, Path.cwd()), values, {"trial_dir": str(own)}),
+            command=build_argv(resolve_program_paths(command, Path.cwd()), values, placeholders),
             cwd=str(here),
-            environment=trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd()),
+            environment=as_own_job(environment, folder=own, cpus=1, port=port),
             output=Path(folder, "output.log"),
             metrics=MetricsCollector(None, own),
             deadline=time.time() + seconds,
             grace_seconds=GRACE_SECONDS,
             stop_request=stop,
-            on_line=take,
+            on_line=output.take,
         )
         ended = _end_of(run_user_program(run, guard))
         inputs = {Path(option.default).parts[:1] for option in script.options if option.is_input}
         written = {path.relative_to(here).parts[:1] for path in here.rglob("*") if path.is_file()} - inputs
-        found = _metrics_of(lines) or _metrics_in(here if written else own)
-    metrics, metric = found or (None, "")
-    if metrics:
-        place = "event files of TensorBoard" if metrics.tensorboard else metrics.file or metrics.sample
-        log.info("its metrics: %s, to be ranked by %s", place, metric)
-    elif ended.status is TrialStatus.FAILED:
+        rejected = NoMetric()
+        found = _find_metrics(output.lines, [own, here], rejected)
+    if ended.error == OUT_OF_TIME:
+        longer = script_call("init", str(script.path), "--seconds", f"{10 * seconds:g}")
+        log.info("%s still ran after %g s, and was ended; for a longer run: `%s`", script.path, seconds, longer)
+    is_known = bool(written) or ended.status is TrialStatus.FINISHED
+    writes_here = bool(written) if is_known else None
+    if found:
+        observed = Observed(found.metrics, found.metric, writes_here, found.values)
+        log.info("its metrics: %s, to be ranked by %s", found.place, found.metric)
+        log.info("this is a guess: %s", observed.guess)
+        return observed
+    if ended.status is TrialStatus.FAILED:
         python = shutil.which("python", path=run.environment.get("PATH"))
         log.info("%s failed here, so that its metrics are not known: %s (python: %s)", script.path, ended.error, python)
-        return Observed()
-    else:
-        log.info("its output (%d lines) has no loss or accuracy, and it wrote no file with one", len(lines))
-    is_known = bool(written) or ended.status is TrialStatus.FINISHED
-    return Observed(metrics, metric, writes_here=bool(written) if is_known else None)
+        return Observed(problem="it failed when it was tried")
+    count = len(output.lines)
+    problem = str(rejected) or f"its output ({count} lines) has no loss or accuracy, and it wrote no file with one"
+    if number := find_decimal_comma(output.lines):
+        problem = f"it prints numbers with a decimal comma ({number}), which are not read: have it print a point"
+    log.info("%s", problem)
+    if ended.error == OUT_OF_TIME:
+        problem = f"in the first {seconds:g} s, {problem}"
+    return Observed(writes_here=writes_here, problem=problem)
 
 
 def _end_of(run: Generator[Any, Any, TrialEnded]) -> TrialEnded:
@@ -92,23 +164,48 @@ def _example(option: ScriptOption, values: Values) -> Any:
     return values["low"] if isinstance(values, dict) else values[0]
 
 
-def _metrics_of(lines: Sequence[str]) -> tuple[Metrics, str] | None:
-    guess = guess_pattern(lines)
-    return (Metrics(pattern=guess.pattern, sample=guess.sample), guess.metric) if guess else None
+def _find_metrics(lines: Sequence[str], folders: Sequence[Path], rejected: NoMetric) -> _Found | None:
+    """The metrics of a run: in a file, unless its output has a better one, or else in event files of TensorBoard."""
+    in_file = next(filter(None, map(_in_files, folders)), None)
+    guess = guess_pattern(lines, rejected)
+    in_output = None
+    if guess:
+        in_output = _Found(Metrics(pattern=guess.pattern, sample=guess.sample), guess.metric, guess.values)
+    if in_file and in_output:
+        is_better = tells_more(in_output.metric, in_file.metric)
+        is_summary = len(in_file.values) < 2 <= len(in_output.values)
+        return in_output if is_better or is_summary else in_file
+    return in_file or in_output or next(filter(None, map(_in_events, folders)), None)
 
 
-def _metrics_in(folder: Path) -> tuple[Metrics, str] | None:
-    """A file of metrics in a folder, and the metric that tells how good a trial is."""
-    written = sorted(path for path in folder.rglob("*") if path.suffix in FILES)
-    candidates = [Metrics(file=str(path.relative_to(folder))) for path in written]
-    if any(folder.rglob("*tfevents*")):
-        if importlib.util.find_spec("tensorboard"):
-            candidates.append(Metrics(tensorboard="**"))  # the names of folders often have the time of the run
-        else:
-            log.info("its event files of TensorBoard need the package tensorboard: install trainyard[tensorboard]")
-    for metrics in candidates:
-        collector = MetricsCollector(metrics, folder, resumes=True)
-        collector.new_rows(final=True)
-        if metric := best_metric(collector.latest):
-            return metrics, metric
-    return None
+def _in_files(folder: Path) -> _Found | None:
+    """The file in a folder whose metric tells most."""
+    best = None
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.suffix not in FILES or not path.is_file() or not TRACKERS.isdisjoint(name.parts):
+            continue
+        found = _read(Metrics(file=_pattern_of(str(name))), folder) or _read(Metrics(file=str(name)), folder)
+        if found and (best is None or tells_more(found.metric, best.metric)):
+            best = found
+    return best
+
+
+def _pattern_of(name: str) -> str:
+    """A pattern for the file of a later run, if its name has a number or a time that is new in each run."""
+    return _RUN_NUMBER.sub("*", _ULTRALYTICS.sub(r"\1*", name))
+
+
+def _in_events(folder: Path) -> _Found | None:
+    if not any(folder.rglob("*tfevents*")):
+        return None
+    if not importlib.util.find_spec("tensorboard"):
+        log.info("its event files of TensorBoard need the package tensorboard: install trainyard[tensorboard]")
+        return None
+    return _read(Metrics(tensorboard="**"), folder)  # the names of folders often have the time of the run
+
+
+def _read(metrics: Metrics, folder: Path) -> _Found | None:
+    collector = MetricsCollector(metrics, folder, resumes=True, burst=math.inf)
+    metric, values = best_varied_metric(collector.new_rows(final=True))
+    return _Found(metrics, metric, values) if metric else None

@@ -1,45 +1,162 @@
-"""A first pattern for the metrics of a program, guessed from lines of its output."""
+"""A first pattern for the metrics of a program, guessed from the output of a short run.
+
+A guess may be a decoy: a threshold beside a score, the loss of a generator before the FID, a score of something that is
+one of several. So a guessed metric varies while the program runs, is reported until its end, and is the only one of its
+name.
+"""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
 
 from trainyard.config.metric_names import guess_mode, is_counter
 from trainyard.config.user_programs import NUMBER, Metrics
 from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metric_rows import numeric_row
+from trainyard.programs.metric_rows import has_decimal_comma, numeric_row
 
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
-_PAIR: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w@./-]*(?: [A-Za-z][\w@./-]*){0,2})"
-    r"(?:[\"']?(?:\s*[=:\[(|]){1,2}\s*|\s+)(?:\d+/\d+ \((?=\d+\.?\d*%))?"
-    rf"(?P<value>{NUMBER})"
+# A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
+_NAMED: Final = (
+    r"(?P<name>(?:[A-Za-z][\w./-]*@[\d.]+(?::[\d.]+)+(?=\s*[=:])|[A-Za-z][\w@./-]*)(?: [A-Za-z][\w@./-]*){0,2})"
+    r"(?:[\"']?(?:\s*[=:\[(|]){1,2}\s*[\"']?|\s+-\s+|\s+)"
 )
+_PAIR: Final = re.compile(rf"{_NAMED}(?:\d+/\d+ \((?=\d+\.?\d*%))?(?P<value>{NUMBER})")
+# Of a meter such as `Loss 6.9 (6.8)`, the average: in the last line of a validation, it is of all its batches.
+_AVERAGE: Final = re.compile(rf"{_NAMED}(?:{NUMBER} \(\s*(?={NUMBER}\)))?(?P<value>{NUMBER})")
+_AVERAGED: Final = re.compile(rf"{NUMBER} \(\s*{NUMBER}\)")
 _SENTENCE: Final = re.compile(rf"(?P<name>accuracy|loss)\b[^:=]*[:=] *(?P<value>{NUMBER})$", re.IGNORECASE)
+# A name, what it is measured on, and the number: as pycocotools and others print average precisions.
+_TITLED: Final = [
+    re.compile(rf"\((?P<name>[A-Za-z]\w*)\)\s*@?\[(?P<of>[^\]]*)\]\s*[=:]\s*(?P<value>{NUMBER})$"),
+    re.compile(rf"\b(?P<name>m?A[PR])\s*@\s*(?P<of>IoU=[\d.]+(?::[\d.]+)?)\s*[=:]\s*(?P<value>{NUMBER})$"),
+]
+_THRESHOLD: Final = re.compile(r"@\s*\[?\s*$")  # before `IoU=0.50`
+_COUNT: Final = re.compile(r" (?:iter|iteration|step|epoch|batch)$", re.IGNORECASE)  # `loss at iteration 5000`
 _SCORES: Final = frozenset((
-    "acc", "accuracy", "top1", "acc1", "acc@1", "f1", "auc", "auroc", "iou", "miou", "map", "dice", "psnr", "ssim",
-    "bleu", "rouge", "precision", "recall", "score", "reward", "return", "r2", "correlation",
+    "acc", "accuracy", "top1", "acc1", "acc@1", "f1", "auc", "auroc", "iou", "miou", "map", "ap", "dice", "psnr",
+    "ssim", "bleu", "rouge", "precision", "recall", "score", "reward", "rewards", "rew", "return", "returns", "r2",
+    "correlation", "prec",
 ))  # fmt: skip
+_PRECISION_AT: Final = re.compile(r"m?ap\d+")  # map50
+_QUALITIES: Final = frozenset(("fid", "kid", "fvd", "lpips", "wer", "cer", "ter"))  # low ones are good
+_OF_EVALUATION: Final = _QUALITIES | {"map", "miou", "bleu", "rouge", "psnr", "ssim"}  # whatever the data is called
+# Beside the word loss: a part of the loss, or of an adversarial pair, which may rise while the model gets better.
+_PARTS: Final = frozenset((
+    "g", "d", "gen", "disc", "generator", "discriminator", "adv", "adversarial", "critic", "actor", "policy", "value",
+    "pg", "vf", "v", "entropy", "kl", "aux", "auxiliary", "reg", "regularization", "box", "bbox", "cls", "obj", "dfl",
+    "rpn", "mask", "commit", "commitment", "perceptual", "feat", "style", "td", "q", "qf", "qf1", "qf2",
+))  # fmt: skip
+_DERIVED: Final = frozenset(
+    ("best", "max", "min", "std", "stdev", "var", "target", "ema", "smoothed", "previous", "last")
+)
 _HELD_OUT: Final = re.compile(r"\b(?:val|valid|validation|test|eval|dev)(?![a-z])", re.IGNORECASE)
 _DATA: Final = re.compile(rf"{_HELD_OUT.pattern}|\b(?:train|training)(?![a-z])", re.IGNORECASE)
-_NO_MEASURE: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
+_NO_LOSS: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
+_SETTINGS: Final = frozenset((
+    "scale", "scaler", "scaling", "weight", "weights", "coef", "coefficient", "lambda", "threshold", "thresh", "thr",
+    "smoothing", "code", "patience", "length", "len",
+))  # fmt: skip
 _PLAIN: Final = re.compile(r"[\s\w,;:|/()\[\]{}=\"'%.<>-]{0,24}")  # what may stand between two metrics as it is
+_SPECIAL: Final = re.compile(r"([.^$*+?{}\[\]\\|()])")  # in a regular expression
+_LETTERS: Final = re.compile(r"[A-Za-z]+")
+_ITERATION: Final = r"\b(?i:iteration|iter|step)\s+(?P<epoch>\d+)\s*/\s*\d+"
+_SPACES: Final = re.compile(r"\\s\+| +(?!\*)")  # in a pattern
+_MOST_TITLED: Final = 2
+# Words that may differ between lines of one kind, and such as are the data of another metric.
+_NO_SUBJECT: Final = frozenset((
+    "true", "false", "none", "yes", "no", "info", "warning", "debug", "error", "its", "sit", "min", "sec", "best",
+    "new", "train", "training", "val", "valid", "validation", "test", "eval", "dev",
+))  # fmt: skip
+MOST_NAMED: Final = 3
+NONE: Final = -1.0  # pycocotools prints it where there is nothing to measure
 
 
 @dataclass(frozen=True)
 class GuessedMetrics:
     """A pattern that finds metrics, the line that shows it, and the metric that tells how good a trial is."""
 
-    pattern: str
-    sample: str
+    pattern: str | list[str]
+    sample: str | list[str]
     metric: str
+    values: tuple[float | None, ...] = ()  # of the metric, in the order of the output
 
 
-def guess_pattern(lines: Sequence[str]) -> GuessedMetrics | None:
-    """The pattern for the line that tells most; None if no line has a loss or a score."""
-    found = [guess for line in dict.fromkeys(map(str.strip, lines)) if (guess := _guess(line))]
-    return max(found, key=_value, default=None)
+@dataclass
+class NoMetric:
+    """The metrics of an output that do not rank trials, and why."""
+
+    constant: set[str] = field(default_factory=set)  # the same value in all reports
+    mixed: dict[str, list[str]] = field(default_factory=dict)  # of several subjects, such as games, by metric
+
+    def __str__(self) -> str:
+        """One sentence about the most important of them; "" if there are none."""
+        for metric, subjects in self.mixed.items():
+            return f"it has {metric} of {', '.join(subjects)}: have it print the one number that ranks, as a mean"
+        if self.constant:
+            names = ", ".join(sorted(self.constant)[:MOST_NAMED])
+            return f"it reports no other metric than {names}, which had the same value each time"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of output with metrics, whose pattern also finds those of other lines of its kind."""
+
+    text: str
+    pattern: str
+    row: Mapping[str, float | int | None]  # without the epoch
+    has_epoch: bool
+    at: int  # its place among the lines with metrics
+    title: str = ""
+
+
+def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> GuessedMetrics | None:
+    """The pattern for the lines that tell most; None if none has a loss or a score. It adds to what is `rejected`."""
+    rejected = NoMetric() if rejected is None else rejected
+    found = list[_Line]()
+    for text in map(str.strip, lines):
+        line = _read_line(text)
+        if line and not (found and found[-1].text == text):
+            found.append(replace(line, at=len(found)))
+    kinds = dict[str, list[_Line]]()
+    for line in found:
+        kinds.setdefault(_SPACES.sub(" ", line.pattern), []).append(line)
+    for metric, kind in _candidates(list(kinds.values()), rejected):
+        if any(tells_more(other, metric) for other in rejected.mixed):
+            return None  # what is left is a decoy
+        if subjects := _subjects(kind, metric, found):
+            rejected.mixed[metric] = subjects
+        elif kind[0].title:
+            return _of_titles(kind[0], found)
+        else:
+            values = tuple(line.row[metric] for line in kind)
+            pattern = _common_pattern(kind, found)
+            pattern = pattern if kind[0].has_epoch else _with_iteration(pattern, kind)
+            return GuessedMetrics(pattern, kind[-1].text, metric, values)
+    return None
+
+
+def _candidates(kinds: Sequence[list[_Line]], rejected: NoMetric) -> list[tuple[str, list[_Line]]]:
+    """The metrics of all kinds of lines that vary, each with its kind; the one that tells most first."""
+    total = sum(map(len, kinds))
+    repeated = [kind[0].at for kind in kinds if _varies(kind)]
+    valued = list[tuple[tuple[Any, ...], str, list[_Line]]]()
+    for kind in kinds:
+        is_single = len({line.text for line in kind}) == 1
+        if is_single and repeated and kind[-1].at < min(repeated):
+            continue  # before the training: of the settings, or of weights from elsewhere
+        for name in kind[0].row:
+            values = [line.row[name] for line in kind]
+            is_constant = len(values) > 1 and len(set(values)) == 1 and (bool(repeated) or not is_single)
+            if is_constant or (values == [NONE] and guess_mode(name) == "max"):
+                rejected.constant.add(name)
+                continue
+            value = (_is_late(kind, total), *_merit(name), kind[0].has_epoch, len(kind) > 1, len(kind[0].row))
+            valued.append((value, name, kind))
+    valued.sort(key=lambda each: each[0], reverse=True)
+    return [(name, kind) for _, name, kind in valued]
 
 
 def best_metric(names: Iterable[str]) -> str:
@@ -47,25 +164,151 @@ def best_metric(names: Iterable[str]) -> str:
     return max((name for name in names if _metric_name(name) not in ("", "epoch")), key=_merit, default="")
 
 
+def best_varied_metric(rows: Iterable[Mapping[str, float | int | None]]) -> tuple[str, tuple[float | None, ...]]:
+    """Of the metrics in some rows, the best one that is not constant, and its values; "" if there is none."""
+    values = dict[str, list[float | None]]()
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    varied = [name for name, own in values.items() if len(own) == 1 or len(set(own)) > 1]
+    metric = best_metric(varied)
+    return metric, tuple(values.get(metric, ()))
+
+
 def is_held_out(name: str) -> bool:
     """Whether a metric is of validation or test data, by its name."""
     return _HELD_OUT.search(name.replace("_", " ")) is not None
 
 
-def _value(guess: GuessedMetrics) -> tuple[int, int, int]:
-    """How good a guess is: by what its metric measures, whether it names the epoch, and how many metrics it finds."""
-    names = re.findall(r"\(\?P<(\w+)>", guess.pattern)
-    return _merit(guess.metric), int("epoch" in names), len(names)
+def held_out_values(line: str) -> dict[str, float | int | None]:
+    """The metrics of validation or test data in a line of output."""
+    read = _read_line(line.strip())
+    return {name: value for name, value in read.row.items() if is_held_out(name)} if read else {}
 
 
-def _merit(name: str) -> int:
+def find_decimal_comma(lines: Iterable[str]) -> str:
+    """The first metric with a decimal comma, as `loss 3,2451`; "" if there is none."""
+    for line in lines:
+        for pair, name in _pairs(line, _PAIR):
+            written = re.match(r"[\d.,]*\d", line[pair.start("value") :])
+            if written and has_decimal_comma(written[0]):
+                return f"{name} {written[0]}"
+    return ""
+
+
+def tells_more(metric: str, other: str) -> bool:
+    """Whether one metric tells more than another about how good a trial is, by their names."""
+    return _merit(metric)[:2] > _merit(other)[:2]
+
+
+def _merit(name: str) -> tuple[bool, int, bool, bool, bool]:
     """Of held-out data before training data, and a score before a loss."""
-    return 2 * is_held_out(name) + (guess_mode(name) == "max")
+    parts = {part.partition("@")[0] for part in _parts(name)}
+    is_evaluated = is_held_out(name) or not _OF_EVALUATION.isdisjoint(parts) or any(map(_PRECISION_AT.fullmatch, parts))
+    kind = 1
+    if guess_mode(name) == "max":
+        kind = 3
+    elif not _QUALITIES.isdisjoint(parts):
+        kind = 2
+    elif not _PARTS.isdisjoint(parts):
+        kind = 0
+    return is_evaluated, kind, _DERIVED.isdisjoint(parts), "test" not in parts, "train" not in parts
 
 
-def _guess(line: str) -> GuessedMetrics | None:
+def _varies(kind: Sequence[_Line]) -> bool:
+    return any(line.row != kind[0].row for line in kind)
+
+
+def _is_late(kind: Sequence[_Line], total: int) -> bool:
+    """Whether lines of a kind come until the end of the output, as far as they come regularly."""
+    first, last = kind[0].at, kind[-1].at
+    period = (last - first) / max(1, len(kind) - 1)
+    return len(kind) == 1 or 2 * last >= total or total - last <= 2 * period + 1
+
+
+def _subjects(kind: Sequence[_Line], metric: str, lines: Sequence[_Line]) -> list[str]:
+    """The words by which lines with a metric differ before it, as the names of games; [] if it has one subject."""
+    if kind[0].title:
+        return []
+    word = metric.rpartition("_")[2]
+    like = [line for line in lines if any(name.rpartition("_")[2] == word for name in line.row)]
+    own, differing = _words_before(kind[-1].text, word), list[str]()
+    for line in like:
+        words = _words_before(line.text, word)
+        if len(words) != len(own):
+            continue
+        differ = [(one, other) for one, other in zip(own, words, strict=True) if one != other]
+        if len(differ) == 1 and all(len(each) > 1 and each.lower() not in _NO_SUBJECT for each in differ[0]):
+            differing += differ[0]
+    return list(dict.fromkeys(differing))
+
+
+def _words_before(text: str, word: str) -> list[str]:
+    """The words of a line before the last occurrence of one of them, each by its letters."""
+    before = text[: max(text.lower().rfind(word), 0)]
+    tokens = ("".join(_LETTERS.findall(token)) for token in re.split(r"[\s=:,;|]+", before))
+    return [token for token in tokens if token]
+
+
+def _of_titles(first: _Line, lines: Sequence[_Line]) -> GuessedMetrics:
+    """Patterns for the first lines with a name, which differ by what it is measured on."""
+    (name,) = first.row
+    titled = {line.pattern: line for line in lines if line.title and name in line.row and line.row[name] != NONE}
+    chosen, patterns = list(titled.values())[:_MOST_TITLED], list[str]()
+    for line in chosen:
+        qualifiers = [word for word in line.title.split() if word not in chosen[0].title.split()]
+        own = re.sub(r"\W+", "_", "_".join([name, *qualifiers])).lower()
+        patterns.append(line.pattern.replace(f"(?P<{name}>", f"(?P<{own}>"))
+    values = tuple(line.row[name] for line in lines if line.pattern == chosen[0].pattern)
+    return GuessedMetrics(patterns, [line.text for line in chosen], name, values)
+
+
+def _common_pattern(kind: Sequence[_Line], lines: Sequence[_Line]) -> str:
+    """A pattern for all lines of a kind, and for no other line with metrics if what is before it can tell."""
+    pattern = kind[-1].pattern
+    if any(line.pattern != pattern for line in kind):  # by their spaces
+        pattern = _SPACES.sub(r"\\s+", pattern)
+    match = _compiled(pattern).search(kind[-1].text)
+    before = kind[-1].text[: match.start()] if match else ""
+    own = {line.at for line in kind}
+    others = [line.text for line in lines if line.at not in own]
+    for exact in (pattern, rf"(?<!\w){pattern}", f"^{_escape(before)}{pattern}"):
+        search = _compiled(exact).search
+        if all(search(line.text) for line in kind) and not any(map(search, others)):
+            return exact
+    return pattern
+
+
+def _with_iteration(pattern: str, kind: Sequence[_Line]) -> str:
+    """The pattern with an iteration of a total, such as `iteration 4/10`, as the epoch, if no line repeats one."""
+    extended = f"{_ITERATION}.*?{pattern}"
+    matches = [_compiled(extended).search(line.text) for line in kind]
+    counts = [int(match["epoch"]) for match in matches if match]
+    is_counted = len(counts) == len(kind) > 1 and counts == sorted(set(counts))
+    return extended if is_counted else pattern
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return Metrics(pattern=pattern).compiled[0]
+
+
+@lru_cache(maxsize=4096)  # the lines of a progress bar come again
+def _read_line(text: str) -> _Line | None:
+    if titled := next(filter(None, (kind.search(text) for kind in _TITLED)), None):
+        name = titled["name"].lower()
+        before = text[titled.start() : titled.start("value")]
+        pattern = re.sub(r"\s{2,}", r"\\s+", _SPECIAL.sub(r"\\\1", before)) + f"(?P<{name}>{{number}})"
+        row = numeric_row({name: titled["value"]})
+        return _Line(text, pattern, row, has_epoch=False, at=0, title=titled["of"]) if _metric_name(name) else None
+    return _guess(text)
+
+
+def _guess(line: str) -> _Line | None:
     """The pattern for a line, if it has a metric. Numbers that are none of them may be any number."""
-    pairs = [(pair, name) for pair in _PAIR.finditer(line) if (name := _metric_name(pair["name"]))]
+    pairs = _pairs(line, _PAIR)
+    measured = [pair for pair, name in pairs if name != "epoch"]
+    if _HELD_OUT.search(line) and all(_AVERAGED.match(line, pair.start("value")) for pair in measured):
+        pairs = _pairs(line, _AVERAGE)
     if all(name == "epoch" for _, name in pairs) and (sentence := _SENTENCE.search(line)):
         pairs = [(sentence, sentence["name"].lower())]
     epochs = [pair for pair, name in pairs if name == "epoch"]
@@ -81,9 +324,22 @@ def _guess(line: str) -> GuessedMetrics | None:
         gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{_escape(word)}.*?"
         pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
         end = pair.end("value")
-    metric = max((name for name in names if name != "epoch"), key=_merit)
-    guess = GuessedMetrics(pattern, line, metric)
-    return guess if _finds_numbers(guess) else None
+    row = _row(pattern, line)
+    if row.keys() != set(names):
+        return None
+    has_epoch = row.pop("epoch", None) is not None
+    return _Line(line, pattern, row, has_epoch, at=0)
+
+
+def _pairs(line: str, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
+    """The metrics of a line by a pattern for one, and its epoch, with their names; no thresholds and counters."""
+    found = list[tuple[re.Match[str], str]]()
+    for pair in pattern.finditer(line):
+        name = _metric_name(pair["name"])
+        counts = name != "epoch" and _COUNT.search(pair["name"]) is not None
+        if name and not counts and not _THRESHOLD.search(line, 0, pair.start()):
+            found.append((pair, name))
+    return found
 
 
 def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re.Match[str] | None]:
@@ -107,13 +363,18 @@ def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re
     return found
 
 
+def _parts(words: str) -> list[str]:
+    return [part for part in re.split(r"[^A-Za-z0-9@]+", words.lower()) if part]
+
+
 def _metric_name(words: str) -> str:
     """The name of a metric, as in `val_acc`, or "epoch"; "" for what is neither."""
-    parts = [part for part in re.split(r"[^A-Za-z0-9@]+", words.lower()) if part]
+    parts = _parts(words)
     name = re.sub(r"\W+", "_", "_".join(parts))
-    is_score = not _SCORES.isdisjoint(parts)
-    is_loss = guess_mode(name) == "min" and _NO_MEASURE.isdisjoint(parts) and not is_counter(name)
-    if is_score or is_loss:
+    kinds = {part.partition("@")[0] for part in parts}
+    is_score = not _SCORES.isdisjoint(kinds) or any(map(_PRECISION_AT.fullmatch, kinds))
+    is_loss = guess_mode(name) == "min" and _NO_LOSS.isdisjoint(parts) and not is_counter(name)
+    if (is_score or is_loss) and _SETTINGS.isdisjoint(parts):
         return name
     return "epoch" if parts[-1:] == ["epoch"] or parts == ["ep"] else ""
 
@@ -121,17 +382,17 @@ def _metric_name(words: str) -> str:
 def _escape(text: str) -> str:
     """The text in a pattern, with any number in place of a number, and any space in place of several."""
     parts = re.split(rf"(?<![\w.@]){NUMBER}", text)
-    escaped = (re.sub(r"\s{2,}|\t", r"\\s+", re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", part)) for part in parts)
+    escaped = (re.sub(r"\s{2,}|\t", r"\\s+", _SPECIAL.sub(r"\\\1", part)) for part in parts)
     return re.sub(r"([(\[]) \{number", r"\1 *{number", "{number}".join(escaped))
 
 
-def _finds_numbers(guess: GuessedMetrics) -> bool:
-    """Whether the pattern is valid and finds whole numbers in its own line."""
+def _row(pattern: str, line: str) -> dict[str, float | int | None]:
+    """What a pattern finds in a line; {} if it is not valid, or finds a part of a number only."""
     try:
-        metrics = Metrics(pattern=guess.pattern, sample=guess.sample)
+        metrics = Metrics(pattern=pattern, sample=line)
     except ValueError:
-        return False
+        return {}
     parser = PatternParser(metrics.compiled)
-    parser.add_line(guess.sample)
+    parser.add_line(line)
     rows = parser.take_rows(final=True)
-    return not parser.warning and len(rows) == 1 and numeric_row(rows[0]).keys() == rows[0].keys()
+    return numeric_row(rows[0]) if len(rows) == 1 and not parser.warning else {}

@@ -5,6 +5,7 @@ import sys
 import pytest
 from project import ROOT
 from trainyard.config.parser import read_file
+from trainyard.config.user_programs import Metrics
 
 OPTIONS = """
 import argparse, sys, time
@@ -19,6 +20,43 @@ Path("model.pt").write_text("overwritten")
 print("epoch 1 train loss 0.5", flush=True)
 print("epoch 1 val acc", args.lr, flush=True)
 time.sleep(3600)
+"""
+# The losses of its two networks say little, and it has no end.
+ENDLESS = f"""{OPTIONS}
+args = parser.parse_args()
+for n in range(1, 1_000_000):
+    print(f"d_loss: {{1 / n}} g_loss: {{1 + 1 / n}} val_loss: {{2 / n}}", flush=True)
+    if n % 3 == 0:
+        print(f"fid: {{300 / n}}", flush=True)
+    time.sleep(0.5)
+"""
+# As transformers prints it since version 5.
+TRAINER = f"""{OPTIONS}
+args = parser.parse_args()
+for step in range(1, 121):
+    epoch = step / 40
+    print(f"\\r{{step * 100 // 120}}%|###| {{step}}/120 [00:01<00:01, 41.2it/s]", end="", file=sys.stderr, flush=True)
+    if step % 10 == 0:
+        print({{"loss": f"{{2 / (1 + epoch):.4g}}", "learning_rate": "1e-05", "epoch": f"{{epoch:.4g}}"}}, flush=True)
+    if step % 20 == 0:
+        accuracy = 0.9 * (1 - 0.5 ** (2 * epoch))
+        print({{"eval_loss": f"{{1 / epoch:.4g}}", "eval_accuracy": f"{{accuracy:.4g}}", "eval_runtime": "0.0412",
+               "epoch": f"{{epoch:.4g}}"}}, flush=True)
+print({{"train_runtime": "1.23", "train_samples_per_second": "975.6", "train_loss": "0.9021", "epoch": "3"}})
+print("***** eval metrics *****")
+print("  eval_accuracy           =     0.8859")
+print("  eval_runtime            = 0:00:00.04")
+"""
+# As Lightning: a progress bar, whose last frame has the metric, and a logger, whose file has all epochs.
+LOGGED = f"""{OPTIONS}
+args = parser.parse_args()
+Path("logs").mkdir()
+with open("logs/metrics.csv", "w") as file:
+    print("epoch,val_acc", file=file)
+    for epoch in range(3):
+        accuracy = 0.5 + epoch / 10
+        print(f"{{epoch}},{{accuracy:.1f}}", file=file)
+        print(f"\\rEpoch {{epoch}}: 100%|##| 9/9 [00:01<00:00, 9.1it/s, v_num=0, val_acc={{accuracy:.3f}}]", end="")
 """
 # Its metrics are in a file in the folder that it is given, and it reads a file of the user and a module beside it.
 QUIET = f"""{OPTIONS}
@@ -52,14 +90,65 @@ def init(project):
     return run
 
 
-def test_a_script_runs_until_it_prints_a_metric_and_overwrites_nothing(project, init):
+def test_a_script_runs_for_a_time_and_overwrites_nothing(project, init):
     (project.folder / "model.pt").write_text("mine")
-    output, sweep = init(LONG)
+    output, sweep = init(LONG, "--seconds", "3")
+    assert "train.py still ran after 3 s, and was ended; for a longer run: `" in output
+    assert "--seconds 30`" in output
+    assert "this is a guess: a short run reported val_acc once (0.1)" in output
     assert "its metrics: epoch 1 val acc 0.1, to be ranked by val_acc" in output
     assert sweep["metrics"]["pattern"] == "epoch (?P<epoch>{number}) val acc (?P<val_acc>{number})"
     assert sweep["workdir"] == "trial", "it writes model.pt"
     assert {path.name for path in project.folder.iterdir()} == {"train.py", "model.pt", "trainyard.yaml"}
     assert (project.folder / "model.pt").read_text() == "mine"
+
+
+def test_a_script_runs_until_a_metric_has_changed(init):
+    """But not before ten seconds have passed: a better metric may come less often than the first one."""
+    output, sweep = init(ENDLESS)
+    assert "still ran" not in output
+    assert sweep["metric"] == "fid"
+    assert sweep["mode"] == "min"
+
+
+def test_the_output_of_transformers_trainer_is_read_in_spite_of_quotes_and_bars(project, init):
+    output, sweep = init(TRAINER)
+    assert "a short run reported eval_accuracy 6 times (0.45, 0.675, 0.7875, ..., 0.8859)" in output
+    assert (sweep["metric"], sweep["mode"]) == ("eval_accuracy", "max")
+    assert Metrics(**sweep["metrics"]).groups == ["eval_loss", "eval_accuracy", "epoch"]
+    first = (project.folder / "trainyard.yaml").read_text().splitlines()[1]
+    assert first.startswith("# `metrics`, `metric` and `mode` are a guess: a short run reported eval_accuracy 6 times")
+
+
+def test_a_file_with_epochs_comes_before_a_progress_bar(init):
+    output, sweep = init(LOGGED)
+    assert sweep["metrics"] == {"file": "logs/metrics.csv"}
+    assert sweep["metric"] == "val_acc"
+    assert "a short run reported val_acc 3 times (0.5, 0.6, 0.7)" in output
+
+
+def test_a_better_metric_in_the_output_comes_before_a_file(init):
+    _, sweep = init(LOGGED.replace("epoch,val_acc", "epoch,train_loss"))
+    assert "file" not in sweep["metrics"]
+    assert sweep["metric"] == "val_acc"
+
+
+@pytest.mark.parametrize(
+    ("prints", "message"),
+    [
+        ("print('target acc 0.9, epoch', n)", "it reports no other metric than target_acc, which had the same value"),
+        ("print(f'loss: 0,{n}25')", "it prints numbers with a decimal comma (loss 0,125), which are not read"),
+        ("print('[' + ['Pong', 'Chess'][n % 2] + '] episodic_return', n)", "it has episodic_return of "),
+    ],
+    ids=["a constant", "a decimal comma", "several games"],
+)
+def test_what_is_no_metric_is_said_and_left_to_do(project, init, prints, message):
+    output, sweep = init(f"{OPTIONS}\nargs = parser.parse_args()\nfor n in range(1, 5):\n    {prints}")
+    assert message in output
+    assert "metrics" not in sweep
+    todo = output.index("TODO in trainyard.yaml: say where its metrics are")
+    assert todo < output.index("then: `"), "what is left to do comes before the next step"
+    assert f"# TODO: say where its metrics are ({message[:30]}" in (project.folder / "trainyard.yaml").read_text()
 
 
 def test_metrics_are_found_in_a_file_of_a_script_that_prints_nothing(project, init):

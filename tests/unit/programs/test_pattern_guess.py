@@ -4,7 +4,7 @@ import pytest
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.metric_rows import numeric_row
-from trainyard.programs.pattern_guess import best_metric, guess_pattern
+from trainyard.programs.pattern_guess import NoMetric, best_metric, find_decimal_comma, guess_pattern
 
 # The kinds of output that people's scripts have, with the metric that ranks trials and what is found in the last line.
 OUTPUTS = {
@@ -41,7 +41,7 @@ OUTPUTS = {
     "timm": (
         ["Test: [   0/9]  Time: 0.3 (0.3)  Loss:   6.9 ( 6.8)  Acc@1:   0.5 (  0.4)  Acc@5:   3.1 (  3.1)"],
         "test_acc_1",
-        {"test_loss": 6.9, "test_acc_1": 0.5},
+        {"test_loss": 6.8, "test_acc_1": 0.4, "test_acc_5": 3.1},  # averages of the whole test, not of its last batch
     ),
     "a kind of data in parentheses": (["(val) #### loss: 0.3, acc: 0.9"], "val_acc", {"val_loss": 0.3, "val_acc": 0.9}),
     "two kinds of data in a line": (
@@ -109,6 +109,152 @@ def test_the_pattern_of_a_line_matches_the_other_lines_of_its_kind():
 )
 def test_a_line_without_a_measure_gives_no_pattern(line):
     assert guess_pattern([line]) is None
+
+
+# Outputs in which something beside the metric looks like one, with the metric and the values that it has had.
+DECOYS = {
+    "a threshold": (
+        ["epoch 1 IoU=0.50 score_thr=0.05 loss=1.9 mAP=0.21", "epoch 2 IoU=0.50 score_thr=0.05 loss=1.4 mAP=0.32"],
+        "map",
+        (0.21, 0.32),
+    ),
+    "a threshold in a line of its own": (
+        ["loss 0.9", "IoU=0.50", "loss 0.8", "IoU=0.50", "loss 0.7", "IoU=0.50"], "loss", (0.9, 0.8, 0.7)
+    ),
+    "a target": (["acc 0.61 target_acc 0.90 lr 0.1", "acc 0.65 target_acc 0.90 lr 0.05"], "acc", (0.61, 0.65)),
+    "the losses of a GAN": (
+        ["d_loss: 0.61 g_loss: 1.23 fid: 120.5", "d_loss: 0.55 g_loss: 1.43 fid: 90.5"], "fid", (120.5, 90.5)
+    ),
+    "the losses of a GAN in other lines": (
+        ["[D loss: 0.69] [G loss: 0.71]", "FID: 123.45", "[D loss: 0.59] [G loss: 0.81]", "FID: 98.12"],
+        "fid",
+        (123.45, 98.12),
+    ),
+    "the best value so far": (
+        ["best val acc: 0.5, val acc: 0.5", "best val acc: 0.5, val acc: 0.4"], "val_acc", (0.5, 0.4)
+    ),
+    "the accuracy of the weights that it begins with": (
+        ["resnet50 (acc 76.13)", "epoch 1 loss 0.9", "epoch 2 loss 0.8"], "loss", (0.9, 0.8)
+    ),
+    "a score that is always 1": (
+        ["val_loss: 0.5 - val_acc: 1.0", "val_loss: 0.4 - val_acc: 1.0", "val_loss: 0.3 - val_acc: 1.0"],
+        "val_loss",
+        (0.5, 0.4, 0.3),
+    ),
+    "parts of a loss": (
+        ["| approx_kl | 0.01 |", "| ep_rew_mean | 21.5 |", "| value_loss | 8 |",
+         "| approx_kl | 0.02 |", "| ep_rew_mean | 22.5 |", "| value_loss | 7 |"],
+        "ep_rew_mean",
+        (21.5, 22.5),
+    ),
+    "a class": (
+        ["epoch 1 loss 0.9", "class road IoU: 0.91", "class car IoU: 0.71", "mIoU: 0.81",
+         "epoch 2 loss 0.8", "class road IoU: 0.92", "class car IoU: 0.73", "mIoU: 0.82"],
+        "miou",
+        (0.81, 0.82),
+    ),
+    "the scale of the loss": (
+        [f"iteration {n}/ 3 | time per iteration (ms): 50{n}.1 | learning rate: 1.E-0{n} | lm loss: {9 / n:.6E} "
+         "| loss scale: 1.0 | number of nan iterations:   0 |" for n in (1, 2, 3)],
+        "lm_loss",
+        (9.0, 4.5, 3.0),
+    ),
+    "an iteration": (
+        [f"validation loss at iteration {n}000 | lm loss value: {9 / n:.6E}" for n in (1, 2)],
+        "validation_lm_loss_value",
+        (9.0, 4.5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "metric", "values"), DECOYS.values(), ids=DECOYS)
+def test_what_looks_like_a_metric_is_not_taken_for_one(lines, metric, values):
+    guess = guess_pattern(lines)
+    assert (guess.metric, guess.values) == (metric, values)
+    parser = PatternParser(Metrics(pattern=guess.pattern, sample=guess.sample).compiled)
+    for line in lines:
+        parser.add_line(line)
+    assert [numeric_row(row)[metric] for row in parser.take_rows(final=True)] == list(values), "and in no other line"
+
+
+def test_average_precisions_are_named_by_what_they_are_measured_on():
+    lines = [
+        " Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 0.374",
+        " Average Precision  (AP) @[ IoU=0.50      | area=   all | maxDets=100 ] = 0.581",
+        " Average Precision  (AP) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000",
+        " Average Recall     (AR) @[ IoU=0.50:0.95 | area=   all | maxDets=  1 ] = 0.312",
+    ]
+    guess = guess_pattern(["epoch 1 loss 3.1", *lines, "epoch 2 loss 2.1"])
+    parser = PatternParser(Metrics(pattern=guess.pattern, sample=guess.sample).compiled)
+    for line in lines:
+        parser.add_line(line)
+    assert guess.metric == "ap"
+    assert parser.take_rows(final=True) == [{"ap": "0.374", "ap_iou_0_50": "0.581"}]
+
+
+GAMES = {
+    "before the number": ["[{}] step 1 episodic_return={}"],
+    "as a setting": ["env_id={} episodic_return={}"],
+    "beside a loss": ["loss {1}", "{0}: global_step=1, episodic_return={1}"],
+}
+
+
+@pytest.mark.parametrize("lines", GAMES.values(), ids=GAMES)
+def test_a_score_of_several_games_is_not_guessed_but_said(lines):
+    games, rejected = ("Pong", "Breakout", "Pong", "Breakout"), NoMetric()
+    output = [line.format(game, 1.5 + at) for at, game in enumerate(games) for line in lines]
+    assert guess_pattern(output, rejected) is None
+    assert "episodic_return of " in str(rejected)
+    assert "Pong" in str(rejected)
+    means = [line for at in range(3) for line in (*output[:2], f"mean_episodic_return={at}")]
+    assert guess_pattern(means).metric == "mean_episodic_return", "that one has a value for all games"
+
+
+def test_numbers_in_quotes_behind_a_progress_bar_are_found():
+    lines = [
+        " 33%|###       | 40/120 [00:01<00:02, 41.2it/s]{'loss': '1.3', 'grad_norm': '2.1', 'epoch': '0.5'}",
+        "{'eval_loss': '0.6667', 'eval_accuracy': '0.44', 'eval_runtime': '0.0412', 'epoch': '0.5'}",
+        " 66%|######    | 80/120 [00:02<00:01, 41.2it/s]{'loss': '1.1', 'grad_norm': '2.0', 'epoch': '1'}",
+        "{'eval_loss': '0.5', 'eval_accuracy': '0.66', 'eval_runtime': '0.0398', 'epoch': '1'}",
+        "{'train_runtime': '1.23', 'train_samples_per_second': '975.6', 'train_loss': '0.9021', 'epoch': '1'}",
+        "  eval_accuracy           =     0.6600",
+    ]
+    guess = guess_pattern(lines)
+    parser = PatternParser(Metrics(pattern=guess.pattern, sample=guess.sample).compiled)
+    for line in lines:
+        parser.add_line(line)
+    rows = list(map(numeric_row, parser.take_rows(final=True)))
+    assert guess.metric == "eval_accuracy"
+    assert rows == [
+        {"eval_loss": 0.6667, "eval_accuracy": 0.44, "epoch": 0.5},
+        {"eval_loss": 0.5, "eval_accuracy": 0.66, "epoch": 1},
+    ]
+
+
+def test_a_pattern_does_not_find_other_lines_with_metrics():
+    """A guess for the last kind of lines must not find `loss` in `aux loss`, or in the line of another phase."""
+    lines = ["warmup epoch 1 loss 2.0 acc 0.9", "epoch 1 loss 1.5 acc 0.5", "epoch 2 loss 1.2 acc 0.6"]
+    guess = guess_pattern([*lines, "epoch 3 loss 1.1 acc 0.7"])
+    assert guess.values == (0.5, 0.6, 0.7)
+    assert Metrics(pattern=guess.pattern).compiled[0].search(lines[0]) is None
+
+
+def test_an_iteration_of_a_total_is_the_epoch_unless_it_begins_anew():
+    once = [f" iteration {n:8d}/      10 | lm loss: {9 / n:.6E} |" for n in (1, 2, 3)]
+    assert "epoch" in Metrics(pattern=guess_pattern(once).pattern).groups
+    assert "epoch" not in Metrics(pattern=guess_pattern([*once, " iteration 1/ 10 | lm loss: 1.0 |"]).pattern).groups
+
+
+def test_a_decimal_comma_is_said():
+    lines = ["step 1/3 | loss: 3,2451 | tok/sec: 529,882", "step 2/3 | loss: 2,9000 | tok/sec: 531,002"]
+    assert guess_pattern(lines) is None
+    assert find_decimal_comma(lines) == "loss 3,2451"
+
+
+def test_what_was_the_same_each_time_is_said():
+    rejected = NoMetric()
+    assert guess_pattern([f"epoch {n} target acc 0.9" for n in (1, 2, 3)], rejected) is None
+    assert str(rejected) == "it reports no other metric than target_acc, which had the same value each time"
 
 
 def test_the_metric_that_ranks_trials_is_of_held_out_data_and_rather_a_score():
