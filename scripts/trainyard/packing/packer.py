@@ -124,7 +124,7 @@ class Packer:
             self._run_loop()
             while self._limits.seconds_left() != 0 and self._queue.await_others() and self._wake_idle():
                 self._run_loop()
-        except (KeyboardInterrupt, UserError):
+        except (KeyboardInterrupt, UserError, OSError):  # also of a file system that has lost its server
             self._queue.is_closed = True
             self._end_trials()
             raise

@@ -50,16 +50,35 @@ _REMEDIES: Final = {
     errno.EIO: f"the disk or its server fails: ask the administrators, {_AGAIN}",
     errno.ESTALE: f"the folder was replaced on its server, or the server fails: remount or wait, {_AGAIN}",
 }
+# What network file systems report when their server or its connection is lost. Sockets report some of them, too.
+_LOST_SERVER: Final = frozenset(
+    {
+        errno.ESHUTDOWN,  # Lustre has evicted this node
+        errno.ENOTCONN,  # the process behind a FUSE mount has ended
+        errno.ENODEV,
+        errno.EREMOTEIO,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+        errno.EHOSTDOWN,
+    }
+)
+_SERVER_REMEDY: Final = (
+    f"the file system has lost its server: wait, remount it or ask the administrators (`df` shows whether it answers), "
+    f"{_AGAIN}"
+)
 
 
 def storage_error(error: OSError, path: Path | str | None = None) -> StorageError | None:
     """The error as one line with the path and a remedy; None if its cause is not the file system.
 
-    `path` is the file in the user's terms, by default the one that the error names.
+    `path` is the file in the user's terms, by default the one that the error names. Without one, an error that sockets
+    report, too, is not taken for one of the file system.
     """
     if isinstance(error, StorageError):
         return error
     place, remedy = path or error.filename, _REMEDIES.get(error.errno or 0)
+    if place is not None and error.errno in _LOST_SERVER:
+        remedy = _SERVER_REMEDY
     if remedy is None:
         return None
     where = f"{os.fsdecode(place)}: " if isinstance(place, (str, bytes, Path)) else ""
