@@ -68,6 +68,7 @@ def _record(
         rows=parsed.rows,
         metrics=parsed.metrics,
         metrics_digest=metrics_digest(state.sweep.program_metrics),
+        number=attempt.reread[0] + 1,
     )
     update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 

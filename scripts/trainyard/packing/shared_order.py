@@ -63,7 +63,8 @@ class SharedOrder:
         self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
         self._find_sweep = find_sweep or (lambda: state.space.sweep)
         self._session, self._run = journal.session, run_of_snakemake(state)
-        self._failed_before = frozenset(fold.failed)  # clocks of nodes may differ
+        # By trial: the sessions in which it had failed for good. Clocks of nodes may differ.
+        self._failed_before = {trial: frozenset(sessions) for trial, sessions in fold.failed.items()}
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
         self._taken = set[str]()  # those that others have claimed, or users cancelled, since
         self._polled_at = time.monotonic()
@@ -155,9 +156,10 @@ class SharedOrder:
     def _has_ended_now(self, trial: str) -> bool:
         if (trial, self._session) in self._fold.closed:
             return True
-        failed = {(each, name) for each, name in self._fold.failed if each == trial}
-        of_run = self._fold.sessions_of(self._run) if failed and self._run else []
-        return bool(failed - self._failed_before) or any(name in of_run for _, name in failed)
+        failed = self._fold.failed.get(trial, set())
+        if failed - self._failed_before.get(trial, frozenset()):
+            return True
+        return self._run is not None and any(self._fold.is_of_run(session, self._run) for session in failed)
 
     @property
     def is_shared(self) -> bool:

@@ -61,6 +61,7 @@ class Attempt:
     epoch_times: dict[float, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
+    reread: tuple[int, float] = (0, 0.0)  # number and time of the `Reread` that counts
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why it was stopped early, if its outcome is another one; else `error` has the reason
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it
@@ -112,6 +113,9 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             if attempt.outcome == TrialStatus.RUNNING:  # a driver that is killed may record a second end
                 _end(attempt, event)
         case Reread():  # recorded long after the end
+            if (event.number, event.time) < attempt.reread:
+                return
+            attempt.reread = event.number, event.time
             if attempt.outcome == TrialStatus.STOPPED:
                 attempt.early = attempt.error
             attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
@@ -168,14 +172,13 @@ class Fold:
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = {""}  # sessions that have ended as they should, and the runs of old versions
         self.closed: set[tuple[str, str]] = set()  # trials that have ended for good, with the session that ran them
-        self.failed: set[tuple[str, str]] = set()  # trials that have failed for good, with the session that ran them
+        self.failed: dict[str, set[str]] = {}  # by trial that has failed for good: the sessions that ran it
         self._readers: dict[str, Reader[Event]] = {}  # by session
         self._closed: set[str] = set()  # sessions of which nothing more is to be read
         self._runs: dict[str, list[Session]] = {}  # of the driver, by session: one each, but for old versions
         self._suggested: list[Suggested] = []  # by old versions
         self._counts: dict[str, int] = {}  # events that were read, by session
         self._rereads: list[Reread] = []  # of attempts whose end was not read yet
-        self._reread_at: dict[tuple[str, int], float] = {}  # by attempt: time of the reread that counts
 
     @property
     def sessions(self) -> list["Session"]:
@@ -195,9 +198,10 @@ class Fold:
         """How many bytes of a session's journal were read."""
         return self._readers[session].offset if session in self._readers else 0
 
-    def sessions_of(self, run: str) -> list[str]:
-        """The sessions that a run of Snakemake has started."""
-        return [name for name, runs in self._runs.items() if runs and runs[0].info.run == run]
+    def is_of_run(self, session: str, run: str) -> bool:
+        """Whether a run of Snakemake has started a session."""
+        recorded = self.run_of(session)
+        return recorded is not None and recorded.info.run == run
 
     @property
     def live(self) -> set[str]:
@@ -263,15 +267,14 @@ class Fold:
                 key = (event.trial, event.attempt)
                 if key not in self.attempts or self.attempts[key].outcome is TrialStatus.RUNNING:
                     self._rereads.append(event)  # the session with its end is still to be read
-                elif event.time >= self._reread_at.get(key, 0.0):
-                    self._reread_at[key] = event.time
+                else:
                     update_attempts(self.attempts, event)
             case Ended(trial=trial, retried=retried):
                 update_attempts(self.attempts, event)
                 if not retried and event.status is not TrialStatus.INTERRUPTED:
                     self.closed.add((trial, session or ""))
                     if event.status is TrialStatus.FAILED:
-                        self.failed.add((trial, session or ""))
+                        self.failed.setdefault(trial, set()).add(session or "")
             case TrialEvent():
                 update_attempts(self.attempts, event)
             case Released():

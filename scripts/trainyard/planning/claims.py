@@ -31,6 +31,11 @@ NO_LINKS: Final = (
     "another one (Snakemake's option `--directory FOLDER`)"
 )
 
+DAMAGED_REMEDY: Final = (
+    "so that it is unknown which trials it takes: use the version that wrote it; or, if no job of the sweep runs, "
+    "remove this file and run the same command: results are kept"
+)
+
 
 @dataclass(frozen=True)
 class Fence:
@@ -72,7 +77,11 @@ class Entry:
 
     @classmethod
     def decode(cls, content: bytes) -> "Entry":
-        """The entry in a file."""
+        """The entry in a file.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: it is damaged, or of a version with other fields.
+        """
         found: dict[str, Any] = json.loads(content)
         return cls(
             found["n"],
@@ -113,6 +122,10 @@ class ClaimLog:
         """Read the new entries, and return them.
 
         Each is opened by name: a network file system then asks its server, which it does not for a listing.
+
+        Raises:
+            UserError: one cannot be read, because it is damaged or of another version.
+            StorageError: the file system fails.
         """
         new = []
         while (entry := self._open(len(self.entries) + 1)) is not None:
@@ -121,10 +134,17 @@ class ClaimLog:
         return new
 
     def _open(self, number: int) -> Entry | None:
+        path = self._path(number)
         try:
-            return Entry.decode(self._path(number).read_bytes())
+            with storage_errors(path):
+                content = path.read_bytes()
         except FileNotFoundError:
             return None
+        try:
+            return Entry.decode(content)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            what = "is no entry of this version of Trainyard" if content else "is empty"
+            raise UserError(f"{path}: {what}, {DAMAGED_REMEDY}") from None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.json"

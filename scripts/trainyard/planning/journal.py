@@ -141,13 +141,17 @@ END_FIELDS: Final[dict[TrialStatus, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reread(TrialEvent):
-    """The kept output of an ended attempt was read with other `metrics` rules; the last such event counts."""
+    """The kept output of an ended attempt was read with other `metrics` rules; the last such event counts.
+
+    It is the one with the highest number, and not that with the latest time: clocks of nodes differ.
+    """
 
     outcome: str
     error: str
     rows: list[Row]
     metrics: Row
     metrics_digest: str  # `heard` in the journal
+    number: int = 0  # one more than that of the last such event of the attempt that its author had read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import shared_order
 from trainyard.packing.session_watch import Life
 from trainyard.packing.shared_order import GivenUpError, SharedOrder
+from trainyard.planning import journal
 from trainyard.planning.attempts import Fold, group_by_trial
 from trainyard.planning.claims import ClaimLog, Fence
 from trainyard.planning.job_marks import RUN
@@ -26,7 +27,7 @@ from trainyard.planning.journal import (
     Suggested,
 )
 from trainyard.planning.sweep_state import SweepState, TrialSpace
-from trainyard.utils.errors import StorageError
+from trainyard.utils.errors import StorageError, UserError
 
 A, B, C = "0-1.0-aa", "1-2.0-bb", "2-3.0-cc"  # sessions
 DRAWN = Suggested(search="s", values={"lr": 0.1}, params={"lr": 0.1}, attrs={})
@@ -122,6 +123,20 @@ def test_an_entry_that_is_there_but_not_seen_yet_is_a_lost_race(tmp_path, monkey
         stale.setattr(ClaimLog, "_open", lambda *_: None)
         assert not log.append(B, take=["t"])
     assert [entry.session for entry in log.read()] == [A]
+
+
+NEWER = b'{"n":1,"session":"a","token":"t","take":["t"],"draw":[],"fence":{"b":{"bytes":1,"why":"x"}},"end":[]}'
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 80, b"[]", b"{}", b'{"n":1,"sess', NEWER, b"null"])
+def test_an_entry_that_cannot_be_read_is_an_error_with_its_file_and_a_remedy(tmp_path, content):
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims/00000001.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"claims/00000001\.json: .*remove this file") as caught:
+        Fold(tmp_path).update()
+    assert "\n" not in str(caught.value)
+    (tmp_path / "claims/00000001.json").unlink()
+    assert ClaimLog(tmp_path).append(A, take=["t"])
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -269,7 +284,7 @@ def test_the_claim_that_was_released_is_known(tmp_path, write):
     fold = Fold(tmp_path).update()
     assert fold.released == {("t1", 4)}
     assert fold.closed == set()
-    assert fold.failed == set()
+    assert fold.failed == {}
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
@@ -298,6 +313,19 @@ def test_a_reread_waits_for_the_end_of_its_attempt(tmp_path, write):
     assert (attempt.outcome, attempt.metrics) == (TrialStatus.FINISHED, {"loss": 0.5})
 
 
+@pytest.mark.parametrize("order", [(A, B), (B, A)])
+def test_the_last_reread_counts_whatever_the_clocks_of_the_nodes(tmp_path, write, order, monkeypatch):
+    """The second one has read the first one; its clock is an hour behind."""
+    written = {session: write(session) for session in order}
+    written[A].start("t1").finish("t1")
+    for session, clock, loss in ((A, 7200.0, 0.5), (B, 3600.0, 0.25)):
+        number = Fold(tmp_path).update().attempts["t1", 1].reread[0] + 1
+        content = {"outcome": "finished", "error": "", "rows": [], "metrics": {"loss": loss}, "metrics_digest": "d"}
+        monkeypatch.setattr(journal, "read_clock", lambda clock=clock: clock)
+        written[session].record(Reread(trial="t1", attempt=1, number=number, **content))
+    assert Fold(tmp_path).update().attempts["t1", 1].metrics == {"loss": 0.25}
+
+
 def test_all_of_an_old_journal_counts_and_its_open_attempts_have_ended(tmp_path, write):
     old = (
         '{"event":"session","time":1.0,"job":"7"}\n'
@@ -317,7 +345,7 @@ def test_all_of_an_old_journal_counts_and_its_open_attempts_have_ended(tmp_path,
 def test_who_has_failed_for_good_does_not_depend_on_the_order_of_the_journals(tmp_path, write, order):
     for session in order:
         write(session).start("t1").finish("t1", status=TrialStatus.FAILED, error="x", retried=False)
-    assert Fold(tmp_path).update().failed == {("t1", A), ("t1", B)}
+    assert Fold(tmp_path).update().failed == {"t1": {A, B}}
 
 
 # ---- what a job may claim by them
@@ -481,6 +509,20 @@ def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_la
         monkeypatch.setenv(RUN, run)
         with Journal.of_new_session(tmp_path) as later:
             assert SharedOrder(state, later, Watch(), fold).may_run(trials[0]) == may_run
+
+
+def test_whether_a_trial_may_run_does_not_take_longer_the_more_trials_have_failed(write, order_of, trials):
+    class Looked(dict):
+        def __iter__(self):
+            raise AssertionError("all trials that have failed are looked at for each trial")
+
+        items = values = keys = __iter__
+
+    write(A).start(trials[0]).finish(trials[0], status=TrialStatus.FAILED, error="x", retried=False)
+    order = order_of(write(B))
+    order._fold.failed = Looked(order._fold.failed)
+    assert not order.is_taken()
+    assert order.may_run(trials[0])
 
 
 def test_what_fails_for_good_beside_a_session_is_left_to_the_next_one_whatever_the_clocks(write, order_of, trials):
