@@ -6,6 +6,7 @@ import logging
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.data.staging import download_dataset, remote_files
+from trainyard.planning.receipts import made_for, staging_terms
 from trainyard.utils.files import write_json
 
 log = logging.getLogger("download")
@@ -18,7 +19,9 @@ def main(arguments: argparse.Namespace) -> None:
     dataset = config.datasets[arguments.dataset]
     files = {remote.name: remote.checksum for remote in remote_files(dataset)}
     place = str(download_dataset(dataset, config.data)) if files else None
-    write_json(arguments.results / "data" / arguments.dataset / "download.json", {"place": place, "files": files})
+    receipt = arguments.results / "data" / arguments.dataset / "download.json"
+    with made_for(receipt, staging_terms(dataset)):
+        write_json(receipt, {"place": place, "files": files})
     log.info("dataset %s: %s", arguments.dataset, f"downloaded to {place}" if files else "needs no download")
 
 

@@ -10,6 +10,7 @@ from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import config_copy, read_config
 from trainyard.data.staged import Staged
+from trainyard.planning.receipts import fitting_terms, made_for
 from trainyard.programs.user_environment import code_record
 from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.trees import boosting
@@ -40,8 +41,9 @@ def main(arguments: argparse.Namespace) -> None:
             log.info("%s: %s; %s on %s, %.1f s", name, scores, rounds, on, row["seconds"])
             rows.append(row)
         shares = boosting.importances(folder / "models", study.models)
-        write_table(pd.DataFrame(shares, columns=["model", "feature", "importance"]), folder / "importances.csv")
-        write_rows(rows, folder / "trees.csv")
+        with made_for(folder / "trees.csv", fitting_terms(study)):
+            write_table(pd.DataFrame(shares, columns=["model", "feature", "importance"]), folder / "importances.csv")
+            write_rows(rows, folder / "trees.csv")
     receipts: dict[str, list[Path]] = {name: [folder / "models" / f"{name}.json"] for name in study.models}
     if mismatch := describe_difference("models were fitted", read_sessions(receipts)):
         log.info("%s", mismatch)

@@ -11,6 +11,7 @@ from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import read_config
 from trainyard.data.staging import stage
+from trainyard.planning.receipts import made_for, staging_terms
 
 log = logging.getLogger("stage")
 
@@ -21,7 +22,7 @@ def main(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     command_line.check_name(config, "datasets", arguments.dataset)
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
-    with record_memory(folder, processes=1):
+    with record_memory(folder, processes=1), made_for(folder / "meta.json", staging_terms(dataset)):
         staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.meta, staged.folder)
 

@@ -18,6 +18,7 @@ from trainyard.config.sweep import ProgramSweep
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
+from trainyard.planning.receipts import made_for
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_mismatch
 from trainyard.results.ranking import describe_ranking, rank_sweep
@@ -51,7 +52,8 @@ def main(arguments: argparse.Namespace) -> None:
         raise
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
-    write_sweep_tables(plan.state, ranking, plan.state.folder)
+    with made_for(plan.state.folder / "trials.csv", plan.state.space.digest):
+        write_sweep_tables(plan.state, ranking, plan.state.folder)
     if isinstance(sweep := plan.state.sweep, ProgramSweep):
         for folders in reduced_folders(plan.state, sweep.keep).values():
             reduce_folders(folders)

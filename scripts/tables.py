@@ -2,9 +2,11 @@
 
 import argparse
 import logging
+from contextlib import nullcontext
 
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
+from trainyard.planning.receipts import TABLES, made_for, table_terms
 from trainyard.report.study_tables import write_tables
 
 log = logging.getLogger("tables")
@@ -14,9 +16,12 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
     config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     command_line.check_name(config, arguments.kind, arguments.name)
-    with command_line.results_expected(arguments):
+    folder, table = arguments.results / arguments.kind / arguments.name, TABLES.get(arguments.kind)
+    terms = table_terms(config, arguments.kind, arguments.name)
+    receipt = made_for(folder / table, terms) if table else nullcontext()
+    with command_line.results_expected(arguments), receipt:
         page = write_tables(config, arguments.kind, arguments.name, arguments.results)
-    log.info("tables: %s; page: %s", arguments.results / arguments.kind / arguments.name, page)
+    log.info("tables: %s; page: %s", folder, page)
 
 
 if __name__ == "__main__":

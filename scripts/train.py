@@ -9,14 +9,17 @@ interrupted, the same command continues from the last checkpoint.
 
 import argparse
 import logging
+from pathlib import Path
 
 from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
+from trainyard.config.config import Config
 from trainyard.config.load import config_copy, read_config
 from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
 from trainyard.config.trials import result_digest
 from trainyard.planning.plan import dataset_digest
+from trainyard.planning.receipts import record, training_terms
 from trainyard.results.retention import restore_results
 from trainyard.scaling.launchers import launch
 from trainyard.scaling.user_script import UserScript
@@ -34,6 +37,17 @@ def main(arguments: argparse.Namespace) -> int:
 
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
+    study = config.scaling[arguments.study]
+    summary = folder / arguments.scale / "summary.json"
+    record(summary, None)
+    if code := _train(arguments, config, folder):
+        return code
+    record(summary, training_terms(study, arguments.scale))
+    return 0
+
+
+def _train(arguments: argparse.Namespace, config: Config, folder: Path) -> int:
+    """Train at this scale, or take the results that are there; `folder` is that of the study."""
     study = config.scaling[arguments.study]
     if isinstance(study, TrainScaling):
         digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))

@@ -1,5 +1,6 @@
 """The workflow imported by another one: `module`, with prefixes, and as `snakedeploy deploy-workflow` writes it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -67,6 +68,13 @@ def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing
     assert (importing.folder / "training/results/benchmarks/sweep/noise.tsv").exists()
     assert not importing.results.exists()
     assert "Nothing to be done" in run_snakemake(importing, snakefile, "-n")
+
+    shutil.rmtree(importing.folder / ".snakemake")
+    grown = json.loads(json.dumps(STUDIES))
+    grown["sweeps"]["noise"]["grid"]["x"].append(0.25)
+    (importing.folder / "config.yaml").write_text(yaml.safe_dump({"training": grown}))
+    output = run_snakemake(importing, snakefile, "-n", "--", "training_all")
+    assert "sweep noise: 1 of 3 trials pending" in output, "also without Snakemake's record of the results"
 
 
 def test_mistakes_in_the_config_of_a_module_stop_before_anything_runs(importing):

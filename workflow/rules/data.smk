@@ -8,6 +8,8 @@ rule data:
 
 rule download:  # on this machine: compute nodes often have no internet access
     "Download the files of a dataset."
+    input:
+        project.renewal("results/data/{name}/download.json", project.stage.digest),
     output:
         "results/data/{name}/download.json",
     log:
@@ -60,6 +62,7 @@ rule stage:
     "Stage a dataset: its files become a few large ones."
     input:
         project.download,
+        project.renewal("results/data/{name}/meta.json", project.stage.digest),
     output:
         "results/data/{name}/meta.json",
     log:

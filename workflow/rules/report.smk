@@ -71,6 +71,7 @@ for kind, made_from in TABLE_INPUTS.items():
             f"table_{kind}"
         input:
             made_from,
+            project.table_renewal(kind),
         output:
             expand(
                 "results/{kind}/{{name}}/{table}.csv",

@@ -11,6 +11,11 @@ rule train:
     input:
         project.dataset_of("scaling"),
         project.weights_of("scaling"),
+        project.renewal(
+            "results/scaling/{name}/{scale}/summary.json",
+            project.train.digest,
+            project.train.lacks_results,
+        ),
     output:
         "results/scaling/{name}/{scale}/summary.json",
         "results/scaling/{name}/{scale}/history.csv",

@@ -16,6 +16,11 @@ rule sweep:
         project.dataset_of("sweeps"),
         project.weights_of("sweeps"),
         ancient(project.evidence),
+        project.renewal(
+            "results/sweeps/{name}/trials.csv",
+            project.sweep.digest,
+            project.sweep.lacks_results,
+        ),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",
@@ -78,6 +83,11 @@ rule sweep_tables:
     "Write the tables of a sweep whose jobs have ended."
     input:
         project.job_marks,
+        project.renewal(
+            "results/sweeps/{name}/trials.csv",
+            project.sweep.digest,
+            project.sweep.lacks_results,
+        ),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",

@@ -10,6 +10,11 @@ rule fit_trees:
     "Fit the models of a tree study."
     input:
         project.dataset_of("trees"),
+        project.renewal(
+            "results/trees/{name}/trees.csv",
+            project.fit_trees.digest,
+            project.fit_trees.lacks_results,
+        ),
     output:
         "results/trees/{name}/trees.csv",
         "results/trees/{name}/importances.csv",

@@ -17,12 +17,20 @@ from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
-from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, TrainScaling, split_scale
+from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, split_scale
 from trainyard.config.sweep import Slots
-from trainyard.config.trials import RESULT_VERSION, count_configured, training_content
+from trainyard.config.trials import count_configured
 from trainyard.packing.completeness import describe_pause
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.job_costs import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.job_costs import (
+    PlannedJob,
+    are_fitted,
+    describe_scale,
+    is_trained,
+    plan_scale,
+    summarize_cost,
+    summarize_plan,
+)
 from trainyard.planning.job_marks import remove_complete_mark, remove_done_marks
 from trainyard.planning.job_request import useful_jobs
 from trainyard.planning.journal import JobsSubmitted, Journal
@@ -36,9 +44,9 @@ from trainyard.planning.memory_request import (
 )
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep, read_state
 from trainyard.planning.queue_forecast import forecast_jobs
+from trainyard.planning.receipts import fitting_terms, staging_terms, training_terms
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of
 from trainyard.utils.import_path import IS_INSTALLED
 from trainyard.utils.text import count_of, format_duration
 
@@ -87,6 +95,10 @@ class Jobs(ABC):
     @abstractmethod
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config that changes the result of a job."""
+
+    def lacks_results(self, wildcards: Wildcards) -> bool:
+        """Whether a job has something to do although its output exists, as after the loss of other files."""
+        return False
 
     def _describe_excess(self) -> str:
         """That the walltime of a job on CPUs is longer than one may take, for messages; "" if it is not."""
@@ -156,7 +168,7 @@ class StagingJobs(Jobs):
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
-        return self._config.datasets[wildcards.name].model_dump_json()
+        return staging_terms(self._config.datasets[wildcards.name])
 
 
 class TreeJobs(Jobs):
@@ -180,7 +192,12 @@ class TreeJobs(Jobs):
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
-        return self._config.trees[wildcards.name].model_dump_json(exclude={"cpus"})
+        return fitting_terms(self._config.trees[wildcards.name])
+
+    @override
+    def lacks_results(self, wildcards: Wildcards) -> bool:
+        study, folder = self._config.trees[wildcards.name], self._results / "trees" / wildcards.name
+        return not are_fitted(study, folder, self._results)
 
 
 class SweepJobs(Jobs):
@@ -299,6 +316,11 @@ class SweepJobs(Jobs):
             failed = f"{state.failed_before} of {len(state.trials)} trials failed"
             _note(f"sweep {wildcards.name}: {failed}; `--forcerun {table}` runs them again")
         return state.space.digest
+
+    @override
+    def lacks_results(self, wildcards: Wildcards) -> bool:
+        state = self.plan(wildcards.name).state
+        return len(state.unfinished) > state.failed_before
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
@@ -434,16 +456,12 @@ class TrainJobs(Jobs):
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
-        study = self._config.scaling[wildcards.name]
-        if isinstance(study, TrainScaling):
-            train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
-            what: Any = training_content(train)
-        else:
-            what = study.model_dump(include={"python", "args", "metrics"}, mode="json") | {"script": study.program}
-            what |= {"launcher": study.launcher_name, "launcher_options": study.launcher_options}
-            what |= {"env": study.env} if study.env else {}
-            what |= {"workdir": study.workdir} if study.workdir != "keep" else {}
-        return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
+        return training_terms(self._config.scaling[wildcards.name], wildcards.scale)
+
+    @override
+    def lacks_results(self, wildcards: Wildcards) -> bool:
+        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        return not is_trained(study, wildcards.scale, folder, self._results)
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:

@@ -93,6 +93,16 @@ class RunSummary:
     targets: frozenset[str] = frozenset()
     interrupted: bool = False
 
+    @cached_property
+    def trials_left(self) -> int:
+        """How many trials of this run's sweeps are left to run, without those that have failed."""
+        return sum(len(state.unfinished) - state.failed_before for state in self._states.values())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do for what was asked for."""
+        return self.succeeded and not self.trials_left
+
     def write_best(self) -> None:
         """Write best.yaml of each sweep of this run, so that it agrees with the summary.
 
@@ -114,7 +124,7 @@ class RunSummary:
             "next": self._next_steps(),
             "job log": self._slurm_log(),
         }
-        end = "done" if self.succeeded else "interrupted" * self.interrupted or "ended before everything was done,"
+        end = "done" if self.is_done else "interrupted" * self.interrupted or "ended before everything was done,"
         lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
         for heading, content in parts.items():
             lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
@@ -192,7 +202,7 @@ class RunSummary:
     def _next_steps(self) -> list[str]:
         if self.interrupted:
             return ["run the same command to go on: what has finished is kept"]
-        if not self.succeeded:
+        if not self.is_done:
             return ["correct the cause and run the same command again: what has finished is kept"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again

@@ -51,6 +51,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         deployment=snakemake.deployment_settings.deployment_method,
         is_main=snakemake.is_main_process,
         is_dry_run=lambda: snakemake.dryrun,
+        make_again=lambda output: snakemake.dag.forcefiles.add(output),
     )
     dry_run = snakemake.output_settings.dryrun
     if dry_run and not is_module:

@@ -1,6 +1,5 @@
 """The config as the Snakefile sees it: functions for the parameters and resources of the rules."""
 
-import json
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from trainyard.config.weights import weights_receipt
 from trainyard.planning.added_trials import announce_config
 from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
+from trainyard.planning.receipts import TABLES, is_outdated, table_terms
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 from trainyard.utils.files import write_json
@@ -82,16 +82,18 @@ class Workflow:
         prefixed: Path | None = None,
         is_main: bool = True,
         is_dry_run: Callable[[], bool] = lambda: True,
+        make_again: Callable[[str], None] = lambda output: None,
     ) -> None:
         """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
 
-        `is_main`: no other Snakemake has started this one.
+        `is_main`: no other Snakemake has started this one. `make_again` has Snakemake make an output again.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began, self._is_interrupted = time.monotonic(), False
         self._failures = dict[int, JobFailure]()  # by Snakemake's numbers of jobs
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
+        self._is_main, self._make_again = is_main, make_again
         self._deployment = {method.name for method in deployment}
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
         self._profile.check()
@@ -205,21 +207,23 @@ class Workflow:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.
 
         After an interrupt, it is the last that Snakemake prints, without the error that not all jobs have completed.
+        With trials left to run, the exit code is 1, also if Snakemake succeeded.
         """
-        seconds = time.monotonic() - self._began
+        seconds, has_failed = time.monotonic() - self._began, self._is_interrupted
         try:
             jobs, targets = read_jobs(run, self._failures), frozenset(run.dag_settings.targets)
             summary = RunSummary(
                 self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
+                has_failed |= succeeded and not summary.is_done
                 summary.write_best()
                 print(text := summary.text(), flush=True)
                 if self.config.notify and not self._is_interrupted and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
-        if self._is_interrupted:
+        if has_failed:
             raise SystemExit(1)
 
     def check(self, *, dry_run: bool) -> None:
@@ -278,6 +282,33 @@ class Workflow:
 
         return list(find_refusals(jobs))
 
+    # ---- outputs that are made again
+
+    def renewal(
+        self, output: str, terms: Callable[[Wildcards], str], lacks_results: Callable[[Wildcards], bool] | None = None
+    ) -> Callable[[Wildcards], list[str]]:
+        """An input function that names no file, but has Snakemake make `output` again if it is out of date.
+
+        It is if it was made for other `terms`, or if it `lacks_results`. Snakemake alone would compare the parameters
+        of a rule with its record in `.snakemake`, which may be lost, or newer than the results.
+        """
+
+        def renew(wildcards: Wildcards) -> list[str]:
+            path = self._results / Path(output.format(**dict(wildcards.items()))).relative_to(self._declared)
+            if not self._is_main or not path.exists():
+                return []
+            if is_outdated(path, terms(wildcards)) or (lacks_results and lacks_results(wildcards)):
+                self._make_again(str(path))
+            return []
+
+        return renew
+
+    def table_renewal(self, kind: str) -> Callable[[Wildcards], list[str]]:
+        """The same for the derived tables of a study."""
+        if kind not in TABLES:
+            return lambda wildcards: []
+        return self.renewal(f"{self._declared}/{kind}/{{name}}/{TABLES[kind]}", self.table_terms(kind))
+
     # ---- datasets
 
     def dataset_of(self, kind: str) -> Callable[[Wildcards], list[str]]:
@@ -318,18 +349,7 @@ class Workflow:
 
     def table_terms(self, kind: str) -> Callable[[Wildcards], str]:
         """A function whose result changes with everything in the config that the tables of a study depend on."""
-
-        def dump(wildcards: Wildcards) -> str:
-            terms: dict[str, Any] = {}
-            if kind == "scaling":
-                pricing = self.config.pricing
-                terms |= {"mode": self.config.scaling[wildcards.name].mode, "gpu_hour": pricing.gpu_hour}
-                terms |= {"kwh": pricing.kwh} if pricing.kwh is not None else {}
-            elif kind == "sweeps":
-                terms |= {"target": self.config.sweeps[wildcards.name].target}
-            return json.dumps(terms)
-
-        return dump
+        return lambda wildcards: table_terms(self.config, kind, wildcards.name)
 
     def event_files(self, *, wanted_only: bool) -> list[str]:
         """The receipts of TensorBoard's event files of all studies; with `wanted_only`, none without `tensorboard`."""

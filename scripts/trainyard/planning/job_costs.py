@@ -81,7 +81,7 @@ def plan_jobs(
                 if not is_trained(study, run, results / "scaling" / name, results):
                     yield plan_scale(config, name, run, results, runtime_minutes=runtime)
     for name, trees in config.trees.items():
-        if not _are_fitted(trees, results / "trees" / name, results):
+        if not are_fitted(trees, results / "trees" / name, results):
             walltime = fixed.get("fit_trees", runtime_minutes)
             yield PlannedJob(job=f"trees {name}", gpus=int(trees.needs_gpu), walltime_minutes=walltime)
 
@@ -90,12 +90,12 @@ def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
     """Whether a run of a study, whose results are in `folder`, has results of this config or of an older version."""
     try:
         known = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return False
     return known in (None, result_digest(study, run, dataset_digest(results, study)))
 
 
-def _are_fitted(study: Trees, folder: Path, results: Path) -> bool:
+def are_fitted(study: Trees, folder: Path, results: Path) -> bool:
     """Whether a tree study has all models of this config: those in its table, as far as their receipts are kept."""
     try:
         with open(folder / "trees.csv", newline="") as file:

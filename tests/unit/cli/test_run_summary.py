@@ -1,6 +1,7 @@
 """The summary at the end of a run, and the command lines in it."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -223,8 +224,25 @@ def test_touching_files_finishes_nothing(tmp_path, capsys, touch):
     """`snakemake --touch` runs no job, and takes each of them for done."""
     workflow = Workflow({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1]}}}}, results=tmp_path)
     done = SimpleNamespace(rule=SimpleNamespace(name="sweep"), wildcards={"name": "s"}, log=[])
-    workflow.print_summary(ended_run(done, touch=touch), succeeded=True)
+    with nullcontext() if touch else pytest.raises(SystemExit):
+        workflow.print_summary(ended_run(done, touch=touch), succeeded=True)
     assert ("finished  sweep s" in capsys.readouterr().out) == (not touch)
+
+
+@pytest.mark.parametrize(("left", "failed"), [(1, 0), (0, 1)])
+def test_a_run_with_trials_left_does_not_exit_with_0(tmp_path, capsys, left, failed):
+    """Trials that have failed for good are no reason: `max_failed_fraction` allows them."""
+    workflow = Workflow({"sweeps": {"own": CONFIG.sweeps["own"].model_dump(exclude_unset=True)}}, results=tmp_path)
+    trials = list(read_state(CONFIG.sweeps["own"], "own", tmp_path).trials)
+    finish(tmp_path, "own", *[{"rmse": 1.0}] * (len(trials) - left - failed), failed=failed)
+    done = SimpleNamespace(rule=SimpleNamespace(name="table_sweeps"), wildcards={"name": "own"}, log=[])
+    code = 0
+    try:
+        workflow.print_summary(ended_run(done, touch=False), succeeded=True)
+    except SystemExit as end:
+        code = end.code
+    assert code == int(left > 0)
+    assert ("ended before everything was done" in capsys.readouterr().out) == (left > 0)
 
 
 def test_many_failures_are_counted(tmp_path):
