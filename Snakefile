@@ -13,6 +13,7 @@ if not scripts.exists():  # it is imported from a repository
     checkout = workflow.source_path("scripts/trainyard/cli/checkout.py")
     scripts = runpy.run_path(checkout)["check_out"](home)
 sys.path.insert(0, str(scripts))
+from trainyard.cli.kept_outputs import keep_outputs_of_others
 from trainyard.cli.snakefile import open_workflow, plain_errors
 
 # The demo is the default only: Snakemake would merge it with the files of --configfile.
@@ -31,6 +32,7 @@ onstart:
     with plain_errors():
         project.check(dry_run=False)
         project.begin()
+    keep_outputs_of_others(workflow.dag)
     project.pass_on_interrupt(workflow)
 
 

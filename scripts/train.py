@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     study = config.scaling[arguments.study]
     summary = folder / arguments.scale / "summary.json"
-    record(summary, None)
+    record(summary, "")
     if code := _train(arguments, config, folder):
         return code
     record(summary, training_terms(study, arguments.scale))

@@ -1,4 +1,4 @@
-"""What results were made for, in a file beside them, `made_for.json`.
+"""What results were made for, in a file beside each, such as `made_for/trials` beside `trials.csv`.
 
 Snakemake keeps the parameters of its rules in `.snakemake` only. Results may be copied without that folder, and an
 older copy of them may be restored. So the programs record beside an output the terms for which they made it: a text
@@ -15,9 +15,9 @@ from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
 from trainyard.config.trials import RESULT_VERSION, training_content
-from trainyard.utils.files import digest_of, write_json
+from trainyard.utils.files import atomic_write, digest_of
 
-FILE: Final = "made_for.json"  # terms by the name of an output in the same folder; null while it is being made
+FOLDER: Final = "made_for"  # of files named as the outputs, each with the terms; empty while the output is being made
 TABLES: Final = {"sweeps": "ranking.csv", "scaling": "scaling.csv"}  # the derived table that has a receipt, by kind
 
 
@@ -28,34 +28,33 @@ def made_for(output: Path, terms: str) -> Iterator[None]:
     Raises:
         StorageError: the record cannot be written.
     """
-    record(output, None)
+    record(output, "")
     yield
     record(output, terms)
 
 
-def record(output: Path, terms: str | None) -> None:
-    """Record the terms for which an output was made; None while it is being made.
+def record(output: Path, terms: str) -> None:
+    """Record the terms for which an output was made; "" while it is being made.
 
     Raises:
         StorageError: the record cannot be written.
     """
-    write_json(output.with_name(FILE), _read(output.parent) | {output.name: terms})
+    with atomic_write(_receipt_of(output)) as file:
+        file.write(terms)
 
 
 def is_outdated(output: Path, terms: str) -> bool:
     """Whether an output was made for other terms; False if it does not exist, or if its terms are unknown."""
     if not output.exists():
         return False
-    recorded = _read(output.parent)
-    return output.name in recorded and recorded[output.name] != terms
-
-
-def _read(folder: Path) -> dict[str, str | None]:
     try:
-        recorded = json.loads((folder / FILE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}
+        return _receipt_of(output).read_text() != terms
+    except FileNotFoundError:
+        return False
+
+
+def _receipt_of(output: Path) -> Path:
+    return output.parent / FOLDER / output.stem
 
 
 # ---- the terms of the outputs; those of a sweep's tables are the `digest` of its TrialSpace
