@@ -19,6 +19,7 @@ from trainyard.checks.program_checks import (
     check_script,
     check_source,
 )
+from trainyard.checks.script_checks import check_script_source
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.placeholders import dotted_items
@@ -275,6 +276,7 @@ STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
     _check_patterns,
     _check_ranking,
     check_script,
+    check_script_source,
     _check_folder,
     check_program,
     check_environment,

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Final
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from trainyard.config.train import invalid
 from trainyard.utils import shell_syntax
+from trainyard.utils.errors import UserError
 
 Command = str | Annotated[list[str], Field(min_length=1)]
 PLACEHOLDER: Final = re.compile(
@@ -25,6 +27,21 @@ SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node"
 # What Hydra reads as text without quotes, unless it is one of the words after that.
 _HYDRA_TEXT: Final = re.compile(r"[A-Za-z_/][\w/.-]*", re.ASCII)
 _HYDRA_CONSTANTS: Final = ("true", "false", "null", "inf", "nan")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The words of a command line that turn an option of a program on and off."""
+
+    on: tuple[str, ...]
+    off: tuple[str, ...]  # () if the option is off when it is left out
+
+
+SwitchOf = Callable[[str], Switch | None]  # of an option such as --amp; None if its words are not certain
+
+
+def _uncertain(flag: str) -> None:
+    """What is known of the options of a program that was not read."""
 
 
 def takes_all(name: str, args: Collection[str]) -> bool:
@@ -111,7 +128,7 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
     In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
     not quoted.
     """
-    values = make_values(command, args, predefined)
+    values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
     script = _script_index(command) if isinstance(command, list) else None
     shell_line = command if isinstance(command, str) else "" if script is None else command[script]
     for name, where in _parse(shell_line).placeholders:
@@ -207,17 +224,23 @@ _RESUME: Final = re.compile(r"([ \t]*)(?<!\$)\{resume\}")
 
 
 def build_argv(
-    command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any] | None = None, *, in_shell: bool = True
+    command: Command,
+    args: Mapping[str, Any],
+    predefined: Mapping[str, Any] | None = None,
+    *,
+    in_shell: bool = True,
+    switch_of: SwitchOf = _uncertain,
 ) -> list[str]:
     """The argument vector of a command whose placeholders are replaced by their values, as in `make_values`.
 
     Text runs in bash, with its values quoted: a pipe fails if any of its programs does. Without a shell, it is split
-    into words as a shell would split it.
+    into words as a shell would split it. `switch_of` says how `{args}` writes true and false.
 
     Raises:
         KeyError: a placeholder has no value.
+        UserError: `{args}` has false for an option that cannot be turned off for certain.
     """
-    values = make_values(command, args, predefined or {})
+    values = make_values(command, args, predefined or {}, switch_of)
     if isinstance(command, list):
         return [word for part in command for word in _fill_in(part, values)]
     line = PLACEHOLDER.sub(lambda name: _quote(values(name[1])), command)
@@ -236,7 +259,9 @@ def _quote(value: Any) -> str:
     return shlex.join(value) if isinstance(value, Words) else shlex.quote(format_argument(value))
 
 
-def make_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> Callable[[str], Any]:
+def make_values(
+    command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any], switch_of: SwitchOf = _uncertain
+) -> Callable[[str], Any]:
     """A function from a placeholder of a command to its value; to a KeyError if it has none.
 
     `{args}` has all arguments that the command does not name; a name with dots is a place in a nested mapping.
@@ -245,12 +270,9 @@ def make_values(command: Command, args: Mapping[str, Any], predefined: Mapping[s
 
     def value(name: str) -> Any:
         if takes_all(name, args):
-            left = (
-                (key, value)
-                for key, value in dotted_items(args)
-                if not any(f"{key}.".startswith(f"{each}.") for each in named)
+            return Words(
+                word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)
             )
-            return Words(word for key, value in left for word in STYLES[name](key, value))
         for mapping in (args, predefined):
             found: Any = mapping
             for part in name.split("."):
@@ -283,16 +305,38 @@ def dotted_items(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield f"{prefix}{key}", value
 
 
-def _options(key: str, value: Any) -> list[str]:
-    """`--key value`; true is the option alone, false and null are nothing, a list is several words."""
-    if value is True:
-        return [f"--{key}"]
-    if value is None or value is False:
+def unnamed_items(args: Mapping[str, Any], named: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """The dotted keys and values that `{args}` stands for: those of which a command with these names has none."""
+    for key, value in dotted_items(args):
+        if not any(f"{key}.".startswith(f"{name}.") for name in named):
+            yield key, value
+
+
+def _options(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
+    """`--key value`; null is nothing, so that the program's default holds; a list is several words.
+
+    True and false are the words that turn the option on and off; true is the option alone if they are not certain.
+    """
+    if value is None:
         return []
+    if isinstance(value, bool):
+        switch = switch_of(f"--{key}")
+        if switch is None and not value:
+            raise UserError(FALSE_IS_UNCERTAIN.format(flag=f"--{key}", key=key))
+        if switch is None:
+            return [f"--{key}"]
+        return list(switch.on if value else switch.off)
     if isinstance(value, list):
         return [f"--{key}", *map(format_argument, value)]
     text = format_argument(value)
     return [f"--{key}={text}"] if text.startswith("-") else [f"--{key}", text]  # -1e-05 looks like an option
+
+
+# `null` says that the option is left out; words in a list of values say how it is written.
+FALSE_IS_UNCERTAIN: Final = (
+    "it is not certain how {flag} is turned off: write `null` for false if it is off unless it is given, "
+    "or all values as words in the command, as in `{key}: [--{key}, --no-{key}]` and {{{key}}}"
+)
 
 
 def _hydra_value(value: Any) -> str:
@@ -309,8 +353,17 @@ def _hydra_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)  # `inf`, not JSON's `Infinity`
 
 
-STYLES: Final[Mapping[str, Callable[[str, Any], list[str]]]] = {
+def _dashed_options(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
+    return _options(key.replace("_", "-"), value, switch_of)
+
+
+def _overrides(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
+    return [f"{key}={_hydra_value(value)}"]
+
+
+STYLES: Final[Mapping[str, Callable[[str, Any, SwitchOf], list[str]]]] = {
     "args": _options,  # --batch_size 64
-    "args:dashes": lambda key, value: _options(key.replace("_", "-"), value),  # --batch-size 64
-    "args:hydra": lambda key, value: [f"{key}={_hydra_value(value)}"],  # batch_size=64
+    "args:dashes": _dashed_options,  # --batch-size 64
+    "args:hydra": _overrides,  # batch_size=64
 }
+ALL_ARGUMENTS: Final = frozenset(f"{{{style}}}" for style in STYLES)

@@ -247,6 +247,27 @@ def value_at(spec: dict[str, Any], key: str) -> Any:
     return spec
 
 
+def values_by_key(sweep: Sweep) -> dict[str, list[Any]]:
+    """The different values that the arguments of a program have in any trial, by dotted key, without expanding trials.
+
+    Of a range that a search draws from, they are its two ends.
+    """
+    drawn = [part.values for part in (sweep.sample, sweep.search) if part]
+    parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *drawn]
+    parts += [{key: [value] for key, value in trial.items()} for trial in sweep.trials]
+    values = dict[str, dict[str, Any]]()  # by key, then by the text of the value
+    for key, value in dotted_items(sweep.base):
+        if not parts or any(key not in part for part in parts):
+            values[key] = {repr(value): value}
+    for part in parts:
+        for key, choice in part.items():
+            options = [choice.low, choice.high] if isinstance(choice, Uniform) else options_of(choice)
+            for option in options:
+                for inner, value in dotted_items({key: option}):
+                    values.setdefault(inner, {})[repr(value)] = value
+    return {key: list(different.values()) for key, different in values.items()}
+
+
 def constant_keys(sweep: Sweep) -> frozenset[str]:
     """The keys that the config gives the same value in all trials, so that they tell no trials apart.
 

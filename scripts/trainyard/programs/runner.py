@@ -27,6 +27,7 @@ from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_d
 from trainyard.programs.metric_rows import Row
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output import OutputReader
+from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
@@ -254,8 +255,9 @@ def trial_command(
     """
     assert program.command is not None
     command = insert_resume_option(program.command, resume, program.args)
+    switch_of = find_switches(command, start or Path.cwd())
     command = resolve_program_paths(command, start) if start else command
-    return build_argv(command, program.args, placeholders)
+    return build_argv(command, program.args, placeholders, switch_of=switch_of)
 
 
 def trial_environment(

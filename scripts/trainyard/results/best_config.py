@@ -17,6 +17,7 @@ from trainyard.config.trials import Trial
 from trainyard.config.user_programs import UserProgram
 from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.runner import find_checkpoint
+from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.results.provenance import describe_mismatch, describe_origin
 from trainyard.results.ranking import Ranking, describe_ranking
@@ -83,9 +84,10 @@ def paste_line(state: SweepState, ranking: Ranking) -> str | None:
                     GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
                     PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
+    switch_of = find_switches(command, Path.cwd())
     if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
         command = resolve_program_paths(command, Path.cwd())
-    argv = build_argv(command, spec.args, placeholders)
+    argv = build_argv(command, spec.args, placeholders, switch_of=switch_of)
     needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
     if has_workdir:

@@ -25,6 +25,8 @@ from trainyard.planning.plan import dataset_digest
 from trainyard.programs.metric_rows import shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
+from trainyard.programs.script_options import find_switches
+from trainyard.programs.started_scripts import typed_command
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter
 from trainyard.scaling import rendezvous
@@ -170,7 +172,8 @@ class UserScript:
         if study.workdir == "trial":
             command = resolve_program_paths(command, Path.cwd())
             options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
-        words = build_argv(command, study.args, predefined, in_shell=False)
+        switch_of = find_switches(typed_command(study), Path.cwd())
+        words = build_argv(command, study.args, predefined, in_shell=False, switch_of=switch_of)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry"), "--gpus", str(self._gpus)]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.load import ConfigError, check_config
-from trainyard.config.placeholders import build_argv
+from trainyard.config.placeholders import Switch, build_argv
 from trainyard.config.trials import expand
+from trainyard.utils.errors import UserError
 
 ARGS = {"lr": 1e-05, "batch_size": 64, "tag": "it's a b", "sizes": [32, 16], "amp": True, "ema": False, "seed": None,
         "net": {"depth": 18, "act": "relu"}}  # fmt: skip
@@ -26,11 +27,29 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_all_arguments_that_the_command_does_not_name_are_added_in_its_style(line):
-    assert build_argv(line, ARGS, in_shell=False) == LINES[line]
+    def switch_of(flag):
+        return Switch((flag,), ()) if flag == "--ema" else None
+
+    assert build_argv(line, ARGS, in_shell=False, switch_of=switch_of) == LINES[line]
     words = line.split()
     if ">" not in words:
-        assert build_argv(words, ARGS) == LINES[line]
-    assert build_argv(line, ARGS)[:-1] == ["bash", "-o", "pipefail", "-c"]
+        assert build_argv(words, ARGS, switch_of=switch_of) == LINES[line]
+    assert build_argv(line, ARGS, switch_of=switch_of)[:-1] == ["bash", "-o", "pipefail", "-c"]
+
+
+def test_false_is_written_as_the_program_takes_it_or_refused():
+    pair, value = Switch(("--amp",), ("--no-amp",)), Switch(("--amp", "true"), ("--amp", "false"))
+    for switch, on in ((pair, True), (pair, False), (value, True), (value, False)):
+        words = switch.on if on else switch.off
+        assert build_argv(["{args}"], {"amp": on}, switch_of={"--amp": switch}.get) == list(words)
+    for name in ("args", "args:dashes"):
+        with pytest.raises(
+            UserError, match=r"it is not certain how --use.amp is turned off: write `null` for false if"
+        ):
+            build_argv([f"{{{name}}}"], {"use_amp": False})
+    assert build_argv(["{args}"], {"use_amp": None}) == []
+    assert build_argv(["{args:hydra}"], {"amp": False}) == ["amp=false"]
+    assert build_argv(["--amp={amp}"], {"amp": False}) == ["--amp=false"]
 
 
 VALUES = st.one_of(

@@ -1,0 +1,215 @@
+"""What the source of a script shows before anything is submitted: wrong options, and what goes wrong in shared jobs."""
+
+import ast
+import csv
+import logging
+from pathlib import Path
+
+import pytest
+from trainyard.checks.config_checks import check_use
+from trainyard.checks.findings import refuse_mistakes
+from trainyard.checks.program_checks import CheckedStudy
+from trainyard.checks.script_checks import check_script_source
+from trainyard.config import trials
+from trainyard.config.load import check_config
+from trainyard.programs import script_source
+from trainyard.utils.errors import UserError
+
+PARSER = "import argparse, os\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+
+
+@pytest.fixture
+def look(tmp_path, monkeypatch, caplog):
+    """A function from a script and its sweep to the lines of mistakes and of warnings about the script."""
+    monkeypatch.chdir(tmp_path)
+
+    def find(text, **sweep):
+        Path("train.py").write_text(text)
+        caplog.clear()
+        caplog.set_level(logging.WARNING)
+        sweep = {"command": "python train.py {args}", "workdir": "trial", "metric": "seconds", **sweep}
+        config = check_config({"sweeps": {"s": sweep}})
+        mistakes = list[str]()
+        try:
+            refuse_mistakes(check_use(config, tmp_path / "results"), notify=logging.warning)
+        except UserError as error:
+            mistakes = [line.strip().removeprefix("sweeps.s.command: ") for line in str(error).splitlines()[1:]]
+        warnings = [each.message.removeprefix("sweeps.s.command: ") for each in caplog.records]
+        return mistakes, [each for each in warnings if "train" in each or each.startswith("the command")]
+
+    return find
+
+
+def amp(declared, before=""):
+    return f"{PARSER}{before}p.add_argument('--amp', {declared})\na = p.parse_args()\n"
+
+
+BOOLEANS = {"grid": {"amp": [True, False]}}
+NAMED = {**BOOLEANS, "command": "python train.py --amp {amp}"}
+LINE = "train.py, line 4: --amp"
+TYPE_BOOL = "`type=bool` takes any text for true, also `false`: declare it with action=argparse.BooleanOptionalAction"
+
+
+@pytest.mark.parametrize(
+    ("declared", "sweep", "mistake"),
+    [
+        ("action='store_true'", BOOLEANS, None),
+        ("action='store_true', default=True", BOOLEANS,
+         f"{LINE} false: it is on by default, and no option turns it off: add one to the script"),
+        ("action=argparse.BooleanOptionalAction, default=True", BOOLEANS, None),
+        ("type=bool, default=True", BOOLEANS, f"{LINE} false: {TYPE_BOOL}"),
+        ("type=bool, default=True", NAMED, f"{LINE} false: {TYPE_BOOL}"),
+        ("type=bool, default=True", {"grid": {"amp": ["yes", "False"]}}, f"{LINE} False: {TYPE_BOOL}"),
+        ("type=bool, default=True", {"grid": {"amp": [1, 0]}}, f"{LINE} 0: {TYPE_BOOL}"),
+        ("type=bool, default=True", {"grid": {"amp": ["1", ""]}}, None),
+        ("default=True", NAMED, f"{LINE} false: its value is text, and the text `false` is true for Python: write the"),
+        ("default=True", {"grid": {"amp": ["true", "false"]}}, None),
+        ("type=int", NAMED, f"{LINE} false: its value is a number (`type=int`): write `amp: [1, 0]`"),
+        ("type=float", {"args": {"amp": True}}, f"{LINE} needs a value, and true is written as --amp alone"),
+        ("type=lambda x: x == 'True'", BOOLEANS, None),
+        ("type=lambda x: x == 'True'", NAMED,
+         f"{LINE} true: its type reads the words True and False: write the words that it reads as text, as in "
+         "`amp: ['True', 'False']`"),
+        ("type=lambda x: x.lower() == 'true'", NAMED, None),
+        ("action='store_true'", NAMED,
+         f"{LINE} takes no value, but amp is True: write `amp: [true, false]` and {{args}}"),
+        ("action='store_true'", {"grid": {"amp": [1, 2]}}, f"{LINE} takes no value, but amp is 1"),
+    ],
+)  # fmt: skip
+def test_a_false_value_is_written_as_the_script_takes_it_or_refused(look, declared, sweep, mistake):
+    mistakes, _ = look(amp(declared), **sweep)
+    assert [mistake in line for line in mistakes[:1]] == ([True] if mistake else []), mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "uncertain"),
+    [
+        ("import sys\nprint(sys.argv)\n", "python train.py {args}", True),
+        ("", "./train {args}", True),
+        ("", "python -m torch.distributed.run --standalone -m package.absent {args:dashes}", True),
+        ("import hydra\n@hydra.main()\ndef main(c): ...\n", "python train.py {args:hydra}", False),
+        (amp("action='store_true'"), "python -m train {args}", False),
+        (amp("action='store_true'"), "srun -n1 accelerate launch --num_processes 1 train.py {args}", False),
+        (amp("action='store_true'"), "conda run -n base python -u train.py {args}", False),
+        (amp("action='store_true'"), "bash -c 'python train.py \"$@\"' train {args}", False),
+    ],
+)
+def test_a_false_value_is_refused_where_the_script_cannot_be_read(look, text, command, uncertain):
+    for values in ([True, False], [False]):
+        mistakes, _ = look(text, command=command, grid={"amp": values})
+        assert any("--amp is turned off: write `null` for false if" in line for line in mistakes) == uncertain
+    mistakes, _ = look(text, command=command, grid={"amp": [True, None]})
+    assert not any("turned off" in line for line in mistakes)
+
+
+PAIR = amp("action=argparse.BooleanOptionalAction, default=True") + "print('acc', 0.9 if a.amp else 0.8)\n"
+WORDS = amp("type=lambda x: {'true': True, 'false': False}[x.lower()], default=True") + PAIR.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", [PAIR, WORDS])
+def test_both_values_of_a_flag_that_is_on_by_default_reach_the_script(project, text):
+    (project.folder / "train.py").write_text(text)
+    sweep = {"command": "python train.py {args}", "python": "trainyard", **BOOLEANS,
+             "metrics": {"pattern": "acc (?P<acc>{number})"},
+             "slots": {"gpus_per_node": 0, "slots_per_node": 2}}  # fmt: skip
+    project.write({"sweeps": {"s": sweep}})
+    project.run(*project.script("sweep", "--sweep", "s"))
+    with open(project.folder / "results/sweeps/s/trials.csv") as file:
+        assert {row["amp"]: float(row["acc"]) for row in csv.DictReader(file)} == {"True": 0.9, "False": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "mistake"),
+    [
+        ({"grid": {"lr": [0.1]}}, None),
+        ({"grid": {"learning_rate": [0.1]}}, "--learning_rate is no option of train.py: did you mean --lr?"),
+        ({"grid": {"batch_size": [1]}}, "--batch_size is no option of train.py: did you mean --batch-size? "
+         "`{args:dashes}` writes it so"),
+        ({"grid": {"batch": [1]}}, None),  # argparse takes unique abbreviations
+        ({"grid": {"n": [1]}, "command": "N={n} python train.py --lrr 0.1"}, "--lrr is no option of train.py: did you"),
+        ({"grid": {"n": [1]}, "command": "echo {n}; python train.py | tee --append log"}, None),
+        ({"grid": {"lr": [1]}, "checkpoint": "*.pt", "resume": "--resume {resume_from}"}, "--resume is no option of t"),
+    ],
+)  # fmt: skip
+def test_options_that_a_script_does_not_have_are_named_once(look, sweep, mistake):
+    mistakes, _ = look(f"{PARSER}p.add_argument('--batch-size')\np.parse_args()\n", **sweep)
+    assert [line[: len(mistake or "")] for line in mistakes] == ([mistake] if mistake else [])
+    assert look(f"{PARSER}p.add_argument('--batch-size')\np.parse_known_args()\n", **sweep)[0] == []
+
+
+GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
+OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
+OUT = PARSER + "p.add_argument('--out')\na = p.parse_args()\n"
+IN_FOLDER = {"command": "python train.py {args} --out {trial_dir}"}
+ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}
+DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
+
+
+@pytest.mark.parametrize(
+    ("text", "sweep", "warning"),
+    [
+        (f"{GPU}{DEVICES} = a.gpu", {}, "train.py, line 6: CUDA_VISIBLE_DEVICES is overwritten with '0', so that all "
+         "trials run on the same GPU: write `--gpu $CUDA_VISIBLE_DEVICES` in the command, or remove the line"),
+        (f"{GPU}{DEVICES} = str(a.gpu)", {"command": "python train.py {args} --gpu $CUDA_VISIBLE_DEVICES"}, None),
+        (f"{GPU}{DEVICES} = a.gpu", {"slots": ALONE}, None),
+        (f"{GPU.replace(chr(39) + '0' + chr(39), 'None')}if a.gpu: {DEVICES} = a.gpu", {}, None),
+        (f"import os\n{DEVICES} = '0'", {}, "train.py, line 2: CUDA_VISIBLE_DEVICES is overwritten with '0'"),
+        (f"import os\nif 'CUDA_VISIBLE_DEVICES' not in os.environ: {DEVICES} = '0'", {}, None),
+        ("import os\nos.environ.setdefault('CUDA_VISIBLE_DEVICES', '0')", {}, None),
+        ("", {"command": "CUDA_VISIBLE_DEVICES=0 python train.py {args}"},
+         "the command: CUDA_VISIBLE_DEVICES is set to 0, so that all trials run on that GPU"),
+        ("import os\nos.environ['MASTER_PORT'] = '29500'", {"slots": ON_GPUS}, "train.py, line 2: port 29500 is"),
+        ("import os\nos.environ['MASTER_PORT'] = '29500'", {}, None),  # one trial at a time
+        ("import os\nos.environ['MASTER_PORT'] = str(port)", {"slots": ON_GPUS}, None),
+        ("import os\nos.environ.setdefault('MASTER_PORT', '29500')", {"slots": ON_GPUS}, None),
+        ("", {"command": "torchrun --nproc-per-node 1 train.py {args}", "slots": ON_GPUS}, "the command: torchrun"),
+        ("", {"command": "torchrun --standalone train.py {args}", "slots": ON_GPUS}, None),
+        ("dist.init_process_group(init_method='tcp://localhost:12355')", {"slots": ON_GPUS}, "train.py, line 1: port"),
+        ("", {"command": "torchrun --master_port=29501 train.py {args}", "slots": ON_GPUS}, "the command: port 29501"),
+        ("", {"command": "torchrun --master_port {port} train.py {args}", "slots": ON_GPUS}, None),
+        ("import subprocess\nsubprocess.run(['scontrol', 'requeue', job])", {}, "train.py, line 2: puts its"),
+        ("import signal as s\ns.signal(s.SIGUSR1, handle)", {},
+         "train.py, line 2: handles SIGUSR1, which a trial never gets: it gets SIGTERM"),
+        ("SLURMEnvironment(requeue_signal=signal.SIGUSR2)", {}, "train.py, line 1: handles SIGUSR2"),
+        ("import signal\nsignal.signal(signal.SIGTERM, handle)", {}, None),
+        ("import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)", {}, None),
+        ("import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr", {},
+         "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line"),
+        (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))", {}, None),
+        (f"{OUT}os.makedirs(a.out)", IN_FOLDER, "train.py, line 6: fails if the folder of --out exists"),
+        (f"{OUT}os.makedirs(a.out, exist_ok=True)", IN_FOLDER, None),
+        (f"{OUT}if os.path.exists(a.out): raise SystemExit(a.out)", IN_FOLDER, "train.py, line 6: refuses --out"),
+        (f"{OUT}if not os.path.exists(a.out): os.makedirs(a.out)", IN_FOLDER, None),
+        ("import jax", {"slots": {"gpus_per_node": 1, "gpus_per_trial": 0.5}}, "train.py, line 1: jax takes 75 %"),
+        ("import jax", {}, None),
+    ],
+)  # fmt: skip
+def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, sweep, warning):
+    sweep = {"grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 1}, **sweep}
+    mistakes, warnings = look(text, **sweep)
+    assert not any("no option" in line for line in mistakes)
+    assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings
+
+
+def test_lines_of_a_script_for_a_shell_are_read_too(look):
+    lines = "#!/bin/bash\n# MASTER_PORT=1\nexport MASTER_PORT=12345\nscontrol requeue $1\n"
+    Path("train.sh").write_text(lines + "trap 'save' USR1\nCUDA_VISIBLE_DEVICES=1 python train.py --lr $1\n")
+    _, warnings = look(f"{PARSER}p.parse_args()", command="bash train.sh {lr}", grid={"lr": [1, 2]}, slots=ON_GPUS)
+    assert [line.partition(" ")[0] + line.partition(",")[2].partition(":")[0] for line in warnings] == [
+        "train.sh, line 3",
+        "train.sh, line 4",
+        "train.sh, line 5",
+        "train.sh, line 6",
+    ]
+
+
+def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):
+    Path("train.py").write_text(amp("action='store_true'"))
+    grid = {"amp": [True, False], "lr": [n / 5000 for n in range(5000)]}
+    sweep = {"command": "python train.py {args}", "grid": grid}
+    study = check_config({"sweeps": {"s": sweep}}).sweeps["s"]
+    parsed = list[object]()
+    monkeypatch.setattr(script_source, "parse", lambda path: parsed.append(path) or ast.parse(path.read_bytes()))
+    monkeypatch.setattr(trials, "_expand", lambda sweep: pytest.fail("expanded"))
+    assert list(check_script_source(CheckedStudy("sweeps.s", study))) == []
+    assert parsed == [Path("train.py")]
