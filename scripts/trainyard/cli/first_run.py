@@ -1,5 +1,6 @@
 """A short run of a training script, which shows where its metrics are and whether it writes where it runs."""
 
+import fnmatch
 import importlib.util
 import logging
 import math
@@ -8,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.placeholders import PORT, build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics
+from trainyard.planning.sweep_state import output_name
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.pattern_guess import (
     NoMetric,
@@ -45,7 +47,9 @@ FILES: Final = (".jsonl", ".txt", ".log", ".csv", ".json")  # that may have metr
 TRACKERS: Final = frozenset(("wandb", "mlruns", ".hydra"))  # folders of files that are not for others to read
 # In a path, what is new in each run: its number, or the time of its start.
 _RUN_NUMBER: Final = re.compile(
-    r"(?<=version_)\d+|\d{4}-?\d{2}-?\d{2}(?:[T_ -]?\d{2}[-:_]?\d{2}(?:[-:_]?\d{2})?)?|\d{2}[-:]\d{2}[-:]\d{2}|\d{9,}"
+    r"(?<=version_)\d+"
+    r"|(?<!\d)20\d\d-?\d\d-?\d\d(?:[T_ -]?\d\d[-:_]?\d\d(?:[-:_]?\d\d)?)?(?!\d)"
+    r"|(?<!\d)\d\d[-:]\d\d[-:]\d\d(?!\d)|\d{9,}"
 )
 _ULTRALYTICS: Final = re.compile(r"^(runs/\w+/[a-z]+)\d*(?=/results\.csv$)")  # train, then train2
 log = logging.getLogger("init")
@@ -124,7 +128,7 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         inputs = {Path(option.default).parts[:1] for option in script.options if option.is_input}
         written = {path.relative_to(here).parts[:1] for path in here.rglob("*") if path.is_file()} - inputs
         rejected = NoMetric()
-        found = _find_metrics(output.lines, [own, here], rejected)
+        found = _find_metrics(output.lines, [own, here], [str(value) for value in values.values()], rejected)
     if ended.error == OUT_OF_TIME:
         longer = script_call("init", str(script.path), "--seconds", f"{10 * seconds:g}")
         log.info("%s still ran after %g s, and was ended; for a longer run: `%s`", script.path, seconds, longer)
@@ -164,9 +168,14 @@ def _example(option: ScriptOption, values: Values) -> Any:
     return values["low"] if isinstance(values, dict) else values[0]
 
 
-def _find_metrics(lines: Sequence[str], folders: Sequence[Path], rejected: NoMetric) -> _Found | None:
-    """The metrics of a run: in a file, unless its output has a better one, or else in event files of TensorBoard."""
-    in_file = next(filter(None, map(_in_files, folders)), None)
+def _find_metrics(
+    lines: Sequence[str], folders: Sequence[Path], settings: Collection[str], rejected: NoMetric
+) -> _Found | None:
+    """The metrics of a run: in a file, unless its output has a better one, or else in event files of TensorBoard.
+
+    `settings` are the values of the varied options, which may be in the name of a file.
+    """
+    in_file = next(filter(None, (_in_files(folder, settings) for folder in folders)), None)
     guess = guess_pattern(lines, rejected)
     in_output = None
     if guess:
@@ -178,22 +187,27 @@ def _find_metrics(lines: Sequence[str], folders: Sequence[Path], rejected: NoMet
     return in_file or in_output or next(filter(None, map(_in_events, folders)), None)
 
 
-def _in_files(folder: Path) -> _Found | None:
+def _in_files(folder: Path, settings: Collection[str]) -> _Found | None:
     """The file in a folder whose metric tells most."""
     best = None
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.suffix not in FILES or not path.is_file() or not TRACKERS.isdisjoint(name.parts):
             continue
-        found = _read(Metrics(file=_pattern_of(str(name))), folder) or _read(Metrics(file=str(name)), folder)
+        found = _read(Metrics(file=file_pattern(str(name), settings)), folder)
         if found and (best is None or tells_more(found.metric, best.metric)):
             best = found
     return best
 
 
-def _pattern_of(name: str) -> str:
-    """A pattern for the file of a later run, if its name has a number or a time that is new in each run."""
-    return _RUN_NUMBER.sub("*", _ULTRALYTICS.sub(r"\1*", name))
+def file_pattern(name: str, settings: Collection[str] = ()) -> str:
+    """A pattern for the file of other runs, if its name has a number, a time or a setting that they do not share."""
+    pattern = _ULTRALYTICS.sub(r"\1*", _RUN_NUMBER.sub("*", name))
+    for text in settings:
+        if len(text) > 1:
+            pattern = re.sub(rf"(?<![\d.*]){re.escape(text)}(?![\d.]*\d)", "*", pattern)
+    is_of_trainyard = fnmatch.fnmatch(output_name(1), pattern)
+    return pattern.replace("*", "[0-9]*", 1) if is_of_trainyard else pattern
 
 
 def _in_events(folder: Path) -> _Found | None:

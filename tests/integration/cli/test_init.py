@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from project import ROOT
+from trainyard.cli.first_run import file_pattern
 from trainyard.config.parser import read_file
 from trainyard.config.user_programs import Metrics
 
@@ -57,6 +58,17 @@ with open("logs/metrics.csv", "w") as file:
         accuracy = 0.5 + epoch / 10
         print(f"{{epoch}},{{accuracy:.1f}}", file=file)
         print(f"\\rEpoch {{epoch}}: 100%|##| 9/9 [00:01<00:00, 9.1it/s, v_num=0, val_acc={{accuracy:.3f}}]", end="")
+"""
+# As MMDetection: JSON lines in a file that is named .json, and first a line about the environment.
+DETECTOR = f"""{OPTIONS}
+import json
+parser.add_argument("--work-dir", type=Path, default=Path("work_dirs"))
+args = parser.parse_args()
+rows = [{{"env_info": "Python: 3.11", "seed": None}}]
+for epoch in (1, 2, 3):
+    rows.append({{"mode": "train", "epoch": epoch, "iter": 50, "lr": args.lr, "loss": 3 / epoch}})
+    rows.append({{"mode": "val", "epoch": epoch, "iter": 9, "bbox_mAP": 0.12 * epoch, "bbox_mAP_copypaste": "0.1"}})
+Path(args.work_dir, "20261127_120000.log.json").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 """
 # Its metrics are in a file in the folder that it is given, and it reads a file of the user and a module beside it.
 QUIET = f"""{OPTIONS}
@@ -127,6 +139,29 @@ def test_a_file_with_epochs_comes_before_a_progress_bar(init):
     assert "a short run reported val_acc 3 times (0.5, 0.6, 0.7)" in output
 
 
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("lightning_logs/version_0/metrics.csv", "lightning_logs/version_*/metrics.csv"),
+        ("work_dirs/20261127_120000.log.json", "work_dirs/*.log.json"),
+        ("outputs/2026-11-27/12-30-01/metrics.csv", "outputs/*/*/metrics.csv"),
+        ("runs/CartPole-v1__ppo__1__1764201600/progress.csv", "runs/CartPole-v1__ppo__1__*/progress.csv"),
+        ("runs/detect/train/results.csv", "runs/detect/train*/results.csv"),
+        ("20261127_120000.log", "[0-9]*.log"),
+        ("logs/lr0.01_resnet50/metrics.csv", "logs/lr*_resnet50/metrics.csv"),
+        ("metrics_1.jsonl", "metrics_1.jsonl"),
+    ],
+)
+def test_what_is_new_in_each_run_is_a_star_in_the_name_of_a_file(name, pattern):
+    assert file_pattern(name, ["0.01", "1"]) == pattern
+
+
+def test_a_file_of_json_lines_that_is_named_after_the_time_is_found_in_each_trial(init):
+    output, sweep = init(DETECTOR)
+    assert "a short run reported bbox_mAP 3 times (0.12, 0.24, 0.36)" in output
+    assert (sweep["metrics"], sweep["metric"]) == ({"file": "*.log.json"}, "bbox_mAP")
+
+
 def test_a_better_metric_in_the_output_comes_before_a_file(init):
     _, sweep = init(LOGGED.replace("epoch,val_acc", "epoch,train_loss"))
     assert "file" not in sweep["metrics"]
@@ -193,12 +228,14 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
         ({}, "name your training script, as in `"),
         ({"train.py": OPTIONS, "trainyard.yaml": "mine"}, "trainyard.yaml exists, and no file is overwritten"),
         ({"train.py": "print(1)"}, "train.py has no option that a sweep usually varies"),
+        ({"run.sh": "python train.py --lr $LR"}, "as in `command: LR={lr} bash run.sh {trial_dir}`"),
     ],
 )
 def test_what_cannot_be_done_is_said(project, files, message):
     for name, text in files.items():
         (project.folder / name).write_text(text)
-    done = project.run(sys.executable, str(ROOT / "scripts/init.py"), check=False)
+    named = [name for name in files if name.endswith(".sh")]
+    done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *named, check=False)
     assert (done.returncode, message in done.stdout) == (1, True), done.stdout
     assert {path.name: path.read_text() for path in project.folder.iterdir()} == files
 
