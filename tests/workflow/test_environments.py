@@ -63,7 +63,9 @@ def test_environment_modules_are_loaded_and_the_python_stays(recording):
     recording.environment |= {"MODULES": str(recording.folder / "modules"), "BASH_FUNC_module%%": f"() {{ {load}\n}}"}
     recording.write({"datasets": TINY["datasets"], "env_modules": ["cuda/13.0", "gcc"]})
     recording.snakemake("data", "--sdm", "env-modules")
-    assert (recording.folder / "programs").read_text() == 2 * "load cuda/13.0 gcc\n"  # by Snakemake, then for its exit code
+    assert (
+        recording.folder / "programs"
+    ).read_text() == 2 * "load cuda/13.0 gcc\n"  # by Snakemake, then for its exit code
 
 
 def test_nothing_runs_without_its_environment_modules(recording):

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 from trainyard.checks.resume_drill import FOLDER as DRILL
 from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
-from trainyard.config.scaling import Scaling, ScriptScaling
+from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
 from trainyard.config.sweep import ProgramSweep
 from trainyard.config.trials import result_digest
 from trainyard.planning.job_costs import is_trained
@@ -92,6 +92,8 @@ def _of_scaling(study: Scaling, name: str, results: Path) -> Removable:
     """The checkpoints of the finished runs of a scaling study."""
     folder, dataset = results / "scaling" / name, dataset_digest(results, study)
     runs = [run for scale in study.scales for run in study.runs(scale) if is_trained(study, run, folder, results)]
+    if isinstance(study, TrainScaling) and study.keep_checkpoints == "all":
+        runs = []
     digests, paths = {run: result_digest(study, run, dataset) for run in runs}, list[Path]()
     for run, digest in digests.items():
         if not isinstance(study, ScriptScaling):

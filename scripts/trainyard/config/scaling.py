@@ -107,6 +107,16 @@ class TrainScaling(Scaling):
         description="Minimum interval between two checkpoints, in seconds; `0`: after every epoch. There is always one "
         "at the end, and one where a training is stopped.",
     )
+    keep_checkpoints: Literal["latest", "all"] = Field(
+        "latest",
+        description="`latest`: the last two checkpoints stay, and that of the best epoch. `all`: there is one for each "
+        "epoch, with its number in the name, and all stay.",
+    )
+
+    @property
+    def seconds_between_checkpoints(self) -> float:
+        """The minimum interval between two checkpoints, in seconds."""
+        return 0.0 if self.keep_checkpoints == "all" else self.checkpoint_every_seconds
 
     def lr_at(self, run: str) -> float:
         """The learning rate of a run such as `4x2`: `train.lr`, which is for one GPU, scaled by `lr_scaling`."""

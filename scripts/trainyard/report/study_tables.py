@@ -25,8 +25,9 @@ from trainyard.report.trial_charts import trial_charts
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
-from trainyard.scaling.speedups import recommendation, scaling_table
+from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import read_table, write_table
+from trainyard.utils.files import atomic_write
 from trainyard.utils.text import format_precise_duration, format_time
 
 log = logging.getLogger("tables")
@@ -43,11 +44,14 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "What was measured": ("program", "measured_steps", "measured_in"),
     "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib", "allreduce_mib", "hiding_gbit_per_second"),
     "All-reduce": ("bus_gbit_per_second", "allreduce_ms", "allreduce_loss_fraction"),
-    "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "memory_avg_scaling", "cpu_rss_peak_mib"),
+    "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "max_memory_allocated_mib", "memory_avg_scaling",
+               "cpu_rss_peak_mib"),
     "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
     "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu", "roofline_images_per_second"),
     REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
 }  # fmt: skip
+
+TABLES_TO_PASTE: Final = {"gpus": "By GPUs of one node", "nodes": "By nodes"}  # by file
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
@@ -114,11 +118,19 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour, kwh=config.pricing.kwh)
     write_table(table, folder / "scaling.csv")
+    pasted = tables_to_paste(table)
+    for kind in TABLES_TO_PASTE:
+        path = folder / f"{kind}.md"
+        if kind not in pasted:
+            path.unlink(missing_ok=True)
+            continue
+        with atomic_write(path) as file:
+            file.write(as_markdown(pasted[kind]))
     advice = recommendation(table)
     mismatch = describe_difference("scales ran", read_sessions(study.summaries(folder)))
     for line in filter(None, [advice, mismatch]):
         log.info("%s", line)
-    return {"": advice, **group_scales(table)}
+    return {"": advice, **group_scales(table), **{TABLES_TO_PASTE[kind]: ReportTable(pasted[kind]) for kind in pasted}}
 
 
 def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:

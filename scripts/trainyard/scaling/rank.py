@@ -68,7 +68,9 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
         spec = training_spec(study, scale, staged.digest)  # each has its own folder, which no other config overwrites
-        store = CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)
+        store = CheckpointStore(
+            folder / "checkpoints" / digest_of(spec, length=10), spec, keep_all=study.keep_checkpoints == "all"
+        )
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.message:
             log.warning("%s", copy.message)
@@ -141,7 +143,7 @@ def create_trainer(
         group,
         batch=_batch(study, store, group),
         store=store,
-        save_every_seconds=study.checkpoint_every_seconds,
+        save_every_seconds=study.seconds_between_checkpoints,
         on_halved=partial(_remember_micro_batch, store),
         find_unused_parameters=study.find_unused_parameters,
         profiler=StepProfiler(study.profile, folder / "profile") if study.profile else None,
@@ -194,8 +196,8 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     elif group.is_main:
         for other in store.others():
             log.info("starting over: %s", other)
-    ranks = f"{group.world_size} x {device_name(group.device)}"
-    log.info("training on %s in %s, global batch %d", ranks, trainer.precision, trainer.batch.images)
+    ranks, batch = f"{group.world_size} x {device_name(group.device)}", trainer.batch.images
+    log.info("training on %s in %s, global batch %d, master node %s", ranks, trainer.precision, batch, host.node_name())
 
 
 def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:

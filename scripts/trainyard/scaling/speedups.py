@@ -10,7 +10,7 @@ import pandas as pd
 
 from trainyard.config.scaling import EFFICIENT
 from trainyard.utils.errors import MissingResultError
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 
 SAME_WORK_REMEDY: Final = (
     "Let each scale do the same work. A script that resumes from a file in a folder that all scales share continues "
@@ -22,6 +22,7 @@ BACKWARD: Final = 2 / 3  # share of the backward pass in a step: it has twice th
 NOT_COMPARED: Final = "not compared: "
 WORK: Final = {"trained_epochs": "epoch", "trained_images": "image", "trained_steps": "step"}  # by column of a summary
 SAME_WORK: Final = 0.1  # images and steps may differ by this fraction: they are those between two reports
+DIMINISHING: Final = "diminishing returns"
 ON_CPU: Final = "on CPUs: says nothing of GPUs"
 
 SCALING_COLUMNS: Final = (
@@ -34,7 +35,7 @@ SCALING_COLUMNS: Final = (
     "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
     "images_per_second_spread", "device", "gpu_peak",
     "epochs", "lr", "program", "measured_steps", "measured_in", "epoch_start_seconds", "bus_gbit_per_second",
-    "allreduce_ms", "allreduce_loss_fraction", "energy_kwh", "energy_cost",
+    "allreduce_ms", "allreduce_loss_fraction", "energy_kwh", "energy_cost", "max_memory_allocated_mib",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 
@@ -93,7 +94,7 @@ def scaling_table(
 
 _NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
                    "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95", "epoch_start_seconds",
-                   "measured_steps", "bus_gbit_per_second", "energy_kwh")  # fmt: skip
+                   "measured_steps", "bus_gbit_per_second", "energy_kwh", "max_memory_allocated_mib")  # fmt: skip
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
@@ -198,7 +199,44 @@ def _verdict(row: Any, recommended: bool) -> str:
         return "its throughput is unknown"
     if row.efficiency < EFFICIENT:
         return "does not pay"
-    return "good value" if row.gpu_hours_increase <= MAX_INCREASE + 1e-9 else "diminishing returns"
+    return "good value" if row.gpu_hours_increase <= MAX_INCREASE + 1e-9 else DIMINISHING
+
+
+PASTED: Final = {  # by column: the title, and the format of its numbers
+    "train_loss": ("Train loss", "{:.3f}"),
+    "train_accuracy": ("Train accuracy", "{:.2%}"),
+    "images_per_second": ("Throughput (img/s)", "{:.1f}"),
+    "gpu0_peak_mib": ("GPU 0 peak (MiB)", "{:.0f}"),
+    "gpu0_avg_mib": ("GPU 0 avg (MiB)", "{:.2f}"),
+    "gpu0_mode_mib": ("GPU 0 mode (MiB)", "{:.0f}"),
+    "throughput_scaling": ("Throughput scaling", "{:.2f}x"),
+    "memory_avg_scaling": ("Memory avg scaling", "{:.2f}x"),
+}
+
+
+def tables_to_paste(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Two tables of nine columns, as text with units: `gpus`, the scales of one node, and `nodes`, those of several.
+
+    Both begin with the baseline. A table without another scale is left out.
+    """
+    shown = pd.DataFrame({"Experiment": [_experiment(row) for row in table.itertuples()]}, index=table.index)
+    for column, (title, number) in PASTED.items():
+        shown[title] = ["-" if value != value else number.format(value) for value in pd.to_numeric(table[column])]
+    is_first = table.index == table.index[0]
+    chosen = {"gpus": is_first | (table["nodes"] == 1), "nodes": is_first | (table["nodes"] > 1)}
+    return {name: shown[rows] for name, rows in chosen.items() if rows.sum() > 1}
+
+
+def _experiment(row: Any) -> str:
+    gpus = count_of(row.gpus, "GPU")
+    what = gpus if row.nodes == 1 else f"{row.nodes} nodes, {gpus}"
+    return f"Baseline ({what})" if row.Index == 0 else what
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """A table of text in Markdown."""
+    rows = [list(table), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def recommendation(table: pd.DataFrame) -> str:
@@ -229,12 +267,16 @@ def _advice(table: pd.DataFrame) -> str:
         f"The largest scale with an efficiency of at least {EFFICIENT:.0%} is {largest['scale']} "
         f"({largest['efficiency']:.0%}, {largest['gpu_hours_increase']:+.0%} GPU-hours)."
     )
+    if len(diminishing := table[table["verdict"] == DIMINISHING]):
+        words.append(
+            f"More than {MAX_INCREASE:.0%} more GPU-hours at {', '.join(diminishing['scale'])}: {DIMINISHING}."
+        )
     inefficient = table[table["efficiency"] < EFFICIENT]
     if (inefficient["gpus"] < efficient["gpus"].max()).any():  # as across a slow network
         words.append(f"These scales do not pay off: {', '.join(inefficient['scale'])}.")
     elif len(inefficient):
         words.append(f"Scales from {inefficient.loc[inefficient['gpus'].idxmin(), 'scale']} on do not pay off.")
-    elif table["efficiency"].notna().all():
+    elif table["efficiency"].notna().all() and not len(diminishing):
         words.append("All scales of this study pay off.")
     if unknown := ", ".join(table["scale"][table["efficiency"].isna()]):
         words.append(f"The throughput of these scales is unknown: {unknown}.")

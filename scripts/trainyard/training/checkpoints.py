@@ -41,14 +41,14 @@ class CheckpointStore:
     """The checkpoints of one training in `folder`: `epoch-0003-step-000000.<digest>.pt`, and `spec.json` beside them.
 
     `epoch` is the number of complete epochs, `step` the number of steps since. `spec` holds everything that the results
-    depend on: a checkpoint with another spec is refused.
+    depend on: a checkpoint with another spec is refused. `keep_all`: those of complete epochs stay.
     """
 
-    def __init__(self, folder: Path, spec: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.spec = folder, dict(spec or {})
+    def __init__(self, folder: Path, spec: Mapping[str, Any] | None = None, *, keep_all: bool = False) -> None:
+        self.folder, self.spec, self.keep_all = folder, dict(spec or {}), keep_all
 
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
-        """Write a state, then delete all checkpoints but the latest `KEEP` and the best epoch's.
+        """Write a state, then delete all checkpoints but the latest `KEEP`, and the best epoch's or all epochs'.
 
         Also deletes files of processes that were killed while saving, and checkpoints of the same step or later ones:
         they are damaged, or the training would have continued from them. Only one process may save at a time.
@@ -77,7 +77,11 @@ class CheckpointStore:
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
         new, newest_first = self.folder / complete_name(), self._newest_first()
         before = [path for path in newest_first if _position(path) < (epoch, step)]
-        kept = {new, *before[: KEEP - 1], *(path for path in before if _position(path) == (best_epoch, 0))}
+        kept = {new, *before[: KEEP - 1]}
+        for path in before:
+            complete_epochs, step = _position(path)
+            if step == 0 and (self.keep_all or complete_epochs == best_epoch):
+                kept.add(path)
         for path in newest_first:
             if path not in kept:
                 path.unlink(missing_ok=True)  # NFS reports a missing file when it repeats a request

@@ -91,6 +91,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
         **training_utilization(trainer, medians["images_per_second"]),
+        "max_memory_allocated_mib": _allocated_mib(group.device),
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -99,6 +100,11 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
         "node_names": list(given.nodes) if given else [host.node_name()],
         "gpu_model": given.gpu_model if given else "",
     }
+
+
+def _allocated_mib(device: torch.device) -> float | None:
+    """The most memory that torch has allocated for tensors of rank 0 in this run; None on CPUs."""
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 def training_utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_identities_of_a_config_with_many_options():
         ("mnist-4x8", "e5abbacf7f"),
         ("own-programs", "4f4e10fdd5"),
         ("own-script", "b9d453319e"),
-        ("tinyimagenet-resnet50", "517c04ebc7"),
+        ("tinyimagenet-resnet50", "19644b6806"),
         ("trees-sweep", "b0fd956ce3"),
     ],
 )

@@ -1,6 +1,7 @@
 """A rank of a scaling study: what its checkpoints depend on, and how its failure is told."""
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from trainyard.cluster import host
 from trainyard.config.config import Config
 from trainyard.config.datasets import Synthetic
 from trainyard.config.load import config_copy
@@ -27,7 +29,12 @@ from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
 IMAGES = Synthetic(source="synthetic", images=40, val_images=8, height=8, width=8)
-KEYS = [("collective_timeout_minutes", 1), ("find_unused_parameters", True), ("cpus_per_gpu", 2)]
+KEYS = [
+    ("collective_timeout_minutes", 1),
+    ("keep_checkpoints", "all"),
+    ("find_unused_parameters", True),
+    ("cpus_per_gpu", 2),
+]
 
 
 @pytest.mark.parametrize(("key", "value"), KEYS)
@@ -110,6 +117,21 @@ def test_a_scale_names_the_sessions_that_have_trained_it(tmp_path, handlers):
         state = SimpleNamespace(progress=SimpleNamespace(step=step))
         rank._record_session(SimpleNamespace(history=[None] * epochs, state=state), store, {"code": code})
     assert [each["code"] for each in rank._read_note(store, rank.SESSIONS)] == ["2b", "3c", "5e"]
+
+
+def test_each_epoch_has_a_checkpoint_if_all_are_kept_and_the_log_names_the_master_node(tmp_path, handlers, caplog):
+    caplog.set_level(logging.INFO)
+    stage(IMAGES, tmp_path / "data/d")
+    train = {"model": "cnn", "model_args": {"width": 1}, "batch_size": 8, "epochs": 4}
+    study = {"dataset": "d", "scales": ["1x1"], "train": train}
+    for keep, epochs in (("latest", [4]), ("all", [1, 2, 3, 4])):
+        changed = study | {"keep_checkpoints": keep, "retrain": len(epochs)}
+        config = Config.model_validate({"datasets": {"d": IMAGES}, "scaling": {"s": changed}})
+        rank.train_scale(config, "s", "1x1", results=tmp_path)
+        digest = json.loads((tmp_path / "scaling/s/1x1/summary.json").read_text())["spec_digest"]
+        saved = sorted((tmp_path / "scaling/s/1x1/checkpoints" / digest).glob("*.pt"))
+        assert [int(path.name[6:10]) for path in saved] == epochs
+    assert f"in fp32, global batch 8, master node {host.node_name()}" in caplog.text
 
 
 @pytest.mark.parametrize(("kept", "micro"), [(None, 16), (4, 4), (64, 16)])

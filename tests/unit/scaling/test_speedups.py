@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from trainyard.scaling.speedups import recommendation, scaling_table
+from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 
 
 def summaries(folder, rows):
@@ -38,8 +38,29 @@ def test_the_published_speedups_and_costs_are_reproduced(tmp_path):
     assert table["recommended"].tolist() == [False, False, True, False]
     assert recommendation(table) == (
         "Use 1x4: the best time (3 h 30 min) for at most 20% more GPU-hours than 1x1 (+17%). The largest scale with an "
-        "efficiency of at least 70% is 1x8 (75%, +33% GPU-hours). All scales of this study pay off."
+        "efficiency of at least 70% is 1x8 (75%, +33% GPU-hours). More than 20% more GPU-hours at 1x8: diminishing "
+        "returns."
     )
+    assert recommendation(table[:3]).endswith("All scales of this study pay off.")
+
+
+def test_two_tables_are_ready_to_paste(tmp_path):
+    """Nine columns, for GPUs and for nodes, each with the baseline first; what is unknown is a dash."""
+    rows = [("1x1", 1, 100, 704.9, {"gpu0_peak_mib": 9042.0, "gpu0_avg_mib": 8000.5, "gpu0_mode_mib": 8990.0}),
+            ("1x2", 2, 60, 1300.0, {"gpu0_peak_mib": 9100.0, "gpu0_avg_mib": 8800.55, "train_accuracy": None}),
+            ("2x2", 4, 40, 2500.0, {"nodes": 2})]  # fmt: skip
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    tables = {name: as_markdown(each) for name, each in tables_to_paste(table).items()}
+    head = (
+        "| Experiment | Train loss | Train accuracy | Throughput (img/s) | GPU 0 peak (MiB) | GPU 0 avg (MiB) | "
+        "GPU 0 mode (MiB) | Throughput scaling | Memory avg scaling |\n" + "| --- " * 9 + "|\n"
+    )
+    baseline = "| Baseline (1 GPU) | 0.500 | 50.00% | 704.9 | 9042 | 8000.50 | 8990 | 1.00x | 1.00x |\n"
+    assert tables == {
+        "gpus": head + baseline + "| 2 GPUs | 0.500 | - | 1300.0 | 9100 | 8800.55 | - | 1.84x | 1.10x |\n",
+        "nodes": head + baseline + "| 2 nodes, 4 GPUs | 0.500 | 50.00% | 2500.0 | - | - | - | 3.55x | - |\n",
+    }
+    assert list(tables_to_paste(table[:2])) == ["gpus"]
 
 
 def test_strong_scaling_after_patience_compares_epochs(tmp_path):

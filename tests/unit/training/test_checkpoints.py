@@ -38,6 +38,16 @@ def test_the_last_two_and_the_best_checkpoint_are_kept(tmp_path):
     assert len(list(tmp_path.glob("*.pt"))) == 3
 
 
+def test_all_checkpoints_of_complete_epochs_are_kept_if_asked_for(tmp_path):
+    store = CheckpointStore(tmp_path, keep_all=True)
+    for epoch in range(1, 5):
+        store.save({"epoch": epoch - 0.5}, epoch=epoch - 1, step=10)
+        store.save({"epoch": epoch}, epoch=epoch, best_epoch=1)
+    assert store.epochs() == {1, 2, 3, 4}
+    assert len(list(tmp_path.glob("*.pt"))) == 4 + 1, "and the latest one before, within epoch 4"
+    assert store.latest() == {"epoch": 4}
+
+
 def test_damaged_checkpoints_do_not_take_the_place_of_intact_ones(tmp_path):
     """A training that goes on from the best epoch writes new checkpoints before the place of the damaged ones."""
     store = CheckpointStore(tmp_path)
