@@ -32,6 +32,10 @@ _TITLED: Final = [
     re.compile(rf"\((?P<name>[A-Za-z]\w*)\)\s*@?\[(?P<of>[^\]]*)\]\s*[=:]\s*(?P<value>{NUMBER})$"),
     re.compile(rf"\b(?P<name>m?A[PR])\s*@\s*(?P<of>IoU=[\d.]+(?::[\d.]+)?)\s*[=:]\s*(?P<value>{NUMBER})$"),
 ]
+# A score that is named by its data only, as in `Loss: 1.9, Train: 0.5, Val: 0.4`.
+_BARE: Final = re.compile(
+    rf"\b(?P<name>val|valid|validation|test|dev)\s*[:=]\s*(?P<value>{NUMBER})(?!\s*/)", re.IGNORECASE
+)
 _THRESHOLD: Final = re.compile(r"@\s*\[?\s*$")  # before `IoU=0.50`
 _COUNT: Final = re.compile(r" (?:iter|iteration|step|epoch|batch)$", re.IGNORECASE)  # `loss at iteration 5000`
 _SCORES: Final = frozenset((
@@ -51,7 +55,7 @@ _PARTS: Final = frozenset((
 _DERIVED: Final = frozenset(
     ("best", "max", "min", "std", "stdev", "var", "target", "ema", "smoothed", "previous", "last")
 )
-_HELD_OUT: Final = re.compile(r"\b(?:val|valid|validation|test|eval|dev)(?![a-z])", re.IGNORECASE)
+_HELD_OUT: Final = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)(?![a-z])", re.IGNORECASE)
 _DATA: Final = re.compile(rf"{_HELD_OUT.pattern}|\b(?:train|training)(?![a-z])", re.IGNORECASE)
 _NO_LOSS: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
 _SETTINGS: Final = frozenset((
@@ -66,9 +70,11 @@ _SPACES: Final = re.compile(r"\\s\+| +(?!\*)")  # in a pattern
 _MOST_TITLED: Final = 2
 # Words that may differ between lines of one kind, and such as are the data of another metric.
 _NO_SUBJECT: Final = frozenset((
-    "true", "false", "none", "yes", "no", "info", "warning", "debug", "error", "its", "sit", "min", "sec", "best",
-    "new", "train", "training", "val", "valid", "validation", "test", "eval", "dev",
+    "true", "false", "none", "yes", "no", "info", "warning", "debug", "error", "its", "sit", "min", "sec", "ms", "kb",
+     "mb", "gb", "mib", "gib", "best", "new", "train", "training", "val", "valid", "validation", "test", "testing",
+    "eval", "evaluation", "dev",
 ))  # fmt: skip
+_OF_GAMES: Final = frozenset(("return", "returns", "reward", "rewards", "rew"))  # on scales that cannot be compared
 MOST_NAMED: Final = 3
 NONE: Final = -1.0  # pycocotools prints it where there is nothing to measure
 
@@ -238,7 +244,10 @@ def _subjects(kind: Sequence[_Line], metric: str, lines: Sequence[_Line]) -> lis
         if len(words) != len(own):
             continue
         differ = [(one, other) for one, other in zip(own, words, strict=True) if one != other]
-        if len(differ) == 1 and all(len(each) > 1 and each.lower() not in _NO_SUBJECT for each in differ[0]):
+        if len(differ) != 1 or any(len(each) == 1 or each.lower() in _NO_SUBJECT for each in differ[0]):
+            continue
+        is_in_name = differ[0][0].lower() in "".join(_LETTERS.findall(metric))  # macro_f1 beside micro_f1
+        if not is_in_name or word in _OF_GAMES:
             differing += differ[0]
     return list(dict.fromkeys(differing))
 
@@ -306,6 +315,9 @@ def _read_line(text: str) -> _Line | None:
 def _guess(line: str) -> _Line | None:
     """The pattern for a line, if it has a metric. Numbers that are none of them may be any number."""
     pairs = _pairs(line, _PAIR)
+    if any(guess_mode(name) == "min" for _, name in pairs) and not any(is_held_out(name) for _, name in pairs):
+        pairs += [(pair, pair["name"].lower()) for pair in _BARE.finditer(line)]
+        pairs.sort(key=lambda each: each[0].start())
     measured = [pair for pair, name in pairs if name != "epoch"]
     if _HELD_OUT.search(line) and all(_AVERAGED.match(line, pair.start("value")) for pair in measured):
         pairs = _pairs(line, _AVERAGE)

@@ -159,6 +159,17 @@ DECOYS = {
         "lm_loss",
         (9.0, 4.5, 3.0),
     ),
+    "the loss beside scores that have only the names of their data": (
+        [f"Epoch: 00{n}, Loss: {2 / n:.4f}, Train: 0.{n + 4}, Val: 0.{n + 3}, Test: 0.{n + 2}" for n in (1, 2)],
+        "val",
+        (0.4, 0.5),
+    ),
+    "another average": (["Macro F1: 0.81", "Micro F1: 0.84"], "macro_f1", (0.81,)),
+    "the loss of the training": (
+        ["Training loss: 0.9", "Evaluation loss: 0.8", "Training loss: 0.7", "Evaluation loss: 0.6"],
+        "evaluation_loss",
+        (0.8, 0.6),
+    ),
     "an iteration": (
         [f"validation loss at iteration {n}000 | lm loss value: {9 / n:.6E}" for n in (1, 2)],
         "validation_lm_loss_value",
@@ -195,6 +206,7 @@ def test_average_precisions_are_named_by_what_they_are_measured_on():
 GAMES = {
     "before the number": ["[{}] step 1 episodic_return={}"],
     "as a setting": ["env_id={} episodic_return={}"],
+    "two sets of weights": ["{}: epoch 1 episodic_return {}"],
     "beside a loss": ["loss {1}", "{0}: global_step=1, episodic_return={1}"],
 }
 
