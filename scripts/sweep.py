@@ -19,9 +19,10 @@ from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
 from trainyard.planning.receipts import made_for
+from trainyard.results.answer import describe_answer
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_mismatch
-from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.errors import UserError
 
@@ -59,7 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
             reduce_folders(folders)
     config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
     mismatch = filter(None, [describe_mismatch(plan.state)])
-    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *mismatch, *config_line):
+    for line in (summarize_sweep(plan.state), *describe_answer(plan.state, ranking), *mismatch, *config_line):
         log.info("%s", line)
 
 

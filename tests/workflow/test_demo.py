@@ -112,7 +112,7 @@ def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
     menu.get_by_text("Sweeps", exact=True).click()
     menu.get_by_text("depth", exact=True).click()
     assert menu.locator("tbody td:nth-child(2)").all_inner_texts() == [
-        "trials: charts and table", "metric against each varied key", "loss curves", "slots over time",
+        "trials: charts and table", "metric against each varied key", "curves over epochs", "slots over time",
         "requested and wasted time", "job array and packed", "predicted and measured durations"]  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from trainyard.config.placeholders import SHELL
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import SweepState
+from trainyard.results.answer import describe_answer, describe_deciding_trials
 from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
 from trainyard.results.provenance import describe_difference, describe_mismatch, read_sessions
-from trainyard.results.ranking import describe_deciding_trials, describe_ranking, rank_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, describe_exit, format_duration
@@ -174,7 +175,7 @@ class RunSummary:
     def _sweep_answer(self, state: SweepState) -> list[str]:
         ranking = rank_sweep(state)
         failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
-        best, *more = describe_ranking(ranking)
+        best, *more = describe_answer(state, ranking)
         best = f"so far: {best}" if self.interrupted else best
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
         if not state.unfinished:

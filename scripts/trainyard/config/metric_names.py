@@ -45,9 +45,9 @@ _BESIDE_COUNTED: Final = frozenset((
 
 _TIMING_WORDS: Final = frozenset((
     "seconds", "second", "sec", "secs", "ms", "minutes", "hours", "time", "times", "elapsed", "eta", "date",
-    "datetime", "timestamp", "walltime", "runtime", "duration", "latency", "speed", "throughput", "fps", "sps", "tps",
-    "ips", "tflops", "flops", "mfu", "memory", "mem", "mib", "mb", "gib", "gb", "vram", "gpu", "cpu", "rss", "energy",
-    "power", "watts", "temperature", "utilization", "util",
+    "datetime", "timestamp", "walltime", "runtime", "duration", "latency", "throughput", "fps", "sps", "tps",
+    "ips", "tflops", "flops", "mfu", "memory", "mem", "mib", "mb", "gib", "gb", "vram", "gpu", "cpu", "rss",
+    "watts", "kwh", "joules", "wait", "utilization", "util",
 ))  # fmt: skip
 
 

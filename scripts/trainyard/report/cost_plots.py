@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
-from trainyard.report.sweep_tables import predicted_attempts
+from trainyard.report.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.report.timeline_plots import assign_jobs, pauses_before
 from trainyard.utils.text import count_of, format_precise_duration
 
@@ -186,12 +186,11 @@ def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> 
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.legend(loc="upper left")
-    error = f"half of the trials took within {(measured / predicted - 1).abs().median():.0%} of the predicted time"
     known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
     last_job = [
         f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
         for each in known.tail(1).itertuples()
     ]
-    style.set_title(axes, error + "".join(last_job))
+    style.set_title(axes, describe_prediction_errors(done) + "".join(last_job))
     axes.set_xlabel("predicted seconds (at the start of the trial)")
     axes.set_ylabel("measured seconds")

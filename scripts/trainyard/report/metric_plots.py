@@ -42,8 +42,9 @@ def facet_grid(count: int) -> tuple[int, int]:
 def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> None:
     """The metric against each varied key: a point per finished trial, a hollow one if it was stopped early.
 
-    The best trial has a ring. Where several trials share each value of a key, dashes are their medians; with several
-    seeds, each configuration has an interval instead. With `joined`, a line joins the trials in the order of the key.
+    The best trial has a ring. Where several trials share each value of a key, dashes are their medians, which a line
+    joins if the key explains most of the differences; with several seeds, each configuration has an interval instead.
+    With `joined`, a line joins the trials in the order of the key.
     """
     keys = facet_keys(ranked)
     for axes in panels[len(keys) :]:
@@ -124,8 +125,16 @@ def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", lim
     medians = metric[x.index].groupby(x).median()
     medians = medians[medians.between(*limits)]
     shape: dict[str, Any] = {"marker": "_", "markersize": 14, "markeredgewidth": 2, "color": "#333333"}
-    line = "-" if is_numeric(values) else "none"
+    explains_most = _explained_share(x, metric[x.index].clip(*limits)) > 0.5  # otherwise another key or chance does
+    line = "-" if is_numeric(values) and explains_most else "none"
     axes.plot(medians.index, medians, linestyle=line, linewidth=0.8, label="median", **shape)
+
+
+def _explained_share(x: "pd.Series[float]", metric: "pd.Series[float]") -> float:
+    """The share of the variance of a metric that lies between the values of a key, corrected for their number."""
+    within = metric - metric.groupby(x).transform("mean")
+    unexplained, total = (within**2).sum() / max(1, len(x) - x.nunique()), metric.var()
+    return float(1 - unexplained / total) if total else 0.0
 
 
 def _join_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:

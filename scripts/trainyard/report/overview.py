@@ -18,8 +18,9 @@ from trainyard.report.pages import format_number, write_template
 from trainyard.report.study_tables import describe_best_model
 from trainyard.report.sweep_facts import describe_cost, list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
+from trainyard.results.answer import describe_answer
 from trainyard.results.provenance import describe_difference, describe_mismatch, describe_origin, read_sessions
-from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import MissingResultError
@@ -68,7 +69,7 @@ def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
-    answer, *more = describe_ranking(ranking)
+    answer, *more = describe_answer(state, ranking)
     plot, about_plot = "metric", "the metric of each trial against the keys that vary"
     if ranking.objectives:
         plot, about_plot = "front", "the objectives of each configuration against each other"

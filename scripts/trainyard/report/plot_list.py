@@ -16,7 +16,7 @@ PLOT_LABELS: Final = {
         "metric": "metric against each varied key",
         "parallel": "parallel coordinates",
         "importance": "importance of the varied keys",
-        "loss": "loss curves",
+        "loss": "curves over epochs",
         "gantt": "slots over time",
         "waste": "requested and wasted time",
         "packing": "job array and packed",

@@ -93,7 +93,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     if "importance" in wanted:
         style.save(partial(importance.plot_importance, ranked=ranked), target / "importance")
     keys = varied_keys(list(state.trials.values()))
-    curve = curve_column(epochs, ["val_loss", ranked.ranking.metric], keys)
+    curve = curve_column(epochs, [ranked.ranking.metric, "val_loss"], keys)
     losses = partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve=curve)
     style.save(losses, target / "loss", size=(WIDTH, 4))
 

@@ -22,9 +22,10 @@ from trainyard.report.sweep_tables import (
     summarize_savings,
 )
 from trainyard.report.trial_charts import trial_charts
+from trainyard.results.answer import describe_answer
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions
-from trainyard.results.ranking import Ranking, describe_ranking, rank_sweep
+from trainyard.results.ranking import Ranking, rank_sweep
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.files import atomic_write
@@ -83,13 +84,13 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     if not state.sweep.slots.has_gpus:  # the columns about GPUs are 0
         strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
     arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
-    curve = curve_column(epochs, ["val_loss", ranking.metric], varied_keys(list(state.trials.values())))
+    curve = curve_column(epochs, [ranking.metric, "val_loss"], varied_keys(list(state.trials.values())))
     charted = rank_trials(state, arranged.frame.head(MAX_ROWS), ranking)
     spec = trial_charts(charted, epochs, curve)
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
-        "": "; ".join(describe_ranking(ranking)),
+        "": "; ".join(describe_answer(state, ranking)),
         **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
         **({"Trials compared": spec} if spec else {}),
         "Trials": arranged,

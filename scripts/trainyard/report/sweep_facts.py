@@ -14,10 +14,11 @@ from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.accounting import covered_seconds
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
-from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
+from trainyard.report.sweep_tables import describe_prediction_errors, is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
+from trainyard.results.answer import describe_deciding_trials
 from trainyard.results.best_config import FILE
-from trainyard.results.ranking import Ranking, describe_deciding_trials
+from trainyard.results.ranking import Ranking
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
@@ -107,9 +108,7 @@ def _describe_makespan(tables: SweepResults) -> str:
 
 def _describe_predictions(tables: SweepResults) -> str:
     known, jobs = predicted_attempts(tables.timeline), tables.jobs.dropna(subset=["gap"])
-    errors = (known["measured"] / known["expected_seconds"] - 1).abs()
-    half = f"half of {len(known)} trials" if len(known) > 1 else "1 trial"
-    trials = f"{half} took within {errors.median():.0%} of the predicted time" if len(known) else ""
+    trials = describe_prediction_errors(known)
     last = [
         f"{format_duration(job.predicted_seconds)} for the last job, which took "
         f"{format_duration(job.measured_seconds)} ({job.gap:+.0%})"

@@ -21,10 +21,12 @@ from trainyard.planning.requests import CANCELLED
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.ranking import RankedTrial, Ranking
 from trainyard.utils.csv_files import write_table
+from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
            "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
+MIN_FOR_MEDIAN = 10  # predictions
 RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are not metrics
 
 
@@ -126,6 +128,25 @@ def predicted_attempts(timeline: pd.DataFrame) -> pd.DataFrame:
     return found.assign(measured=found["end"] - found["start"] + continued.where(kept[found.index] > 0, 0))
 
 
+def describe_prediction_errors(predicted: pd.DataFrame) -> str:
+    """By how much the durations of `predicted_attempts` missed their predictions; "" without any.
+
+    Of few trials, a median says little: the range is named instead.
+    """
+    errors = predicted["measured"] / predicted["expected_seconds"] - 1
+    count = len(errors)
+    if count >= MIN_FOR_MEDIAN:
+        return f"half of {count} trials took within {errors.abs().median():.0%} of the predicted time"
+    if not count:
+        return ""
+    ends = dict.fromkeys(_describe_error(error) for error in (errors.min(), errors.max()))
+    return f"{count_of(count, 'trial')} took {' to '.join(ends)} than predicted"
+
+
+def _describe_error(error: float) -> str:
+    return f"{abs(error):.0%} {'less' if error < 0 else 'more'}"
+
+
 def epochs_table(state: SweepState) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 
@@ -211,12 +232,14 @@ def metric_column(table: pd.DataFrame, metric: str) -> str:
 
 
 def curve_column(epochs: pd.DataFrame, metrics: Sequence[str], keys: Collection[str]) -> str:
-    """The column of epochs.csv that has the first of these metrics that was reported; "" if none was.
+    """The column of epochs.csv that has the first of these metrics that trials reported by epochs; "" if none was.
 
     A varied key may have the name of a metric, which then has another column.
     """
     columns = [metric_column(epochs, metric) for metric in metrics]
-    return next((column for column in columns if column in epochs and column not in keys), "")
+    known = [column for column in columns if column in epochs and column not in keys]
+    by_epochs = [column for column in known if epochs["trial"][epochs[column].notna()].duplicated().any()]
+    return next(iter(by_epochs or known), "")
 
 
 def ranking_table(ranking: Ranking) -> pd.DataFrame:

@@ -19,8 +19,9 @@ from trainyard.planning.sweep_state import SweepState, folder_name, output_name
 from trainyard.programs.runner import find_checkpoint
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
+from trainyard.results.answer import describe_answer
 from trainyard.results.provenance import describe_mismatch, describe_origin
-from trainyard.results.ranking import Ranking, describe_ranking
+from trainyard.results.ranking import Ranking
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
 from trainyard.utils.typed_commands import shell_folder, snakemake_call
@@ -113,7 +114,7 @@ def find_files(state: SweepState, ranking: Ranking) -> Path | None:
 def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
     """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it is a config with an error."""
     path, best = state.folder / FILE, ranking.best_trial
-    first, *others = describe_ranking(ranking)
+    first, *others = describe_answer(state, ranking)
     lines = [f"Sweep {state.name}: {first}", *others]
     content: dict[str, Any] = {"sweeps": lines[0]}  # without a best one, whoever uses the file gets this in an error
     if best:

@@ -19,9 +19,7 @@ from trainyard.results.evidence import SURE, Evidence, weigh
 from trainyard.utils.text import count_of
 
 NAMED: Final = 5  # configurations that may be the best, in words
-MAX_LEADERS: Final = 10  # of which more seeds are advised
 EXTREMES: Final = {"min": "lowest", "max": "highest"}
-MORE_SEEDS: Final = 3  # with five leaders, the wrong winner in 46 instead of 65 % of simulated sweeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,26 +190,6 @@ def rank_sweep(state: SweepState) -> Ranking:
     ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
     judged_by = sweep.objectives, sweep.constraints
     return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
-
-
-def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:
-    """What would decide which of the configurations that may be the best is the best; "" if it is one, or many."""
-    sweep, chosen = state.sweep, ranking.leaders if ranking.evidence else ranking.best(NAMED)
-    if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == DURATION or ranking.objectives:
-        return ""
-    which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
-    found, count = [state.result(trial.trial) for each in chosen for trial in each.trials], MORE_SEEDS * len(chosen)
-    results = [each for each in found if each]
-    seconds = [spent for each in results if (spent := state.seconds_of(each))]
-    minutes = count * statistics.mean(seconds or [0.0]) * state.max_slots.units_per_trial / 60
-    on_cpus = sweep.slots.has_gpus and all(each.location.device == "cpu" for each in results)
-    trials = f"{count} trials" + f", {minutes:.2g} {'slot' if on_cpus else sweep.slots.unit}-minutes" * bool(seconds)
-    has_own = any(map(is_seed, sweep.varied_keys)) and sweep.repeats == 1
-    can_repeat = sweep.repeats_of_all == 1 and sweep.seed_key and isinstance(sweep.first_seed, int) and not has_own
-    options = f" (`repeats: {sweep.repeats + MORE_SEEDS}` and `repeat_best: {len(chosen)}`)" if can_repeat else ""
-    return (
-        f"To decide between {which}: run {MORE_SEEDS} new seeds of each, the same for all{options}, which is {trials}."
-    )
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:

@@ -1,4 +1,4 @@
-"""Sweeps of scripts as public reports have them (tests/cases): the answer says what the values are worth."""
+"""Sweeps of scripts as public reports have them (`cases`): the answer says what the values are worth."""
 
 import shutil
 from dataclasses import replace
@@ -8,16 +8,18 @@ import yaml
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.sweep_tables import ranking_table
+from trainyard.results.answer import describe_answer
 from trainyard.results.comparability import describe_finished_work
 from trainyard.results.ranking import describe_ranking, rank_sweep
 
-CASES = Path(__file__).parents[2] / "cases"
+CASES = Path(__file__).parent / "cases"
 CPU = {"slots": {"gpus_per_node": 0, "slots_per_node": 2}}
 
 
 def ran(project, case, name, **changes):
-    """The state of a sweep of a case that has run; `changes` are keys of the sweep."""
-    shutil.copytree(CASES / case, project.folder, dirs_exist_ok=True)
+    """The state of a sweep that has run, of a case or of what the folder has; `changes` are keys of the sweep."""
+    if case:
+        shutil.copytree(CASES / case, project.folder, dirs_exist_ok=True)
     file = project.folder / "trainyard.yaml"
     sweep = (yaml.safe_load(file.read_text())["sweeps"][name] if file.exists() else {}) | CPU | changes
     config = {"sweeps": {name: sweep}}
@@ -84,4 +86,35 @@ def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(p
     turned = replace(state, sweep=state.sweep.model_copy(update={"mode": "max"}))
     assert describe_ranking(rank_sweep(turned))[0].endswith(
         ", which is NOT COMPLETE: it ended early, at iteration 1 of 10"
+    )
+
+
+NEVER_READ = """
+import argparse, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--label-smoothing", type=float)
+args = parser.parse_args()
+began, loss = time.perf_counter(), 2.302585
+for epoch in (1, 2, 3):
+    loss *= 1 - args.lr
+    print(f"epoch {epoch}/3 loss {loss:.6f} took {time.perf_counter() - began:.9f} s", flush=True)
+"""
+
+
+def test_an_option_that_the_program_never_reads_has_no_effect(project):
+    (project.folder / "train.py").write_text(NEVER_READ)
+    state = ran(
+        project,
+        None,
+        "smoothing",
+        command="python train.py --lr {lr} --label-smoothing {smoothing}",
+        grid={"lr": [0.1, 0.2], "smoothing": [0.0, 0.1]},
+        metrics={"pattern": r"epoch (?P<epoch>\d+)/3 loss (?P<loss>{number}) took (?P<epoch_seconds>{number})"},
+        metric="loss",
+    )
+    first, second = (trial_with(state, lr=0.2, smoothing=each) for each in (0.0, 0.1))
+    assert describe_answer(state, rank_sweep(state))[-1] == (
+        f"`smoothing` has no effect: trials {first} and {second} are identical in all that they report, times aside"
     )

@@ -84,8 +84,6 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         "  answers   sweep own: 3 trials finished, 0 failed",
         f"              best rmse (lowest, guessed from its name): 1, by trial {second} with lr = 0.2",
         f"              runner-up: 2, by trial {third} with lr = 0.3; with one run each, chance may have decided",
-        "              To decide between the first 3: run 3 new seeds of each, the same for all, which is 9 trials, "
-        "0.15 GPU-minutes.",
         f"              its files: {tmp_path}/sweeps/own/trials/{second}",
         f"              by hand: mkdir -p {by_hand} && train --lr 0.2 > {by_hand}/log",
         f"              its config: {tmp_path}/sweeps/own/best.yaml",

@@ -27,7 +27,7 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.cost == "0.0278 GPU-hours requested, 0.10 at 3.6 per GPU-hour"
     assert summary.facts["wasted"].startswith("72% of what was requested (20% to start programs)")
     assert summary.facts["duration"].startswith("40 s from the first trial's start to the last one's end; on 2 slots")
-    assert summary.facts["predicted"] == "half of 2 trials took within 25% of the predicted time"
+    assert summary.facts["predicted"] == "2 trials took 25% more than predicted"
     assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
     assert any(line.startswith("1 trial diverged, as ") for line in summary.failures)
     assert summary.facts["failed"] == "1 of 4 attempts"
@@ -64,7 +64,7 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
     write_sweep_tables(state, rank_sweep(state), folder)
     write_tables(config, "sweeps", "s", tmp_path)
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.facts["predicted"] == "1 trial took within 0% of the predicted time"
+    assert summary.facts["predicted"] == "1 trial took 0% more than predicted"
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,23 @@ def test_errors_that_differ_only_in_the_values_of_their_trials_are_one_reason(tm
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.next_steps[1:-1] == ["The best lr, 4, is the largest that was tried: try larger ones."]
+    assert summary.next_steps[:-1] == ["The best lr, 4, is the largest that was tried: try larger ones."]
+
+
+def test_a_median_of_predictions_is_that_of_ten_trials_at_least(tmp_path):
+    grid = {**GRID, "grid": {"lr": list(range(10))}}
+    config = write_results(tmp_path, grid, [finished(float(value)) for value in range(10)])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["predicted"].endswith("; half of 10 trials took within 25% of the predicted time")
 
 
 def test_a_best_value_within_its_range_asks_for_more_seeds_only(tmp_path):
-    config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
+    config = write_results(tmp_path, {**GRID, "args": {"seed": 0}}, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.more[0].endswith("; with one run each, chance may have decided")
     assert summary.next_steps == [
-        "To decide between the first 4: run 3 new seeds of each, the same for all, which is 12 trials, "
-        "1.9 slot-minutes.",
+        "To decide between the first 4: run 3 new seeds of each, the same for all (`repeats: 4` and "
+        "`repeat_best: 4`), which is 12 trials, 1.9 slot-minutes.",
         f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how.",
     ]
 

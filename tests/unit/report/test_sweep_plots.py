@@ -398,3 +398,14 @@ def test_three_objectives_have_a_panel_for_each_pair_and_no_border():
 def test_without_a_front_the_plot_says_so(rows):
     ranking = front_of(rows, {"loss": "min", "fps": "max"})
     assert "no trial has finished with all objectives" in texts_of(partial(metric_plots.plot_front, ranking=ranking))
+
+
+def test_a_line_joins_the_medians_only_of_a_key_that_explains_the_values():
+    """Here the width decides, and the learning rate does nothing but noise."""
+    rates, widths = [1, 2, 3] * 6, [8] * 6 + [32] * 6 + [64] * 6
+    noise = np.random.default_rng(0).normal(0, 0.01, 18)
+    ranked = sweep(18, lr=rates, width=widths, accuracy=np.array(widths) / 100 + noise)
+    panels = Figure().subplots(1, 2)
+    metric_plots.plot_metric(*panels, ranked=ranked)
+    styles = [line.get_linestyle() for axes in panels for line in axes.get_lines() if line.get_label() == "median"]
+    assert styles == ["None", "-"]

@@ -12,11 +12,11 @@ from trainyard.planning.plan import read_state
 from trainyard.planning.sweep_state import TrialSpace
 from trainyard.planning.trial_value import TrialValue
 from trainyard.report.sweep_tables import ranking_table, trials_table
+from trainyard.results.answer import describe_deciding_trials
 from trainyard.results.best_config import best_config
 from trainyard.results.ranking import (
     RankedTrial,
     Ranking,
-    describe_deciding_trials,
     describe_ranking,
     rank_configurations,
     rank_sweep,
