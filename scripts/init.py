@@ -1,9 +1,9 @@
 """Write a first config for a training script, without a question: its command, what to search, and its metrics.
 
-The options are read from the script's source (argparse, click, Hydra). The script then runs for a moment, in a
-temporary folder, for the file or the lines of its output with its metrics; `--no-run` leaves this out. Which metric
-ranks trials is a guess, and the config says why. On a Slurm cluster, profiles/slurm/config.yaml is written, too, with
-the partition, account and GPU type of `sinfo` and `sacctmgr`. No file is overwritten.
+The options are read from the script's source (argparse, click, Typer, Hydra, data classes). The script then runs for a
+moment, in a temporary folder, for the file or the lines of its output with its metrics; `--no-run` leaves this out.
+Which metric ranks trials is a guess, and the config says why. On a Slurm cluster, profiles/slurm/config.yaml is
+written, too, with the partition, account and GPU type of `sinfo` and `sacctmgr`. No file is overwritten.
 """
 
 import argparse
@@ -41,17 +41,13 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
-    if path.suffix in (".sh", ".bash"):
-        raise UserError(
-            f"{path} is a shell script, whose settings are not known here: write its command by hand, as in "
-            f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/tutorial.md'}"
-        )
     script = read_script(path)
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
         raise UserError(
-            f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click or "
-            f"Hydra; found: {flags}. A config is short to write by hand: see {SCRIPTS.parent / 'docs/tutorial.md'}"
+            f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
+            f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "
+            f"{SCRIPTS.parent / 'docs/tutorial.md'}"
         )
     observed = Observed()
     if missing := missing_options(script, varied):

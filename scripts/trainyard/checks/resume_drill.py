@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainyard.checks.findings import Finding, Verdict
+from trainyard.checks.script_checks import script_problems
 from trainyard.cluster.slurm_queries import controller_settings
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
@@ -228,6 +229,9 @@ class _Drill:
             grace = f"it did not end at SIGTERM, and was killed after the {self._sweep.trial_grace_seconds:g} s"
             remedy = "let it save its state and exit at SIGTERM"
             yield Finding(f"{self._place}.grace_seconds", "warns", f"{grace} of its grace period", remedy)
+        for habit in script_problems(self._sweep):
+            if habit.topic == "signal":  # that it saves at another signal may be why
+                yield Finding(f"{self._place}.command", "warns", f"{habit.where}: {habit.message}", habit.remedy)
         if same:
             message = f"each run writes {list_some(same)} in {Path.cwd()}, where trials overwrite the files of others"
             yield Finding(f"{self._place}.workdir", "warns", message, "use {trial_dir}, or `workdir: trial`")

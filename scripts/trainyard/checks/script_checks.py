@@ -24,7 +24,7 @@ from trainyard.config.sweep import CommandSweep, Sweep
 from trainyard.config.trials import values_by_key
 from trainyard.programs.script_findings import ScriptFinding, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_script
-from trainyard.programs.started_scripts import Started, StartedScript, find_started, typed_command
+from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started, typed_command
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import list_some, suggest
 
@@ -59,7 +59,7 @@ def script_problems(study: Sweep | ScriptScaling) -> list[ScriptFinding]:
     return [problem for problem in problems if concerns(study, problem)]
 
 
-def _read_scripts(started: Started) -> list[tuple[StartedScript, Script]]:
+def _read_scripts(started: CommandContents) -> list[tuple[StartedScript, Script]]:
     scripts = list[tuple[StartedScript, Script]]()
     for part in started.scripts:
         try:
@@ -94,7 +94,7 @@ class _OptionChecks:
     absent: Any  # the verdict if there is no script that can be read
 
     def of_command(
-        self, started: Started, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
+        self, started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
     ) -> Iterator[Finding]:
         """Of all words of a command; `resume` is the option to resume."""
         unread = [name for name in self.named if takes_all(name, self.values) and name != "args:hydra"]

@@ -13,7 +13,9 @@ from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_g
 from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, write_yaml
 from trainyard.config.user_programs import Metrics
+from trainyard.programs.script_findings import find_gpu_option, find_problems
 from trainyard.programs.script_options import Script, ScriptOption
+from trainyard.programs.started_scripts import find_started
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import script_call
 
@@ -110,6 +112,8 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         words.append("{args:dashes}")
     else:
         words += [f"{flag} {{{key}}}" for key, flag in flags.items()]
+    if (option := find_gpu_option(script)) and option.default not in (None, ""):
+        words.append(f"{option.flag} ${{CUDA_VISIBLE_DEVICES:-{option.default}}}")
     if script.output:
         file = Path(str(script.output.default or ""))
         words.append(f"{script.output.flag} {{trial_dir}}{f'/{file.name}' if file.suffix else ''}")
@@ -143,6 +147,10 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
             f"  resume: {script.resume}\n"
             f"and try it: {script_call('check', '--drill')}"
         ]
+    started = find_started(build_command(script, varied), Path())
+    for problem in find_problems(started, [(part, script) for part in started.scripts]):
+        if problem.topic not in ("port", "memory"):  # which matter where trials share a node or a GPU
+            found.append(f"{problem.where}: {problem.message}: {problem.remedy}")
     return found
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks.program_checks import CheckedStudy
+from trainyard.checks.script_checks import check_script_source
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError, write_yaml
 from trainyard.config.placeholders import STYLES, TRIAL_PLACEHOLDERS
@@ -38,11 +40,13 @@ class ImportedSweep:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.name).strip("-_")[:64] or "sweep"
         content = {"sweeps": {name: self.sweep}}
         try:
-            check_config(content, source=f"{source}, imported,")
+            config = check_config(content, source=f"{source}, imported,")
         except ConfigError as error:
             raise UserError(
                 f"{source} cannot be imported; this would be its config:\n{write_yaml(content)}{error}"
             ) from None
+        for finding in check_script_source(CheckedStudy("", config.sweeps[name])):
+            self.note(f"{finding.message}{f': {finding.remedy}' if finding.remedy else ''}")
         lines = [f"Imported from {source}."]
         lines += ["What to look at, and what was not carried over:"] if self.notes else []
         for note in self.notes:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainyard.checks.script_checks import script_problems
 from trainyard.config.config import Config
 from trainyard.config.placeholders import SHELL
 from trainyard.packing.completeness import describe_failure, summarize_sweep
@@ -180,6 +181,8 @@ class RunSummary:
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
         if not state.unfinished:
             lines += filter(None, [describe_deciding_trials(state, ranking), describe_mismatch(state)])
+        wrong = [problem for problem in script_problems(state.sweep) if problem.topic in ("gpu", "settings")]
+        lines += [f"warning: {problem.where}: {problem.message}" for problem in wrong]
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             its = "the first one's" if ranking.front else "its"

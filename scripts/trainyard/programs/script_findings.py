@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import Source, SourceFile, arguments, literal, method
-from trainyard.programs.started_scripts import ShellLine, Started, StartedScript
+from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript
 
 Topic = Literal["gpu", "port", "requeue", "signal", "settings", "folder", "memory"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -45,7 +45,7 @@ class ScriptFinding:
         return f"{self.path}, line{'s' if self.further_lines else ''} {lines}"
 
 
-def find_problems(started: Started, scripts: Sequence[tuple[StartedScript, Script]]) -> list[ScriptFinding]:
+def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]]) -> list[ScriptFinding]:
     """What a command and the scripts that it starts do, each problem of a file once."""
     problems = list(find_line_problems(started.lines))
     for part, script in scripts:
@@ -156,6 +156,15 @@ def _gpu_choices(file: SourceFile, script: Script, started: StartedScript) -> It
             continue
         message = f"{VISIBLE} is overwritten with {gpu!r}, so that all trials run on the same GPU"
         yield ScriptFinding("gpu", file.path, _line(node), message, remedy)
+
+
+def find_gpu_option(script: Script) -> ScriptOption | None:
+    """The option whose value a script puts into CUDA_VISIBLE_DEVICES; None without one."""
+    for file in script.files:
+        for name, value, node in _environment_writes(file):
+            if name == VISIBLE and not _is_default(node) and not _is_of(file, value, VISIBLE):
+                return _option_of(value, script)
+    return None
 
 
 def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:

@@ -48,7 +48,7 @@ class StartedScript:
 
 
 @dataclass(frozen=True)
-class Started:
+class CommandContents:
     """What a command starts, as far as it can be read."""
 
     scripts: tuple[StartedScript, ...]
@@ -69,13 +69,13 @@ def typed_command(study: CommandSweep | ScriptScaling) -> Command:
     return words if isinstance(study.script, list) else " ".join(words)
 
 
-def find_started(command: Command, start: Path) -> Started:
+def find_started(command: Command, start: Path) -> CommandContents:
     """What a command starts that runs in the folder `start`."""
     if isinstance(command, list):
         lines = [ShellLine(None, 1, shlex.join(command))]
-        return Started(tuple(_of_words(command, start, {}, lines, None)), tuple(lines))
+        return CommandContents(tuple(_of_words(command, start, {}, lines, None)), tuple(lines))
     lines = [ShellLine(None, number, text) for number, text in enumerate(command.splitlines(), start=1)]
-    return Started(tuple(_of_text(command, start, lines, None)), tuple(lines))
+    return CommandContents(tuple(_of_text(command, start, lines, None)), tuple(lines))
 
 
 def _of_text(text: str, folder: Path, lines: list[ShellLine], passed: Sequence[str] | None) -> Iterator[StartedScript]:

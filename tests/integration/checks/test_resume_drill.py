@@ -124,6 +124,16 @@ def test_a_program_is_told_whether_it_resumes_and_what_helps(drill, kind):
 
 
 @pytest.mark.slow
+def test_a_handler_of_another_signal_than_a_trial_gets_is_named_with_its_line(drill, project):
+    handler = "signal.signal(signal.SIGUSR1, print)\n"
+    (project.folder / "train.py").write_text(PROGRAM + handler)
+    found, _ = drill({"own": sweep("deaf", **RESUMES)})
+    line = len(PROGRAM.splitlines()) + 1
+    message = f"train.py, line {line}: handles SIGUSR1, which a trial never gets: it gets SIGTERM"
+    assert found["sweeps.own.command"] == ("warning", f"{message} -> handle SIGTERM in the same way")
+
+
+@pytest.mark.slow
 def test_functions_are_drilled_too(drill):
     function = {"function": "mine:run", "grid": {"saves": [True]}}
     found, code = drill({"saves": function, "forgets": {**function, "grid": {"saves": [False]}}})

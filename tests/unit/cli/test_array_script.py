@@ -348,3 +348,18 @@ def test_task_ids_are_those_of_slurm():
     assert parse_array("0-15:4%2") == [0, 4, 8, 12]
     assert parse_array("1,3,5-7") == [1, 3, 5, 6, 7]
     assert json.dumps(parse_array("7")) == "[7]"
+
+
+def test_what_a_script_does_to_other_trials_is_noted_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import argparse, os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--rate')\np.parse_args()\n"
+    )
+    Path("job.sh").write_text(
+        "#SBATCH --array=0-1\n#SBATCH --gres=gpu:1\nlrs=(0.1 0.2)\n"
+        "python train.py --lrate ${lrs[$SLURM_ARRAY_TASK_ID]}\n"
+    )
+    text = import_array_script(Path("job.sh")).text(Path("job.sh")).replace("\n#   ", " ")
+    assert "# - train.py, line 2: CUDA_VISIBLE_DEVICES is overwritten with '0'" in text
+    assert "# - --lrate is no option of train.py: did you mean --rate?" in text

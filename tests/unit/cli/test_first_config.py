@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT
-from trainyard.cli.first_config import Observed, fill_profile, first_config, varied_options
+from trainyard.cli.first_config import Observed, build_command, fill_profile, first_config, todos, varied_options
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.parser import read_file
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.script_options import Script, ScriptOption
+from trainyard.programs.script_options import Script, ScriptOption, read_script
 
 LR = ScriptOption("--lr", default=0.1)
 NOTHING = Observed()
@@ -137,3 +137,17 @@ def test_a_site_with_one_kind_of_node_needs_no_more_than_its_partition():
     profile = yaml.safe_load(fill_profile(own, [parse_partition("debug|up|30:00|1|8|64000|gpu:1|(null)")], []))
     assert profile["default-resources"] == {"slurm_partition": "debug", "runtime": 30, "disk_mb": 1000}
     assert fill_profile(own, [], ["lab", "course"]) == own, "Slurm takes the default account"
+
+
+def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_else_is_left_to_do(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse, os, signal\np = argparse.ArgumentParser()\np.add_argument('--lr', default=0.1)\n"
+        "p.add_argument('--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
+        "signal.signal(signal.SIGUSR1, save)\n"
+    )
+    script = read_script(path)
+    varied = varied_options(script)
+    assert build_command(script, varied) == f"python {path} {{args}} --gpu ${{CUDA_VISIBLE_DEVICES:-0}}"
+    (left,) = [line for line in todos(script, varied, Observed()) if str(path) in line]
+    assert left.startswith(f"{path}, line 7: handles SIGUSR1, which a trial never gets: it gets SIGTERM")
