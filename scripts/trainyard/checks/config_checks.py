@@ -234,6 +234,18 @@ def _check_patterns(checked: CheckedStudy) -> Iterator[Finding]:
         yield Finding(place, "ok", f"finds {listed} in the sample")
 
 
+def _check_throughput(checked: CheckedStudy) -> Iterator[Finding]:
+    """Whether the throughput of a script on several GPUs is known to be that of one GPU or of all."""
+    study = checked.study
+    if not isinstance(study, ScriptScaling) or study.per or study.metrics is None or set(study.scales) == {"1x1"}:
+        return
+    if "images_per_second" in study.metrics.groups:
+        message = "whether the script prints `images_per_second` of one GPU or of all is unknown"
+        yield Finding(
+            f"{checked.place}.per", "warns", f"{message}: it is taken for all", "set `per: gpu` or `per: all`"
+        )
+
+
 def _check_ranking(checked: CheckedStudy) -> Iterator[Finding]:
     """Which metric ranks the trials, and whether a smaller or a larger one is taken to be better, by its name."""
     study, place = checked.study, checked.place
@@ -274,6 +286,7 @@ STUDY_CHECKS: tuple[Callable[[CheckedStudy], Iterable[Finding]], ...] = (
     _check_batches,
     _check_average,
     _check_patterns,
+    _check_throughput,
     _check_ranking,
     check_script,
     check_script_source,

@@ -165,6 +165,11 @@ class ScriptScaling(CommandOptions, Scaling):
         "with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
     )
 
+    per: Literal["gpu", "all"] | None = Field(
+        None,
+        description="Whether the `images_per_second` that the script reports is that of one GPU or of `all`.",
+    )
+
     @field_validator("script")
     @classmethod
     def _check_quoting(cls, script: Command) -> Command:

@@ -1,6 +1,7 @@
 """Parses the saved output of commands again after a change of `metrics` in the config."""
 
 import logging
+import math
 from dataclasses import replace
 
 from trainyard.config.trial_status import TrialStatus
@@ -95,6 +96,7 @@ def _parse_alone(state: SweepState, attempt: Attempt) -> ParsedOutput:
         seconds=seconds,
         resumed=attempt.resumed is not None,
         began=attempt.start,
+        ranks=max(1, math.ceil(attempt.gpus_per_trial)),
         torn=torn,
     )
     if not attempt.resumed or not (metrics and metrics.numbers_rows):

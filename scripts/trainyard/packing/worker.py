@@ -260,7 +260,9 @@ class Worker:
                 cwd=str(folder) if setup.trial_workdirs else setup.cwd,
                 environment=as_own_job(environment, folder=folder, cpus=setup.threads, port=port),
                 output=folder / output_name(request.attempt),
-                metrics=MetricsCollector(setup.metrics, folder, resumes=checkpoint is not None),
+                metrics=MetricsCollector(
+                    setup.metrics, folder, resumes=checkpoint is not None, ranks=max(1, setup.gpus * setup.nodes)
+                ),
                 claim=claim,
                 timeout_seconds=setup.timeout_seconds,
                 deadline=request.deadline,

@@ -56,6 +56,7 @@ class MetricsCollector:
         *,
         resumes: bool = False,
         began: float | None = None,
+        ranks: int = 1,
         hold_first_row: bool = True,
         burst: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -63,13 +64,15 @@ class MetricsCollector:
         """If the program `resumes` an earlier attempt, the rows that are in the file already are those before its own.
 
         Of a program that has ended, `began` is its start, in Unix seconds: what was written since is its own, and no
-        file is renamed.
+        file is renamed. `ranks`: how many of its processes may print the same line.
 
         With `hold_first_row`, the first row is held until it is known whether its epoch is reported again. Early
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
         self.section, self.folder = metrics, folder
-        self._parser = PatternParser(metrics.compiled if metrics else [])
+        self._parser = PatternParser(
+            metrics.compiled if metrics else [], ranks=ranks, hold_first_row=hold_first_row, is_whole=began is not None
+        )
         self._row_count, self._hold_first_row = 0, hold_first_row
         self._epoch: float | None = None  # the last one that was reported
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
@@ -135,6 +138,11 @@ class MetricsCollector:
         left = [path for path, state in states.items() if self._before.get(path) != state]
         return sorted(path for path in left if not _AT_EACH_START.search(path.name))
 
+    @property
+    def of_several_ranks(self) -> set[str]:
+        """The metrics that more than one rank has printed. Only after the `final` call of `new_rows`."""
+        return self._parser.of_several_ranks
+
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
         self._parser.add_line(line)
@@ -169,7 +177,12 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warning = self._parser.warning or self._number_warning or (self._file.warning if self._file else "")
+        warning = (
+            self._parser.warning
+            or self._number_warning
+            or self._parser.rank_warning
+            or (self._file.warning if self._file else "")
+        )
         warning = warning or (self.error if self._is_final else "")
         if self._warned or not warning:
             return ""
@@ -197,6 +210,7 @@ class ParsedOutput:
     warning: str = ""
     counts_epochs: bool = False  # as in `MetricsCollector`
     had_nothing_to_do: bool = False  # as in `MetricsCollector`
+    of_several_ranks: frozenset[str] = frozenset()  # as in `MetricsCollector`
 
 
 def parse_saved_output(
@@ -207,15 +221,19 @@ def parse_saved_output(
     seconds: float,
     resumed: bool = False,
     began: float = 0.0,
+    ranks: int = 1,
     torn: bool = False,
 ) -> ParsedOutput:
     """The metrics of a program that ran for `seconds`, parsed again from its saved files.
 
-    `resumed` is as in `merge_row`, `began` as in `MetricsCollector`, and `torn` as in `MetricsCollector.new_rows`.
+    `resumed` is as in `merge_row`, `began` and `ranks` are as in `MetricsCollector`, and `torn` is as in
+    `MetricsCollector.new_rows`.
     """
     if metrics is None:
         return ParsedOutput()
-    collector = MetricsCollector(metrics, folder, resumes=resumed, began=began if resumed else 0.0, burst=math.inf)
+    collector = MetricsCollector(
+        metrics, folder, resumes=resumed, began=began if resumed else 0.0, ranks=ranks, burst=math.inf
+    )
     splitter = LineSplitter()
     with open(output if metrics.patterns else os.devnull, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -234,6 +252,7 @@ def parse_saved_output(
         collector.take_warning(),
         collector.counts_epochs,
         collector.had_nothing_to_do,
+        frozenset(collector.of_several_ranks),
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from trainyard.config.user_programs import Metrics
 from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metric_rows import Row, join_rows, merge_row, shift_epoch
-from trainyard.programs.metrics import parse_saved_output
+from trainyard.programs.metrics import ParsedOutput, parse_saved_output
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
 from trainyard.utils.event_log import Event, EventLog, read_clock, read_decoded
@@ -56,9 +56,9 @@ class Launches:
         """
         failed = [] if resumes else self.failed_checkpoints()
         if resumes and self.output.exists():
-            self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
+            self.output.rename(self._folder / f"output-{1 + len(self.earlier_outputs)}.log")
         if not resumes:
-            for path in (self._path, *self._earlier_outputs()):
+            for path in (self._path, *self.earlier_outputs):
                 path.unlink(missing_ok=True)
             self._events = []
         with EventLog.repaired(self._path) as self._log:
@@ -124,15 +124,23 @@ class Launches:
             for began, rows in _launches(self._events)
         ]
 
-    def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str, bool]:
-        """The rows in the saved outputs, parsed again, why there are none, or "", and whether they count epochs.
+    def parse_outputs(self, metrics: Metrics | None, *, seconds: float, ranks: int) -> ParsedOutput:
+        """The metrics in the saved outputs of all launches, which took `seconds`, parsed again.
 
-        `seconds`: of all launches.
+        `ranks` is as in `MetricsCollector`; why there are no metrics is that of the last launch.
         """
-        outputs = [*self._earlier_outputs(), self.output]
+        outputs = [*self.earlier_outputs, self.output]
+        last_began = max(began for began, _ in _launches(self._events))
         parsed = [
             parse_saved_output(
-                metrics, self._folder, output, seconds=seconds, resumed=place > 0, torn=output != self.output
+                metrics,
+                self._folder,
+                output,
+                seconds=seconds,
+                resumed=place > 0,
+                began=last_began if output == self.output else 0.0,
+                ranks=ranks,
+                torn=output != self.output,
             )
             for place, output in enumerate(outputs)
         ]
@@ -144,9 +152,17 @@ class Launches:
             launches = dict(enumerate(each.before for each in self.epochs()))
             parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
         rows = join_rows(parts)
-        return rows, "" if rows else parsed[-1].missing, all(each.counts_epochs for each in parsed if each.rows)
+        return replace(
+            parsed[-1],
+            rows=rows,
+            missing="" if rows and parsed[-1].had_nothing_to_do else parsed[-1].missing,
+            counts_epochs=all(each.counts_epochs for each in parsed if each.rows),
+            of_several_ranks=frozenset().union(*(each.of_several_ranks for each in parsed)),
+        )
 
-    def _earlier_outputs(self) -> list[Path]:
+    @property
+    def earlier_outputs(self) -> list[Path]:
+        """The outputs of the launches before the last one, oldest first."""
         return sorted(self._folder.glob("output-*.log"), key=lambda path: (len(path.name), path.name))
 
 

@@ -22,8 +22,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.metric_rows import shift_epoch
-from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
+from trainyard.programs.metric_rows import Row, shift_epoch
+from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.started_scripts import typed_command
@@ -39,6 +39,7 @@ from trainyard.utils.locks import Hold, hold
 from trainyard.utils.text import count_of
 
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
+THROUGHPUT: Final = "images_per_second"
 LAST_VALUES: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
 _COUNTERS: Final = {  # metrics that count what was trained
@@ -71,24 +72,35 @@ class UserScript:
         Raises:
             UserError: the script cannot be started, failed, or reported none of the configured metrics.
         """
+        study = self._study
         self._out.mkdir(parents=True, exist_ok=True)
         with hold(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
             if end := self._launches.end():
                 log.info("the script is not run again: its output is parsed again")
                 report = self._launches.report(ended=end["time"])
-                rows, missing, counts_epochs = self._launches.parse_outputs(self._study.metrics, seconds=report.seconds)
+                found = self._launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks)
+                rows = found.rows
             else:
-                missing, counts_epochs = self._launch()
+                found = self._launch()
                 end = self._launches.end()
                 assert end is not None
                 report = self._launches.report(ended=end["time"])
                 rows = report.rows
-            if missing and not rows:
-                raise FinalError(f"{self._run}: {missing}; see {self._launches.output}. {UNREADABLE_REMEDY}")
+                if found.of_several_ranks and not found.missing:  # whose lines can be merged now that all are there
+                    rows = self._launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks).rows
+            if found.missing:
+                raise FinalError(f"{self._run}: {found.missing}; see {self._launches.output}. {UNREADABLE_REMEDY}")
+            if THROUGHPUT in found.of_several_ranks and study.per is None:
+                raise FinalError(
+                    f"{self._run}: several ranks print {THROUGHPUT}, see {self._launches.output}: is it that of one "
+                    "GPU or of all? Set `per: gpu` or `per: all`; the same command then reads the saved output again"
+                )
             times = report.row_seconds if len(rows) == len(report.row_seconds) else [None] * len(rows)
             rows = [{**row, "seconds": row.get("seconds", took)} for row, took in zip(rows, times, strict=True)]
+            if study.per == "gpu":
+                rows = [_of_all_gpus(row, self._ranks) for row in rows]
             summary = {
-                **_trained(rows, counts_epochs=counts_epochs),
+                **_trained(rows, counts_epochs=found.counts_epochs),
                 "train_seconds": report.seconds,
                 **{name: end[name] for name in RUN_FIELDS},
                 "sessions": self._launches.facts(SESSION_FIELDS),
@@ -108,14 +120,18 @@ class UserScript:
         return slurm_allocation.cpus_per_gpu(self._gpus, most=MOST_CPUS_PER_GPU) if has_gpu() else 1
 
     @property
+    def _ranks(self) -> int:
+        return self._nodes * self._gpus
+
+    @property
     def has_ended(self) -> bool:
         """Whether the script has succeeded, so that its output is only read again."""
         return self._launches.end() is not None
 
-    def _launch(self) -> tuple[str, bool]:
+    def _launch(self) -> ParsedOutput:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
-        Returns why this launch reported no metrics, or "", and whether its rows count epochs.
+        Returns what this launch has reported, without the rows.
         """
         from trainyard.training.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
@@ -132,7 +148,9 @@ class UserScript:
             numbers_rows = study.metrics is not None and study.metrics.numbers_rows
             before = epochs_before(launches.epochs(), kept) if kept and numbers_rows else 0
             with launches.launch(resumes=kept is not None, **code_record(study, config=self._config)):
-                metrics = MetricsCollector(study.metrics, self._out, resumes=kept is not None, hold_first_row=False)
+                metrics = MetricsCollector(
+                    study.metrics, self._out, resumes=kept is not None, ranks=self._ranks, hold_first_row=False
+                )
                 launches.add_kept(metrics.new_rows())
                 end = self._monitor(line, metrics, claim, Path(meeting), before=before)
                 if problem := rendezvous.problem(Path(meeting)):
@@ -153,7 +171,11 @@ class UserScript:
                     node_names=list(allocation.nodes) if allocation else [host.node_name()],
                     gpu_model=allocation.gpu_model if allocation else "",
                 )
-        return end.error, metrics.counts_epochs
+        return ParsedOutput(
+            missing=end.error,
+            counts_epochs=metrics.counts_epochs,
+            of_several_ranks=frozenset(metrics.of_several_ranks),
+        )
 
     def _command(self, checkpoint: Path | None, meeting: str) -> list[str]:
         study = self._study
@@ -218,6 +240,7 @@ class UserScript:
             output=self._launches.output,
             metrics=metrics,
             claim=claim,
+            earlier_outputs=tuple(reversed(self._launches.earlier_outputs)),
             deadline=deadline - study.grace_seconds,
             grace_seconds=study.grace_seconds,
             stop_request=stop_request,
@@ -247,6 +270,8 @@ class UserScript:
         if not reported["images_per_second"]:
             without = "computed from the training time" if self._study.mode == "strong" else "unknown (`mode: weak`)"
             log.warning("the script reports no `images_per_second`: the speedup is %s", without)
+        elif self._ranks > 1 and self._study.per is None:
+            log.warning("`images_per_second` is taken for that of all GPUs: set `per: all`, or `per: gpu` if it is not")
         write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
         memory = gpu_memory(self._folder / "telemetry")
         written = {
@@ -263,6 +288,12 @@ class UserScript:
         }
         write_json(self._folder / "summary.json", written)
         log.info("the script ran %.1f s and reported %s of metrics", seconds, count_of(len(rows), "row"))
+
+
+def _of_all_gpus(row: Row, gpus: int) -> Row:
+    """A row with the throughput of one GPU, as one with that of all."""
+    throughput = row.get(THROUGHPUT)
+    return row if throughput is None else {**row, THROUGHPUT: throughput * gpus}
 
 
 def _trained(rows: Sequence[Mapping[str, Any]], *, counts_epochs: bool) -> dict[str, float | None]:

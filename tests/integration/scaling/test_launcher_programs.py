@@ -1,5 +1,6 @@
 """How the programs end that launch ranks and scripts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from trainyard.cluster import host
 from trainyard.config.scaling import ScriptScaling
 from trainyard.scaling.launchers import TRAIN
 from trainyard.scaling.user_script import UserScript
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
 
@@ -68,3 +69,32 @@ def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launch
     study = ScriptScaling(script=str(script), scales=["1x2"], python=sys.executable)
     with pytest.raises(UserError, match=r"the script failed: exit code 1: ValueError: no such model; its output is"):
         UserScript(study, "1x2", tmp_path, tmp_path).run()
+
+
+# Each rank prints its loss and the throughput of its own GPU, which is a little lower with two.
+PER_RANK = """
+import json
+import os
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for step in (1, 2, 3):
+    print(f"LABELstep {step}: loss {4 / step + rank:.2f}, {1000 / world**0.1:.1f} img/s", flush=True)
+"""
+
+
+@pytest.mark.parametrize("label", ["", "[rank{rank}]: "])
+def test_a_throughput_that_each_rank_prints_is_not_taken_for_that_of_all(tmp_path, monkeypatch, handlers, label):
+    """The speedup was 0.95."""
+    script = tmp_path / "train.py"
+    script.write_text(PER_RANK.replace("LABEL", label))
+    pattern = "step (?P<epoch>{number}): loss (?P<train_loss>{number}), (?P<images_per_second>{number}) img/s"
+    metrics = {"pattern": pattern}
+    options = {"script": str(script), "scales": ["1x1", "1x2"], "python": sys.executable, "metrics": metrics}
+    with pytest.raises(FinalError, match="is it that of one GPU or of all\\? Set `per: gpu` or `per: all`"):
+        UserScript(ScriptScaling(**options), "1x2", tmp_path, tmp_path).run()
+    script.unlink()  # it is not run again
+    for per, expected in (("gpu", 2 * 933.0), ("all", 933.0)):
+        UserScript(ScriptScaling(**options, per=per), "1x2", tmp_path, tmp_path).run()
+        summary = json.loads((tmp_path / "1x2/summary.json").read_text())
+        assert summary["images_per_second"] == pytest.approx(expected)
+        assert summary["train_loss"] == pytest.approx(1.33 if label else 1.83)
+        assert summary["epochs"] == 3

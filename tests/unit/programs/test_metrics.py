@@ -503,6 +503,107 @@ def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, patt
     assert found.take_warning() == ""
 
 
+STEPS = r"step (?P<epoch>\d+) loss (?P<loss>{number}) tps (?P<tps>{number})"
+
+
+def printed_by(ranks, form, steps=3):
+    """The lines of several ranks, whose loss is a tenth of the rank above the number of the step."""
+    return [form.format(rank=rank, step=step, loss=step + rank / 10) for step in range(1, steps + 1) for rank in ranks]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 0, 1), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "label", ["[rank{rank}]:[titan] ", "[1,{rank}]<stdout>: ", "{rank}: ", "[rank: {rank}] ", "[{rank}] "]
+)
+def test_of_lines_that_name_their_ranks_those_of_rank_0_count(tmp_path, label, ranks):
+    found, rows = MetricsCollector(Metrics(pattern=STEPS), tmp_path), []
+    for line in printed_by(ranks, label + "step {step} loss {loss} tps 1,00{rank}"):
+        found.add_line(line)
+        rows += found.new_rows()
+    rows += found.new_rows(final=True)
+    assert rows == [{"epoch": step, "loss": step, "tps": 1000} for step in (1, 2, 3)]
+    assert found.of_several_ranks == {"epoch", "loss", "tps"}
+
+
+def test_where_rank_0_prints_no_metrics_those_of_the_lowest_that_does_count(tmp_path):
+    """As the last stage of a pipeline does."""
+    found = reported(tmp_path, pattern=STEPS)
+    for line in ["[rank0]: starts", *printed_by([7, 6], "[rank{rank}]: step {step} loss {loss} tps 9", steps=6)]:
+        found.add_line(line)
+    assert [row["loss"] for row in found.new_rows(final=True)] == [step + 0.6 for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_number_at_the_beginning_of_lines_is_no_rank_unless_it_goes_back(tmp_path, ranks):
+    found = MetricsCollector(Metrics(pattern="loss (?P<loss>{number})"), tmp_path, ranks=ranks)
+    for epoch in range(4):
+        found.add_line(f"{epoch}: loss {9 - epoch}")
+    assert [row["loss"] for row in found.new_rows(final=True)] == [9, 8, 7, 6]
+
+
+def test_a_metric_that_is_named_rank_is_no_rank(tmp_path):
+    """As in retrieval: the fraction of queries whose first, or first five, answers are right."""
+    found = reported(tmp_path, pattern=["rank1: (?P<rank1>{number})", "rank5: (?P<rank5>{number})"])
+    for line in ("rank1: 0.5", "rank5: 0.7", "rank1: 0.6", "rank5: 0.8"):
+        found.add_line(line)
+    assert [(row["rank1"], row["rank5"]) for row in found.new_rows(final=True)] == [(0.5, 0.7), (0.6, 0.8)]
+
+
+def test_lines_of_several_ranks_without_their_names_count_with_their_mean(tmp_path):
+    found = MetricsCollector(Metrics(pattern=STEPS), tmp_path, ranks=4)
+    for line in printed_by(range(4), "step {step} loss {loss} tps {rank}.5 at 12:00:0{rank}"):
+        found.add_line(line)
+    rows = found.new_rows(final=True)
+    assert [(row["epoch"], row["loss"], row["tps"]) for row in rows] == [
+        (s, pytest.approx(s + 0.15), 2) for s in (1, 2, 3)
+    ]
+    assert "may be those of several ranks: their mean counts" in found.take_warning()
+    assert found.take_warning() == ""
+    assert "tps" in found.of_several_ranks
+
+
+def test_ranks_that_do_not_print_a_step_at_the_same_time_are_merged_once_all_is_known(tmp_path):
+    output = tmp_path / "output-1.log"
+    lines = [line for rank in (0, 1) for line in printed_by([rank], "step {step} loss {loss} tps {rank}")]
+    output.write_text("\n".join(lines))
+    parsed = parse_saved_output(Metrics(pattern=STEPS), tmp_path, output, seconds=9, ranks=2)
+    assert [(row["epoch"], row["loss"], row["tps"]) for row in parsed.rows] == [(s, s + 0.05, 0.5) for s in (1, 2, 3)]
+    found = MetricsCollector(Metrics(pattern=STEPS), tmp_path, ranks=2)
+    for line in lines:
+        found.add_line(line)
+    found.new_rows(final=True)
+    assert "tps" in found.of_several_ranks
+    assert found.take_warning()
+
+
+def test_lines_of_rank_0_alone_are_passed_on_at_once(tmp_path):
+    """Of a progress bar, the number of the step tells the lines apart."""
+    found = MetricsCollector(Metrics(pattern=STEPS), tmp_path, ranks=4, hold_first_row=False)
+    for step in (1, 2, 3):
+        found.add_line(f"step {step} loss {step} tps 5")
+        assert [row["loss"] for row in found.new_rows()] == [step]
+    assert found.take_warning() == ""
+    assert found.of_several_ranks == set()
+
+
+def test_lines_without_a_step_are_rows_of_their_own_on_several_gpus(tmp_path):
+    found = MetricsCollector(Metrics(pattern="acc@1 (?P<acc>{number})"), tmp_path, ranks=2)
+    for accuracy in (0.5, 0.6, 0.7):
+        found.add_line(f"acc@1 {accuracy}")
+    assert [row["acc"] for row in found.new_rows(final=True)] == [0.5, 0.6, 0.7]
+
+
+def test_patterns_for_training_and_validation_have_a_row_for_all_ranks(tmp_path):
+    patterns = ["train (?P<train_loss>{number})", "val (?P<val_loss>{number})"]
+    found = MetricsCollector(Metrics(pattern=patterns), tmp_path, ranks=2)
+    for step in (1, 2):
+        for name in ("train", "val"):
+            for rank in (0, 1):
+                found.add_line(f"epoch {step}: {name} {step + rank}.0")
+    rows = [(row["train_loss"], row["val_loss"]) for row in found.new_rows(final=True)]
+    assert rows == [(1.5, 1.5), (2.5, 2.5)]
+
+
 class Clock:
     now = 0.0
 
