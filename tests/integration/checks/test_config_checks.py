@@ -99,6 +99,29 @@ def test_a_decay_that_a_training_is_too_short_for_is_a_warning(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [("loss: 3,2451", "matches only '3' of '3,2451' for loss"), ("loss: 1 234.5", "'1' of '1 234.5'")],
+)
+def test_a_decimal_comma_or_a_space_in_the_number_of_a_sample_fails(tmp_path, sample, message):
+    metrics = {"pattern": "loss: (?P<loss>{number})", "sample": sample}
+    found = check_use(check_config({"sweeps": {"s": {"command": ["true"], "metrics": metrics}}}), tmp_path / "results")
+    (pattern,) = [each for each in found if each.name.endswith("metrics.pattern")]
+    assert pattern.verdict == "fails"
+    assert message in pattern.message
+
+
+def test_a_script_on_several_gpus_is_asked_whose_throughput_it_prints(tmp_path):
+    script = {"script": "train.py", "metrics": {"pattern": "(?P<images_per_second>{number}) img/s"}}
+
+    def asked(**options):
+        found = check_use(check_config({"scaling": {"s": {**script, **options}}}), tmp_path / "results")
+        return [each.remedy for each in found if each.name == "scaling.s.per"]
+
+    assert asked(scales=["1x1", "1x2"]) == ["set `per: gpu` or `per: all`"]
+    assert asked(scales=["1x1", "1x2"], per="gpu") == asked(scales=["1x1"]) == []
+
+
 def test_a_percentage_of_a_sample_is_shown_as_a_short_fraction(tmp_path):
     metrics = {"pattern": r"acc: (?P<acc>{number})", "sample": "acc: 49.67%"}
     found = check_use(check_config({"sweeps": {"s": {"command": ["true"], "metrics": metrics}}}), tmp_path / "results")
