@@ -148,6 +148,9 @@ class Watch:
     def __init__(self, schedule: "Schedule") -> None:
         self._schedule = schedule
 
+    def sees_process(self, session: str) -> bool:
+        return self.life_of(session) is not Life.GONE
+
     def life_of(self, session: str) -> Life:
         schedule = self._schedule
         has_ended = session not in schedule.live

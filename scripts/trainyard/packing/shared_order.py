@@ -399,8 +399,10 @@ class SharedOrder:
     def _works(self, session: str) -> bool:
         """Whether a session works on the sweep; one before this one in the same job only if that is certain."""
         life = self._watch.life_of(session)
-        is_predecessor = order_job_of(session) == self._journal.order_job
-        return life is Life.RUNS or (life is Life.UNKNOWN and not is_predecessor)
+        if life is Life.UNKNOWN:
+            is_predecessor = order_job_of(session) == self._journal.order_job
+            return not is_predecessor or self._watch.sees_process(session)
+        return life is Life.RUNS
 
     def _await_fenced(self) -> Iterator[tuple[str, Event]]:
         """Wait until the journals of sessions that were given up are read up to where they count, but once for each."""
@@ -496,8 +498,9 @@ class SharedOrder:
         self.refresh()  # what they have recorded until their end
         fences = {name: self._fence(name, is_gone=life is Life.GONE) for name, life in dead.items()}
         if self._fold.claims.append(self._session, fences=fences):
-            for name in dead:
-                log.info("%s has ended: other jobs may run its trials", self._watch.describe(name))
+            for name, life in dead.items():
+                how = "gives no sign of life" if life is Life.SILENT else "has ended"
+                log.info("%s %s: other jobs may run its trials", self._watch.describe(name), how)
                 self._watch.forget(name)
             self._opened |= dict.fromkeys(filter(self._is_open, self._fold.claims.taken_by(dead.keys())))
         self.refresh()

@@ -1,8 +1,10 @@
 """What a session learns about others from their signs of life, on this node and on others."""
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -95,6 +97,17 @@ def test_a_job_follows_its_silent_predecessor_soon(watch, tmp_path):
     assert watch.life_of(EARLIER) is Life.ENDED
 
 
+def test_a_stopped_predecessor_that_is_seen_on_this_node_has_not_ended(watch, tmp_path):
+    """As after Ctrl-Z in another terminal: it counts as silent after a minute, as any that is suspended."""
+    stopped = replace(Holder.this_process(), process=os.getppid(), started=start_ticks(os.getppid()))
+    beat(tmp_path, EARLIER, stopped)
+    for _ in range(SILENT_LOOKS):
+        watch.look()
+        assert watch.life_of(EARLIER) in (Life.RUNS, Life.UNKNOWN)
+    watch.look()
+    assert watch.life_of(EARLIER) is Life.SILENT
+
+
 def test_after_a_pause_of_the_watching_process_all_counts_begin_again(watch, tmp_path, monkeypatch):
     """It was suspended: to it, all others seem silent."""
     beat(tmp_path, EARLIER, ELSEWHERE)
@@ -103,6 +116,83 @@ def test_after_a_pause_of_the_watching_process_all_counts_begin_again(watch, tmp
     monkeypatch.setattr(session_watch, "BEAT_SECONDS", -1.0)  # the last look was too long ago
     watch.look()
     assert watch.life_of(EARLIER) is Life.UNKNOWN
+
+
+def test_a_silent_session_is_given_up_also_where_a_look_at_all_of_them_takes_longer_than_a_beat(
+    watch, tmp_path, monkeypatch
+):
+    """With 16 jobs on a slow file system, a look takes 5.4 seconds."""
+    others = [OTHER, *(f"{number}-{number}.0-0000" for number in range(20, 35))]
+    watch.only(others)
+    for session in others:
+        beat(tmp_path, session, replace(ELSEWHERE, job=""))
+    now, find = [0.0], session_watch.beat_file
+
+    def find_slowly(folder, session):
+        now[0] += 0.34
+        return find(folder, session)
+
+    monkeypatch.setattr(session_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(session_watch, "beat_file", find_slowly)
+    for _ in range(1 + SILENT_LOOKS):
+        now[0] += session_watch.BEAT_SECONDS
+        watch.look()
+    assert {watch.life_of(session) for session in others} == {Life.SILENT}
+
+
+def test_a_session_gives_signs_of_life_while_a_look_at_others_takes_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_watch, "BEAT_SECONDS", 0.05)
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def hang(watch):
+        looks.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(SessionWatch, "look", hang)
+    path = session_watch.beat_file(tmp_path, "0-8.0-1111")
+    with SessionWatch(tmp_path, "0-8.0-1111"):
+        assert looks.wait(60)
+        os.utime(path, (1.0, 1.0))
+        wait_until(lambda: path.stat().st_mtime > 1.0, what="a sign of life")
+        goes_on.set()
+
+
+def test_the_driver_waits_for_no_look_at_others(watch, tmp_path, monkeypatch):
+    """The file system may take a while for one of them."""
+    beat(tmp_path, OTHER, Holder.this_process())
+    assert watch.life_of(OTHER) is Life.RUNS
+    looks, goes_on, find = threading.Event(), threading.Event(), session_watch.beat_file
+
+    def hang(folder, session):
+        looks.set()
+        goes_on.wait()
+        return find(folder, session)
+
+    monkeypatch.setattr(session_watch, "beat_file", hang)
+    looking = threading.Thread(target=watch.look)
+    looking.start()
+    assert looks.wait(60)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(watch.life_of(OTHER)), daemon=True)
+    asking.start()
+    asking.join(60)
+    goes_on.set()
+    looking.join()
+    assert answers == [Life.RUNS]
+
+
+def test_the_watch_goes_on_after_an_error_in_a_look(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(session_watch, "BEAT_SECONDS", 0.05)
+    looks = []
+
+    def fail(watch):
+        looks.append(1)
+        raise OSError(errno.ESHUTDOWN, "Cannot send after transport endpoint shutdown")
+
+    monkeypatch.setattr(SessionWatch, "look", fail)
+    with SessionWatch(tmp_path, "0-8.0-1111"):
+        wait_until(lambda: len(looks) > 2, what="a look after an error")
+    assert caplog.text.count("Cannot send after transport endpoint shutdown") == 1
 
 
 def test_a_pause_counts_as_soon_as_the_process_goes_on(watch, monkeypatch):

@@ -354,8 +354,14 @@ def test_who_has_failed_for_good_does_not_depend_on_the_order_of_the_journals(tm
 class Watch:
     """Says that all others run."""
 
+    life = Life.RUNS
+    sees = False
+
     def life_of(self, session):
-        return Life.RUNS
+        return self.life
+
+    def sees_process(self, session):
+        return self.sees
 
     def describe(self, session):
         return session
@@ -550,3 +556,13 @@ def test_a_second_program_in_a_job_takes_no_trial_while_the_first_one_uses_its_g
     assert (second.is_held, second.claim(trials[1:2])) == (waits, not waits)
     assert second.others_are_here() == first.startswith("0-7.1-")
     assert earlier.claim(trials[2:]), "it began before"
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_silent_program_before_this_one_works_if_its_process_is_seen(write, order_of, trials, monkeypatch, sees):
+    """It was stopped by Ctrl-Z, and its trials use the GPUs; unseen, it ran on a node that may be down."""
+    sweep = SWEEP.model_copy(update={"slots": Slots(jobs=1)})
+    assert order_of(write("0-local.0-bb"), sweep).claim(trials[:1])
+    monkeypatch.setattr(Watch, "life", Life.UNKNOWN)
+    monkeypatch.setattr(Watch, "sees", sees)
+    assert order_of(write("0-local.0-aa"), sweep).is_held == sees
