@@ -11,6 +11,8 @@ owner:
     the keeper dies        the watcher kills the tree
     watcher and keeper     the kernel kills the program and its process group; the owner, or the next attempt at the
     die at the same time   trial, finds processes that left that group by their environment
+    one of them is         the other one lets it go on (SIGCONT); if both are, the next attempt does
+    stopped (SIGSTOP)
 
 What the owner itself must start, such as Ray and the daemon of MPS, has a mark in its environment instead. The keeper
 kills all processes with the mark once the owner has ended, and then removes their folders.
@@ -177,6 +179,8 @@ class Keeper:
             for process, status in ended:
                 if process in self._held:
                     ended += self._take_over(process, status)
+            for watcher in self._held:  # a stopped one would neither see the end of the owner nor of its program
+                send_signal(watcher, signal.SIGCONT)
             if self._serving:
                 self._take_request()
         if self._last_request:
@@ -261,6 +265,7 @@ class Watcher:
         if self._owner_is_gone():
             while is_ready(self._output_reading):
                 self._save_output()
+        send_signal(self._keeper, signal.SIGCONT)  # a stopped one would keep the channel and the lock open
         send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "requested": was_requested})
 
     def _save_output(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree, mark
+from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree, mark, send_signal
 from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
@@ -259,8 +259,11 @@ def _kill_orphans(holder: Holder, is_held: bool) -> None:
     """Kill the remaining processes here of a program whose guard was killed. A running guard holds the lock."""
     if not holder.is_here() or not holder.tree:
         return
-    if not is_held or not any(each and _identity(each[0]) == each for each in holder.guards):
+    guards = [each[0] for each in holder.guards if each and _identity(each[0]) == each]
+    if not is_held or not guards:
         kill_tree(holder.tree)
+    for guard in guards:  # one that was stopped would hold the lock for ever
+        send_signal(guard, signal.SIGCONT)
 
 
 def _identity(pid: int) -> list[int]:

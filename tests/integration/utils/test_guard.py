@@ -155,6 +155,28 @@ def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(fo
     assert not folder.with_name(".t1.lock").exists()
 
 
+@pytest.mark.parametrize("stopped", [["watcher"], ["keeper"], ["keeper", "watcher"]], ids="-".join)
+def test_guards_that_were_stopped_end_the_program_of_a_killed_owner(folder, running, stopped):
+    """If both were, the next attempt at the trial lets them go on."""
+    for name in stopped:
+        os.kill(running[name], signal.SIGSTOP)
+    kill(running, "owner")
+    if len(stopped) == 1:
+        wait_until(lambda: not tree(folder), timeout_seconds=60.0, what="the end of the command")
+    with claim_folder(folder, purpose="trial t1", grace_seconds=60.0 - CLAIM_SECONDS):
+        assert tree(folder) == []
+    guards = [psutil.Process(running[name]) for name in ("keeper", "watcher") if psutil.pid_exists(running[name])]
+    wait_until(lambda: not alive(guards), timeout_seconds=60.0, what="the end of the guards")
+
+
+@pytest.mark.parametrize("guard", [0, 1], ids=["keeper", "watcher"])
+def test_the_end_of_a_program_is_reported_although_a_guard_was_stopped(guard):
+    process = ProcessGuard().start(["sleep", "600"], **HERE, grace_seconds=1.0)
+    os.kill(process.guards[guard], signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60.0) == -signal.SIGTERM
+
+
 def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
     guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
