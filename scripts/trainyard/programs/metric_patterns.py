@@ -67,8 +67,8 @@ class PatternParser:
 
     @property
     def rank_warning(self) -> str:
-        """A warning that lines may be those of several ranks; "" if none are."""
-        return self._mean.warning
+        """A warning about what is taken for the lines of several ranks; "" if nothing is."""
+        return self._labels.warning or self._mean.warning
 
     def take_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows completed since the last call; with `final`, also the incomplete one."""
@@ -184,7 +184,9 @@ def _mean_of(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
 _COUNTERS: Final = re.compile(r"epoch|step|iter", re.IGNORECASE)  # in the names of metrics
 _COUNTED: Final = re.compile(r"(?:epoch|step|iter(?:ation)?)[\s:=\[/#]{0,3}\d", re.IGNORECASE)
 # Numbers that differ between ranks: fractions, times of day and durations, memory.
-_VALUE: Final = re.compile(r"\d+(?::\d+)+(?:[.,]\d+)?|\d+\.\d*(?:[eE][+-]?\d+)?|\b(?:nan|inf)\b", re.IGNORECASE)
+_VALUE: Final = re.compile(
+    r"(?<!\d)(?:\d++(?::\d++)+(?:[.,]\d+)?|\d++\.\d*+(?:[eE][+-]?\d+)?)|\b(?:nan|inf)\b", re.IGNORECASE
+)
 
 
 def _without_values(match: "re.Match[str]") -> str:
@@ -223,6 +225,7 @@ class RankLabels:
         self._names: dict[str, set[int]] = {}  # of each metric, the ranks that have printed it
         self._is_numbered, self._last_number = True, -1  # whether all lines begin with a number
         self._are_numbers_ranks = False
+        self.warning = ""
 
     @property
     def of_several_ranks(self) -> set[str]:
@@ -250,6 +253,7 @@ class RankLabels:
         self._are_numbers_ranks = self._are_numbers_ranks or number < self._last_number
         self._last_number = number
         if self._are_numbers_ranks:
+            self.warning = "the numbers at the beginning of all lines are taken for ranks, as those of `srun --label`"
             for rank, held in self._held:
                 self._count(rank, held)
             self._count(number, reported)

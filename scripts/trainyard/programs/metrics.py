@@ -78,7 +78,8 @@ class MetricsCollector:
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
-        self._is_final, self._warned, self._has_printed = False, False, False
+        self._is_final, self._has_printed = False, False
+        self._said = set[str]()  # warnings
         self._number_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
         # The files of earlier attempts, without which this one has reported nothing.
@@ -177,17 +178,11 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warning = (
-            self._parser.warning
-            or self._number_warning
-            or self._parser.rank_warning
-            or (self._file.warning if self._file else "")
-        )
-        warning = warning or (self.error if self._is_final else "")
-        if self._warned or not warning:
-            return ""
-        self._warned = True
-        return warning
+        warnings = [self._parser.warning, self._parser.rank_warning, self._file.warning if self._file else ""]
+        warnings += [self._number_warning, self.error if self._is_final else ""]
+        new = next((each for each in warnings if each and each not in self._said), "")
+        self._said |= {new} - {""}
+        return new
 
 
 def _warn_of_commas(row: Mapping[str, Any]) -> str:

@@ -24,6 +24,8 @@ from trainyard.programs.metrics import (
 )
 from trainyard.programs.output import LINE_CHARACTERS, LineSplitter
 
+STEPS = r"step (?P<epoch>\d+) loss (?P<loss>{number}) tps (?P<tps>{number})"
+
 
 def reported(folder, **where):
     return MetricsCollector(Metrics.model_validate(where), folder)
@@ -390,6 +392,15 @@ def test_a_word_is_not_a_number(tmp_path, line):
     assert found.new_rows() == []
 
 
+@pytest.mark.parametrize("line", ["1" * 9000, "1,111" * 1800, "1." * 4500, "1:" * 4500, "1 111 " * 1500, "1-" * 4500])
+def test_to_look_for_ranks_and_separators_takes_no_time_in_long_lines(tmp_path, line):
+    found = MetricsCollector(Metrics(pattern=STEPS), tmp_path, ranks=2)
+    began = time.thread_time()
+    for _ in range(10):
+        found.add_line(f"{line} step 1 loss 2 tps 3 {line}")
+    assert time.thread_time() - began < 3
+
+
 @pytest.mark.parametrize("line", ["1" * LINE_CHARACTERS, "1." * (LINE_CHARACTERS // 2)])
 def test_searching_a_line_of_digits_does_not_take_cubic_time(line):
     (pattern,) = Metrics(pattern="(?P<a>{number})!").compiled
@@ -503,9 +514,6 @@ def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, patt
     assert found.take_warning() == ""
 
 
-STEPS = r"step (?P<epoch>\d+) loss (?P<loss>{number}) tps (?P<tps>{number})"
-
-
 def printed_by(ranks, form, steps=3):
     """The lines of several ranks, whose loss is a tenth of the rank above the number of the step."""
     return [form.format(rank=rank, step=step, loss=step + rank / 10) for step in range(1, steps + 1) for rank in ranks]
@@ -523,6 +531,7 @@ def test_of_lines_that_name_their_ranks_those_of_rank_0_count(tmp_path, label, r
     rows += found.new_rows(final=True)
     assert rows == [{"epoch": step, "loss": step, "tps": 1000} for step in (1, 2, 3)]
     assert found.of_several_ranks == {"epoch", "loss", "tps"}
+    assert ("as those of `srun --label`" in found.take_warning()) == (label[0] != "[" or label == "[{rank}] ")
 
 
 def test_where_rank_0_prints_no_metrics_those_of_the_lowest_that_does_count(tmp_path):
