@@ -31,7 +31,7 @@ from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
-from trainyard.packing.saved_outputs import reparse_continued, reparse_output, reparse_outputs
+from trainyard.packing.saved_outputs import record_completed, reparse_continued, reparse_output, reparse_outputs
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import GivenUpError, SharedOrder, run_of_snakemake
 from trainyard.packing.trial_queue import Predict, TimeLimits
@@ -201,6 +201,8 @@ def _run(
     if not order.has_work():
         order.await_others()
     plan = _fix_slots(plan_now())
+    if record_completed(journal, plan.state, plan.state.unfinished):
+        plan = _fix_slots(plan_now())
     if plan.state.to_reparse or plan.state.to_reparse_first:
         is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
         reparse_outputs(journal, plan.state)

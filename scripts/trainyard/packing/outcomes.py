@@ -26,6 +26,7 @@ from trainyard.programs.metric_rows import find_divergence
 from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import FinalError, storage_error
+from trainyard.utils.guarded_process import forget_completed
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class AttemptRecorder:
         fields = {name: fields.get(name) for name in END_FIELDS[end.status]}
         if attempt.outcome is TrialStatus.RUNNING:
             self.record(Ended(trial=attempt.trial, attempt=attempt.number, status=end.status, **fields), then=then)
+            if end.exit_code == 0 and end.output:
+                forget_completed(Path(end.output))
         slot.task = None
         slot.expect(Phase.IDLE, None)
 

@@ -1,9 +1,11 @@
-"""Parses the saved output of commands again after a change of `metrics` in the config."""
+"""Reads the saved output of commands: after a change of `metrics` in the config, or of what no driver has recorded."""
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
+from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import (
@@ -13,13 +15,50 @@ from trainyard.planning.attempts import (
     reported_epochs,
     update_attempts,
 )
-from trainyard.planning.journal import Journal, Reread
+from trainyard.planning.journal import Ended, Journal, Reread
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
 from trainyard.programs.metrics import ParsedOutput, latest_saved_metrics, parse_saved_output
+from trainyard.utils.guarded_process import completed_seconds
 from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)
+
+
+def record_completed(journal: Journal, state: SweepState, trials: Iterable[str]) -> list[tuple[Ended, Attempt]]:
+    """Record the results of unfinished trials whose programs had ended by themselves, with exit code 0.
+
+    Their driver was stopped or killed before it had recorded that; the guard has. Returns the ends of these attempts.
+    """
+    ends = list[tuple[Ended, Attempt]]()
+    for trial in trials if isinstance(state.sweep, CommandSweep) else ():
+        attempt = state.last_attempt(trial)
+        if not attempt or attempt.outcome is not TrialStatus.INTERRUPTED or attempt.generation < state.sweep.retrain:
+            continue
+        output = state.output_of(attempt)
+        seconds = completed_seconds(output)
+        if seconds is None:
+            continue
+        completed = replace(attempt, outcome=TrialStatus.FINISHED, seconds=seconds, error="")
+        parsed = _parse(state, completed)
+        outcome, error = _judge(state, completed, parsed)
+        _record(journal, state, attempt, parsed, outcome=outcome, error=error, seconds=seconds)
+        ended = Ended(
+            trial=trial,
+            attempt=attempt.number,
+            status=outcome,
+            metrics=parsed.metrics,
+            error=error or None,
+            seconds=seconds,
+            exit_code=0,
+            output=str(output),
+            metrics_digest=attempt.metrics_digest,
+        )
+        ends.append((journal.record(ended), attempt))
+    if ends:
+        count = count_of(len(ends), "trial")
+        log.info("took the results of %s whose driver was stopped or killed before it had recorded them", count)
+    return ends
 
 
 def reparse_outputs(journal: Journal, state: SweepState) -> None:
@@ -59,7 +98,14 @@ def reparse_output(journal: Journal, state: SweepState, attempt: Attempt) -> tup
 
 
 def _record(
-    journal: Journal, state: SweepState, attempt: Attempt, parsed: ParsedOutput, *, outcome: str, error: str
+    journal: Journal,
+    state: SweepState,
+    attempt: Attempt,
+    parsed: ParsedOutput,
+    *,
+    outcome: str,
+    error: str,
+    seconds: float | None = None,
 ) -> None:
     reread = Reread(
         trial=attempt.trial,
@@ -70,6 +116,7 @@ def _record(
         metrics=parsed.metrics,
         metrics_digest=metrics_digest(state.sweep.program_metrics),
         number=attempt.reread[0] + 1,
+        seconds=seconds,
     )
     update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 

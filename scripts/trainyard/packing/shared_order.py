@@ -12,6 +12,7 @@ from typing import Final
 from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Sweep
 from trainyard.packing.failure_policy import SlotLocation
+from trainyard.packing.saved_outputs import record_completed
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
 from trainyard.planning.attempts import Attempt, Fold, group_by_trial, slurm_job_of
 from trainyard.planning.budget import Spending
@@ -424,6 +425,8 @@ class SharedOrder:
         if not names:
             return taken, []
         state = self.state_now()
+        for event, attempt in record_completed(self._journal, state, names):
+            self.listener(event, attempt)
         return taken, [state.task(name) for name in names if state.end(name) is None]
 
     def state_now(self) -> SweepState:

@@ -269,6 +269,7 @@ class Worker:
                 grace_seconds=setup.grace_seconds,
                 stop_request=self._stop_request,
                 earlier_outputs=request.earlier_outputs if checkpoint else (),
+                records_end=True,
             )
             return (yield from run_user_program(run, self._guard))
 

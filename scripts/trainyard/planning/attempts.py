@@ -121,9 +121,12 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
             attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.metrics_digest
+            is_completed = event.seconds is not None
+            if is_completed:
+                attempt.seconds, attempt.exit_code = event.seconds, 0
             last = max(attempt.epoch_times, default=-1)
             found_now = [row["epoch"] for row in event.rows if row["epoch"] > last]
-            if attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them
+            if is_completed or attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them
                 attempt.epoch_times |= dict.fromkeys(found_now, attempt.end)
         case Epoch(metrics=row):
             attempt.end = time

@@ -144,14 +144,18 @@ class Reread(TrialEvent):
     """The kept output of an ended attempt was read with other `metrics` rules; the last such event counts.
 
     It is the one with the highest number, and not that with the latest time: clocks of nodes differ.
+
+    With `seconds`, the attempt has finished: its program had ended by itself while its driver was stopped or killed.
     """
 
+    optional = frozenset({"seconds"})
     outcome: str
     error: str
     rows: list[Row]
     metrics: Row
     metrics_digest: str  # `heard` in the journal
     number: int = 0  # one more than that of the last such event of the attempt that its author had read
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

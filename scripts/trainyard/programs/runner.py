@@ -69,6 +69,7 @@ class ProgramRun:
     stop_request: StopRequest = field(default_factory=StopRequest)  # made to end it
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
     on_line: Callable[[str], object] = lambda line: None  # called in a thread, with each line of its output
+    records_end: bool = False  # by its guard, as in `ProcessGuard.start`
     is_srun: bool = False
     overdue_code: Callable[[], int | None] = lambda: None  # its exit code, once it should have ended and has not
 
@@ -232,6 +233,7 @@ def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> Guarde
             on_output=output.take,
             claim=run.claim,
             log=run.output,
+            records_end=run.records_end,
         )
     except OSError as error:
         output.take(b"")

@@ -14,6 +14,9 @@ owner:
     one of them is         the other one lets it go on (SIGCONT); if both are, the next attempt does
     stopped (SIGSTOP)
 
+Of a program that ends with exit code 0, unasked, the watcher leaves a record beside its output: the owner, or who gets
+its messages, may be stopped or killed before it has noted the end.
+
 What the owner itself must start, such as Ray and the daemon of MPS, has a mark in its environment instead. The keeper
 kills all processes with the mark once the owner has ended, and then removes their folders.
 
@@ -41,6 +44,7 @@ RELEASE_SECONDS = 10.0  # until processes that have no mark have released their 
 TREE_VARIABLE = "TRAINYARD_TREE"  # the mark: in the environment of a program and of all its descendants
 KEEPER_DIED = signal.SIGRTMIN
 INT_BYTES = 4
+SAVED = b"saved"  # from the owner: the log has the whole output
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
 # A site may send the signals of a job to all its processes.
 RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -243,6 +247,7 @@ class Watcher:
 
     def run(self) -> None:
         """Start the program and watch it until none of its processes is left."""
+        began = time.monotonic()
         program = self._start()
         if program is None:
             return
@@ -267,6 +272,23 @@ class Watcher:
                 self._save_output()
         send_signal(self._keeper, signal.SIGCONT)  # a stopped one would keep the channel and the lock open
         send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "requested": was_requested})
+        if code == 0 and not was_requested and self._request.get("records_end") and self._await_saved_output():
+            leave_record(self._request["log"], time.monotonic() - began)
+
+    def _await_saved_output(self) -> bool:
+        """Wait until the owner has written the rest of the output to the log; False if it died before."""
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        if self._owner >= 0:
+            waiting.register(self._owner, select.POLLIN)
+        message = b"-"
+        while message not in (b"", SAVED):  # or it asked for an end that was reached
+            waiting.poll()
+            try:
+                message = os.read(self._channel, 64) if is_ready(self._channel) else b""
+            except ConnectionError:
+                message = b""
+        return message == SAVED
 
     def _save_output(self) -> None:
         """Read the output in place of the owner: without a reader, the next write would end the program."""
@@ -341,6 +363,9 @@ class Watcher:
 
     def _start(self) -> int | None:
         """Start the program; returns its PID, or None if it cannot be started, which is reported to the owner."""
+        if self._request.get("records_end"):
+            with contextlib.suppress(FileNotFoundError):  # of an attempt with this number that does not count
+                os.unlink(record_path(self._request["log"]))  # noqa: PTH108  (as above)
         failed, fails = os.pipe()
         # The program holds the first end of this pipe, and the watcher alone the other one. When the watcher dies, the
         # kernel kills the program's process group.
@@ -381,6 +406,26 @@ class Watcher:
         os.dup2(self._output_writing, 2)
         command = self._request["command"]
         os.execvpe(command[0], command, self._request["environment"])
+
+
+def record_path(log: str) -> str:
+    """The file beside a program's output in which the guard records that it has ended by itself with exit code 0."""
+    return f"{log.removesuffix('.log')}.ended"
+
+
+def leave_record(log: str, seconds: float) -> None:
+    """Record durably that a program has ended, and how large its output is. The owner removes the record."""
+    path = record_path(log)
+    # Without the output, or if the disk is full, there is no record: the owner's word counts.
+    with contextlib.suppress(OSError):
+        with open(log, "rb") as output:
+            os.fsync(output.fileno())
+            size = os.fstat(output.fileno()).st_size
+        with open(f"{path}.tmp", "w") as file:
+            file.write(json.dumps({"bytes": size, "seconds": round(seconds, 4)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)  # noqa: PTH105  (pathlib takes long to import)
 
 
 def clean_up(tree: str, folders: list[str], command: list[str]) -> None:

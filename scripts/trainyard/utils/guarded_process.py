@@ -19,7 +19,17 @@ from typing import Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.guard import KILL_SECONDS, TREE_VARIABLE, find_tree, is_ready, kill_tree, mark, send_signal
+from trainyard.utils.guard import (
+    KILL_SECONDS,
+    SAVED,
+    TREE_VARIABLE,
+    find_tree,
+    is_ready,
+    kill_tree,
+    mark,
+    record_path,
+    send_signal,
+)
 from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
@@ -50,10 +60,12 @@ class ProcessGuard:
         on_output: Callable[[bytes], None],
         claim: Hold | None = None,
         log: Path | None = None,
+        records_end: bool = False,
     ) -> "GuardedProcess":
         """Start a program in its own session. Its output goes to `on_output`, or to `log` after this process died.
 
-        `on_output` is called in a thread, with b"" once none of its processes runs.
+        `on_output` is called in a thread, with b"" once none of its processes runs. If the guard `records_end`, it
+        notes beside `log` that the program has ended by itself, as `completed_seconds` finds it.
 
         Raises:
             OSError: it cannot be started.
@@ -61,7 +73,7 @@ class ProcessGuard:
         tree = secrets.token_hex(8)
         environment = {**environment, **mark(tree)}
         request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
-        request |= {"log": str(log.absolute())} if log else {}
+        request |= {"log": str(log.absolute()), "records_end": records_end} if log else {}
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         with guard_channel, os.fdopen(writing, "wb"):
@@ -199,12 +211,12 @@ class GuardedProcess:
             return {}
 
     def _follow(self) -> None:
-        """Read the output, and messages until the channel closes: then the guard holds no resource of it any more."""
+        """Read the output until the program has ended, then wait for the guard, which holds no resource of it then."""
         waiting, fields = select.poll(), dict[str, Any]()
         for fd in (self._output, self._channel.fileno()):
             waiting.register(fd, select.POLLIN)
         is_open = True
-        while is_open:
+        while is_open and "code" not in fields:
             for fd, _ in waiting.poll():
                 if fd != self._output:
                     message = self._receive()
@@ -224,8 +236,30 @@ class GuardedProcess:
             self._on_output(chunk)
         self._on_output(b"")
         os.close(self._output)
+        with contextlib.suppress(OSError):  # the guard died
+            self._channel.send(SAVED)
+        while self._receive():
+            pass
         self._channel.close()
         self._ended.set()
+
+
+def completed_seconds(log: Path) -> float | None:
+    """How long a program ran that ended by itself with exit code 0, as its guard has recorded; None otherwise.
+
+    Also None if its output is not as it was then.
+    """
+    try:
+        record = json.loads(Path(record_path(str(log))).read_text())
+        return float(record["seconds"]) if record["bytes"] == log.stat().st_size else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget_completed(log: Path) -> None:
+    """Remove the guard's record: the end is recorded elsewhere."""
+    with contextlib.suppress(OSError):
+        Path(record_path(str(log))).unlink()
 
 
 def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> contextlib.AbstractContextManager[Hold]:

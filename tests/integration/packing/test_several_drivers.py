@@ -75,6 +75,33 @@ def test_a_driver_that_was_stopped_for_long_begins_again_and_nothing_counts_twic
     assert again == [session]
 
 
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed while it was stopped"])
+def test_what_ended_while_its_driver_was_stopped_does_not_run_again(drivers, how):
+    """Neither in a driver that runs beside it nor in one that comes later."""
+    command = "echo {n} >> ran.txt; while ! test -e go; do sleep 0.1; done; echo loss={n}.5"
+    drivers.write(command=command, grid={"n": [0, 1]}, metrics={"pattern": "loss=(?P<loss>{number})"}, retries=0)
+    first = drivers.start(0)
+    wait_until(lambda: len(drivers.ran()) == 1, what="the first trial", while_running=first)
+    first.send_signal(signal.SIGSTOP)
+    (drivers.project.folder / "go").touch()
+    wait_until(lambda: list(drivers.folder.glob("trials/*/output-1.ended")), what="the record of the guard")
+    if how is signal.SIGKILL:
+        drivers.project.kill_session(first)
+    second = drivers.start(1)
+    drivers.end(second)
+    assert drivers.ran() == {"0": 1, "1": 1}
+    fold = Fold(drivers.folder).update()
+    assert sorted(each.metrics["loss"] for each in fold.attempts.values()) == [0.5, 1.5]
+    assert {each.outcome for each in fold.attempts.values()} == {"finished"}
+    assert all(each.seconds > 0 for each in fold.attempts.values())
+    assert each_once(drivers, 2)
+    assert "took the results of 1 trial" in drivers.output(second)
+    if how is signal.SIGSTOP:
+        first.send_signal(signal.SIGCONT)
+        drivers.end(first)
+        assert drivers.ran() == {"0": 1, "1": 1}
+
+
 def test_a_driver_predicts_durations_by_what_others_have_measured(drivers):
     """The first has measured one long trial, the second short ones like the trial that the first takes next."""
     trials = [{"kind": "long", "seed": 0}, *({"kind": "short", "seed": seed} for seed in range(1, 5))]

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from project import ROOT, alive
 from slurm_cluster.waiting import wait_until
-from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
+from trainyard.programs.output import OutputFile
+from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder, completed_seconds
 from trainyard.utils.locks import LockHeldError
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
@@ -64,6 +65,23 @@ import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open("kept", "w"), sys.exit()))
 open("up", "w")
 time.sleep(600)
+"""
+# Hangs with the output that it reads.
+RECORDED_END = """
+import json, os, sys, time
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from trainyard.utils.guarded_process import ProcessGuard
+folder = Path(sys.argv[1])
+(folder / "output-1.log").touch()
+line = ["/bin/sh", "-c", "echo first; while ! test -e go; do sleep 0.1; done; touch gone"]
+def hang(chunk):
+    (folder / "reading").touch()
+    time.sleep(600)
+options = dict(cwd=str(folder), environment=os.environ, grace_seconds=1.0, log=folder / "output-1.log")
+process = ProcessGuard().start(line, on_output=hang, records_end=True, **options)
+print(json.dumps(process.guards), flush=True)
+process.wait()
 """
 HERE = {"cwd": "/", "environment": os.environ, "on_output": lambda chunk: None}
 GUARDS = ("owner", "keeper", "watcher")
@@ -175,6 +193,38 @@ def test_the_end_of_a_program_is_reported_although_a_guard_was_stopped(guard):
     os.kill(process.guards[guard], signal.SIGSTOP)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(60.0) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("command", "is_recorded"),
+    [("echo done", True), ("echo done; exit 3", False), ("kill -9 $$", False), ("echo done; kill -USR1 $PPID", False)],
+    ids=["ended by itself", "failed", "killed", "with its job"],
+)
+def test_a_guard_records_that_a_program_has_ended_by_itself(folder, command, is_recorded):
+    log = folder / "output-1.log"
+    log.with_suffix(".ended").write_text("of an earlier attempt")
+    output = OutputFile(log)
+    options = {"cwd": str(folder), "environment": os.environ, "grace_seconds": 1.0, "records_end": True}
+    process = ProcessGuard().start(["/bin/sh", "-c", command], **options, on_output=output.write, log=log)
+    process.wait(60.0)
+    assert (completed_seconds(log) is not None) == is_recorded
+    assert log.with_suffix(".ended").exists() == is_recorded
+    log.write_text(log.read_text()[:-1])
+    assert completed_seconds(log) is None, "its output is not whole"
+
+
+def test_a_guard_records_no_end_whose_output_the_owner_has_not_saved(folder):
+    """The owner was killed with a part of it that is not in the log."""
+    code = RECORDED_END.format(scripts=str(ROOT / "scripts"))
+    owner = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    guards = [psutil.Process(pid) for pid in json.loads(owner.stdout.readline())]
+    wait_until((folder / "reading").exists, timeout_seconds=60.0, what="the output")
+    (folder / "go").touch()
+    wait_until((folder / "gone").exists, timeout_seconds=60.0, what="the end of the program")
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: not alive(guards), timeout_seconds=60.0, what="the end of the guards")
+    assert not (folder / "output-1.ended").exists()
 
 
 def test_an_owner_whose_guards_were_killed_can_start_the_next_program():

@@ -8,7 +8,7 @@ from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep, summarize_sweep
-from trainyard.packing.saved_outputs import reparse_outputs
+from trainyard.packing.saved_outputs import record_completed, reparse_outputs
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started, journal_files
 from trainyard.planning.plan import plan_sweep
@@ -252,3 +252,36 @@ def test_what_a_killed_driver_had_not_read_is_read_before_the_trial_goes_on(tmp_
     assert attempt.epochs == [{"epoch": epoch, "acc": epoch / 10} for epoch in (1, 2, 3)]
     assert attempt.epoch_times[2] < attempt.epoch_times[3] == attempt.end
     assert (attempt.outcome, state.unfinished, state.to_reparse_first) == (TrialStatus.INTERRUPTED, [trial], [])
+
+
+@pytest.mark.parametrize(
+    ("output", "recorded", "outcome"),
+    [
+        ("loss=0.5\n", "loss=0.5\n", "finished"),
+        ("loss=0.5\n", None, "interrupted"),
+        ("loss=0.", "loss=0.5\n", "interrupted"),
+        ("ready\n", "ready\n", "unreadable"),
+    ],
+    ids=["whole", "no record", "output cut off", "no metrics"],
+)
+def test_a_program_that_had_ended_while_its_driver_was_stopped_has_its_result(tmp_path, output, recorded, outcome):
+    state = state_with(tmp_path, pattern="loss=(?P<loss>{number})")
+    (trial,) = state.trials
+    attempt = {"trial": trial, "attempt": 1}
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.record(Started(**attempt))
+        journal.record(Ended(**attempt, status=TrialStatus.INTERRUPTED))
+    log = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(output)
+    if recorded:
+        log.with_suffix(".ended").write_text(json.dumps({"bytes": len(recorded), "seconds": 7.0}))
+    state = state_with(tmp_path, pattern="loss=(?P<loss>{number})")
+    with session_of(tmp_path / "sweeps/s") as journal:
+        ends = record_completed(journal, state, state.unfinished)
+    assert [event.status for event, _ in ends] == ([] if outcome == "interrupted" else [outcome])
+    state = state_with(tmp_path, pattern="loss=(?P<loss>{number})")
+    last = state.last_attempt(trial)
+    assert (last.outcome, last.number) == (outcome, 1)
+    if outcome == "finished":
+        assert (state.result(trial).metrics, last.seconds, last.epochs[0]["loss"]) == ({"loss": 0.5}, 7.0, 0.5)
