@@ -16,6 +16,10 @@ _HELD_OUT: Final = frozenset((
 ))  # fmt: skip
 
 
+# As Keras, Lightning and most scripts say it. Before the last counter, it is a setting: `early_stopping: true`.
+_STOPS_EARLY: Final = re.compile(r"early[ _-]?stop(?!\w* counter)|did not improve in the last", re.IGNORECASE)
+
+
 class Progress(NamedTuple):
     """The last counter that a program printed together with its total."""
 
@@ -23,14 +27,15 @@ class Progress(NamedTuple):
     number: int
     total: int
     step: int  # from the counter before to this one; the number itself if it is the only one
+    stops_early: bool = False  # whether the program said afterwards that it stops early
 
     @property
     def may_be_complete(self) -> bool:
         """Whether nothing would follow: the next number would be the total or more, as in `step 990/1000` after 980.
 
-        Programs that count from 0 end one before their total.
+        Programs that count from 0 end one before their total. One that stops early has decided that it is complete.
         """
-        return self.number + self.step >= self.total
+        return self.stops_early or self.number + self.step >= self.total
 
     def __str__(self) -> str:
         return f"{self.unit} {self.number} of {self.total}"
@@ -44,6 +49,8 @@ class ProgressReader:
 
     def add_line(self, line: str) -> None:
         """Search a line."""
+        if self.progress and _STOPS_EARLY.search(line):
+            self.progress = self.progress._replace(stops_early=True)
         if "/" not in line and " of " not in line:
             return
         for match in _COUNTER.finditer(line):

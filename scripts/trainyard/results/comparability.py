@@ -25,8 +25,12 @@ def find_incomplete(work: Mapping[str, TrialWork]) -> dict[str, Progress]:
     return {
         name: each
         for name, each in printed.items()
-        if not each.may_be_complete or (each.number < each.total and each.step == 1 and each.unit in reached)
+        if not each.may_be_complete or (_ends_before_total(each) and each.unit in reached)
     }
+
+
+def _ends_before_total(progress: Progress) -> bool:
+    return progress.number < progress.total and progress.step == 1 and not progress.stops_early
 
 
 def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -53,7 +57,7 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
     more = len(incomplete) - len(ends)
     named = ", ".join(ends) + (f" and {more} more" if more else "")
     are = "is not complete: its program" if len(incomplete) == 1 else "are not complete: their programs"
-    return [f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended with exit code 0 early, {named}"]
+    return [f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended early with exit code 0, {named}"]
 
 
 def _describe_epochs(
@@ -73,10 +77,13 @@ def _describe_epochs(
         counts = ", ".join(f"{epoch:.6g} ({_name(names)})" for epoch, names in trials_by_epoch.items())
     key = _explaining_key(last_epochs, settings)
     patient = sum(each.ended_by_patience for each in work.values())
+    stopped = sum(each.progress is not None and each.progress.stops_early for each in work.values())
     if key:
         why = f": `{key}` is varied"
     elif patient:
         why = f": `patience` ended {patient} of them"
+    elif stopped:
+        why = f": {count_of(stopped, 'program')} said to stop early"
     else:
         why = ", and no key explains it: their values may not compare"
     return [f"the finished trials have different numbers of epochs, {counts}{why}"]

@@ -25,7 +25,7 @@ SINGLE_PRECISION: Final = Fraction(1, 10**7)  # relative: what torch reports has
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportedResults:
     """What a trial has reported, without times and counters, which say nothing about its result."""
 
     rows: tuple[frozenset[tuple[str, Any]], ...]
@@ -44,17 +44,17 @@ class Report:
         return sum(min(MOST_DIGITS, _digits(value)) for value in telling) >= ENOUGH_DIGITS
 
 
-def find_identical(state: SweepState, ranking: Ranking) -> dict[Report, list[RankedTrial]]:
+def find_identical(state: SweepState, ranking: Ranking) -> dict[ReportedResults, list[RankedTrial]]:
     """The finished trials that report the same as another one, by what they report; {} if only times are compared."""
     if is_timing(ranking.metric):
         return {}
-    groups: dict[Report, list[RankedTrial]] = {}
+    groups: dict[ReportedResults, list[RankedTrial]] = {}
     for trial in ranking.finished:
         groups.setdefault(_report_of(state, trial.trial), []).append(trial)
     return {report: trials for report, trials in groups.items() if len(trials) > 1}
 
 
-def describe_effects(ranking: Ranking, identical: Mapping[Report, Sequence[RankedTrial]]) -> list[str]:
+def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Sequence[RankedTrial]]) -> list[str]:
     """The keys without effect, and other trials that are identical although they differ in keys: a line each."""
     report_of = {trial.trial: report for report, trials in identical.items() for trial in trials}
     lines, without_effect = list[str](), set[str]()
@@ -82,7 +82,7 @@ def _describe_identical(first: RankedTrial, second: RankedTrial) -> str:
     return f"trials {first.trial} and {second.trial} are identical in all that they report, times aside"
 
 
-def _are_identical(first: RankedTrial, second: RankedTrial, report_of: Mapping[str, Report]) -> bool:
+def _are_identical(first: RankedTrial, second: RankedTrial, report_of: Mapping[str, ReportedResults]) -> bool:
     return first.trial in report_of and report_of[first.trial] == report_of.get(second.trial)
 
 
@@ -99,11 +99,11 @@ def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple
     return [(first, other) for first, *rest in alike.values() for other in rest]
 
 
-def _report_of(state: SweepState, trial: str) -> Report:
+def _report_of(state: SweepState, trial: str) -> ReportedResults:
     result = state.result(trial)
     assert result is not None
     rows = [*state.epochs_of(result), judged_metrics(state, result)]
-    return Report(tuple(frozenset(_results_in(row)) for row in rows))
+    return ReportedResults(tuple(frozenset(_results_in(row)) for row in rows))
 
 
 def _results_in(row: Mapping[str, Any]) -> list[tuple[str, Any]]:

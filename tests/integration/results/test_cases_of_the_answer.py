@@ -79,7 +79,7 @@ def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(p
     stopped = trial_with(state, lr=0.01, limit=0)
     assert ": 2 at its last epoch, 10 of 10, by trial " in first
     assert incomplete == (
-        "1 of 2 finished trials is not complete: its program ended with exit code 0 early, trial "
+        "1 of 2 finished trials is not complete: its program ended early with exit code 0, trial "
         f"{stopped} at iteration 1 of 10"
     )
     assert describe_finished_work(state) == [incomplete]

@@ -20,6 +20,7 @@ def read(*lines):
         (["step 200/1000 loss 0.5", "step 400/1000 loss 0.4"], "step 400 of 1000"),
         (["Iter(train) [ 100/400]", "Iter(train) [ 200/400]", "Iter(val) [50/50]"], "iter 200 of 400"),
         (["epochs:  20%|##  | 2/10 [00:02<00:08]", "epochs:  30%|###  | 3/10 [00:03<00:07]"], "epochs 3 of 10"),
+        (["EarlyStopping()", "Epoch 2/10", "Epoch 3/10", "EarlyStopping counter: 1 out of 5"], "epoch 3 of 10"),
         (["update 1,000 of 20,000", "update 2,000 of 20,000", "Validation step 5/50"], "update 2000 of 20000"),
     ],
 )  # fmt: skip
@@ -37,6 +38,7 @@ def test_a_counter_that_did_not_reach_its_total_is_not_complete(lines, last):
         ["step 980/1000", "step 990/1000"],  # printed every ten
         ["step 500/900"],
         ["Epoch 10/10 step 300/391 loss 0.1"],  # the last batches are not printed
+        ["Epoch 6/100", "Epoch 7/100", "Epoch 7: early stopping"],
     ],
 )
 def test_a_counter_after_which_nothing_is_printed_may_be_complete(lines):

@@ -1,0 +1,47 @@
+"""Which finished trials did not do the same work, and what explains it."""
+
+import pytest
+from trainyard.planning.trial_value import TrialWork
+from trainyard.programs.progress import Progress
+from trainyard.results.comparability import describe_work, find_incomplete
+
+UNEXPLAINED = ", and no key explains it: their values may not compare"
+
+
+def printed(number, total=10, **options):
+    return TrialWork(number, total, Progress("epoch", number, total, 1, **options))
+
+
+def test_a_counter_that_ends_one_before_its_total_counts_from_0_unless_another_reached_it():
+    assert find_incomplete({"a": printed(9), "b": printed(9)}) == {}
+    assert list(find_incomplete({"a": printed(9), "b": printed(10)})) == ["a"]
+    assert list(find_incomplete({"a": printed(4), "b": printed(9)})) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("work", "values", "why"),
+    [
+        ([TrialWork(5), TrialWork(9)], [{"epochs": 5}, {"epochs": 9}], ": `epochs` is varied"),
+        ([TrialWork(5), TrialWork(9)], [{"max_steps": 5}, {"max_steps": 9}], ": `max_steps` is varied"),
+        ([TrialWork(5, ended_by_patience=True), TrialWork(9)], [{"lr": 1}, {"lr": 2}], ": `patience` ended 1 of them"),
+        ([printed(5, stops_early=True), printed(10)], [{"lr": 1}, {"lr": 2}], ": 1 program said to stop early"),
+        ([TrialWork(5), TrialWork(9)], [{"lr": 1}, {"lr": 2}], UNEXPLAINED),
+        ([TrialWork(5), TrialWork(9)], [{"epochs": 9}, {"epochs": 9}], UNEXPLAINED),
+    ],
+)  # fmt: skip
+def test_different_numbers_of_epochs_are_said_with_what_explains_them(work, values, why):
+    low, high = (each.last_epoch for each in work)
+    assert describe_work(dict(zip("ab", work, strict=True)), dict(zip("ab", values, strict=True))) == [
+        f"the finished trials have different numbers of epochs, {low} (trial a), {high} (trial b){why}"
+    ]
+
+
+def test_trials_with_the_same_number_of_epochs_need_no_words():
+    work = {"a": TrialWork(9), "b": TrialWork(9), "without epochs": TrialWork()}
+    assert describe_work(work, {name: {"lr": 1} for name in work}) == []
+
+
+def test_many_numbers_of_epochs_are_said_as_a_range():
+    work = {str(number): TrialWork(number) for number in range(3, 20)}
+    (line,) = describe_work(work, {name: {"lr": 1} for name in work})
+    assert line.startswith("the finished trials have different numbers of epochs, 3 to 19, and no key")
