@@ -15,13 +15,14 @@ STRATEGIES = pd.DataFrame(
         "strategy": ["separate_jobs", "job_array", "packed"],
         "jobs": [3, 3, 2],
         "gpus_per_job": [1, 1, 2],
-        "requested_seconds_per_job": [7.7, 12, 6.5],
-        "requested_job_seconds": [23.0, 36, 13],
-        "requested_gpu_seconds": [23.0, 36, 26],
+        "requested_seconds_per_job": [11.5, 18, 6.5],
+        "requested_job_seconds": [34.5, 54, 13],
+        "requested_gpu_seconds": [34.5, 54, 26],
         "running_gpu_seconds": 17.0,
-        "wasted_gpu_seconds": [6, 19, 9],
-        "wasted_fraction": [6 / 23, 19 / 36, 9 / 26],
+        "wasted_gpu_seconds": [6, 6, 9],
+        "wasted_fraction": [6 / 23, 6 / 23, 9 / 26],
         "startup_gpu_seconds": [6, 6, 2],
+        "used_gpu_seconds": [23.0, 23, 26],
     }
 )
 JOBS = pd.DataFrame(

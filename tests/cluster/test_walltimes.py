@@ -15,6 +15,7 @@ from submitting import (
     snakemake_in_background,
 )
 from sweep_journals import attempts_in
+from trainyard.planning.accounting import PADDING
 
 pytestmark = pytest.mark.slow
 
@@ -57,10 +58,11 @@ def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     assert packed["basis"] == "measured: journal and sacct"
     assert (packed["jobs"], packed["gpus_total"]) == (1, 2), "only the second job counts"
     assert packed["requested_gpu_seconds"] == 2 * foreseen["requested_seconds"]
+    assert packed["used_gpu_seconds"] == pytest.approx(2 * record.elapsed_seconds, abs=2), "what sacct has"
     trials = pd.read_csv(second / "trials.csv")["seconds"]
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(trials.sum(), rel=0.01)
     startup = array["startup_gpu_seconds"] / array["jobs"]
-    assert array["requested_seconds_per_job"] - startup == pytest.approx(trials.max(), rel=0.01)
+    assert array["requested_seconds_per_job"] / PADDING - startup == pytest.approx(trials.max(), rel=0.01)
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"]
 
 

@@ -81,16 +81,19 @@ def test_the_cost_of_a_sweep_is_compared_with_other_strategies(done):
     assert list(rows.index) == ["separate_jobs", "job_array", "packed"]
     array, packed, seconds = rows.loc["job_array"], rows.loc["packed"], trials["seconds"]
     startup = array["startup_gpu_seconds"] / 4
-    assert array["requested_seconds_per_job"] == pytest.approx(seconds.max() + startup)
-    assert array["requested_gpu_seconds"] == pytest.approx(4 * (seconds.max() + startup))
+    assert array["requested_seconds_per_job"] == pytest.approx(1.5 * (seconds.max() + startup))
+    assert array["requested_gpu_seconds"] == pytest.approx(6 * (seconds.max() + startup))
+    assert array["used_gpu_seconds"] == pytest.approx(seconds.sum() + array["startup_gpu_seconds"])
     assert (rows["wasted_gpu_seconds"] >= rows["startup_gpu_seconds"] * 0.999).all()
     assert (rows["running_gpu_seconds"] - seconds.sum()).abs().max() < 1e-6
     assert (packed["jobs"], packed["gpus_total"]) == (1, 2)
     assert packed["makespan_seconds"] >= packed["makespan_lower_bound_seconds"]
     assert packed["basis"].startswith("measured: journal")
+    assert packed["basis"].endswith("; the trials ran on CPUs: a slot counts as a GPU")
     job = read(done, "sweeps/lr/jobs.csv").iloc[0]
     parts = ["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]
     assert job[parts].sum() == pytest.approx(2 * job["elapsed_seconds"])
+    assert packed["used_gpu_seconds"] == pytest.approx(2 * job["elapsed_seconds"])
     page = (done.results / "tables/sweeps/lr.html").read_text()
     assert f"{job['start']:,.0f}" not in page, "a date"
     assert "best val_accuracy (highest): " in page

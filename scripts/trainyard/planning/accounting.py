@@ -1,10 +1,12 @@
 """Accounting of a sweep: what its jobs requested and used, and what the same trials would cost by other strategies.
 
-"Requested" is what jobs request from the scheduler: it determines the time in the queue, and blocks other users.
-"Wasted" is the part of it in which no trial ran that produced a result: start-up, failed attempts, idle slots, and
-unused walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the
-durations of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes
-as long as the start of a slot's worker process. Jobs are charged in units: GPUs, or in a sweep without GPUs, CPUs.
+"Requested" is what jobs request from the scheduler: it determines the time in the queue. "Used" is what they had, from
+their starts to their ends: Slurm charges it, and it costs. "Wasted" is the part of what was used in which no trial ran
+that produced a result: start-up, failed attempts and idle slots. The definitions are the same for every strategy.
+Strategies that were not run are computed from the durations of the trials, on a cluster that runs all jobs at once.
+Each of their jobs starts its own program, which takes as long as the start of a slot's worker process, and ends with
+its trial. Whoever submits them does not know the durations: each requests `PADDING` times what turns out to be needed.
+Jobs are charged in units: GPUs, or in a sweep without GPUs, CPUs.
 """
 
 import logging
@@ -12,7 +14,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.sweep import Unit
@@ -26,7 +28,9 @@ from trainyard.utils.errors import UserError
 if TYPE_CHECKING:  # it takes a second to import, which a dry run does not have
     import pandas as pd
 
-COMPUTED = "computed from the measured durations of the trials"
+PADDING: Final = 1.5  # requested over needed walltime, where the duration of a trial is not known
+COMPUTED = f"computed from the measured durations of the trials; requests {PADDING:g} times the walltime that they need"
+ON_CPUS = "; the trials ran on CPUs: a slot counts as a GPU"
 JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "finished", "stopped", "diverged", "failed", "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
@@ -54,13 +58,14 @@ class Strategy:
     units_total: int  # allocated at the same time, at most
     requested_unit_seconds: float  # including start-up
     running_unit_seconds: float  # of attempts with a result, by their own clocks, and of what these continued
-    wasted_unit_seconds: float  # requested minus running
-    wasted_fraction: float
+    wasted_unit_seconds: float  # used minus running
+    wasted_fraction: float  # of the used ones
     makespan_seconds: float  # from the start of the first trial to the end of the last
     makespan_lower_bound_seconds: float  # on as many slots
     startup_unit_seconds: float  # once per job or slot; a part of the wasted ones
     slots: int  # at the same time, at most
     basis: str
+    used_unit_seconds: float  # of all jobs, from their starts to their ends
 
 
 def estimate_others(
@@ -68,8 +73,8 @@ def estimate_others(
 ) -> list[Strategy]:
     """The strategies that packing is compared with: separate jobs, and a job array.
 
-    A separate job requests exactly the duration of its trial, which is unknown beforehand in practice; a task of the
-    array, the longest duration. Each also requests the `startup` seconds of its program, up to its first step.
+    A job starts its program, which takes `startup` seconds up to its first step, and ends with its trial. A separate
+    job requests `PADDING` times as much walltime, a task of the array `PADDING` times that of the longest trial.
     """
     units, count = max(1, math.ceil(units_per_trial)), len(durations)  # Slurm allocates whole GPUs
     longest = max(durations, default=0.0)
@@ -77,8 +82,9 @@ def estimate_others(
     return [
         make_strategy(
             name,
-            [(startup + each, units) for each in seconds],
+            [(PADDING * (startup + each), units) for each in seconds],
             durations,
+            used_unit_seconds=units * (sum(durations) + count * startup),
             running_unit_seconds=sum(durations) * units_per_trial,
             units_total=units * count,
             slots=max(1, count),
@@ -95,6 +101,7 @@ def make_strategy(
     requests: Sequence[RequestedJob],
     durations: Sequence[float],
     *,
+    used_unit_seconds: float,
     running_unit_seconds: float,
     units_total: int,
     slots: int,
@@ -114,13 +121,14 @@ def make_strategy(
         units_total=units_total,
         requested_unit_seconds=unit_seconds,
         running_unit_seconds=running_unit_seconds,
-        wasted_unit_seconds=unit_seconds - running_unit_seconds,
-        wasted_fraction=(unit_seconds - running_unit_seconds) / unit_seconds if unit_seconds else 0.0,
+        wasted_unit_seconds=used_unit_seconds - running_unit_seconds,
+        wasted_fraction=(used_unit_seconds - running_unit_seconds) / used_unit_seconds if used_unit_seconds else 0.0,
         makespan_seconds=makespan,
         makespan_lower_bound_seconds=lower_bound(durations, slots),
         startup_unit_seconds=startup_unit_seconds,
         slots=slots,
         basis=basis,
+        used_unit_seconds=used_unit_seconds,
     )
 
 
@@ -315,7 +323,8 @@ def _basis(record: JobRecord | None) -> str:
 def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
     """The rows of strategies.csv: separate jobs and a job array, computed, and packed, as measured.
 
-    Without a requested walltime (on one machine), packed counts as requesting its elapsed time. Its running seconds are
+    Without a requested walltime (on one machine), packed counts as requesting its elapsed time. What it used is that of
+    Slurm's accounting, or of the journals without it. Its running seconds are
     those of the results in jobs.csv that count now.
     """
     ends = [end for name in state.trials if (end := state.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
@@ -325,13 +334,17 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
     startups = [seconds for job in counted for seconds in job.run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
     units = state.max_slots.units_per_trial
-    computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED)
+    # Without a scheduler, nobody was charged for GPUs.
+    is_local = all(job.run.info.job in ("", "local") for job in counted)
+    devices = {each.location.device for attempts in state.attempts.values() for each in attempts}
+    on_cpus = ON_CPUS if is_local and state.sweep.slots.has_gpus and devices == {"cpu"} else ""
+    computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED + on_cpus)
     kept = state.kept_seconds()
     running = sum(job.running_unit_seconds(kept) for job in jobs)
-    return [*computed, _packed(durations, counted, running=running)]
+    return [*computed, _packed(durations, counted, running=running, on_cpus=on_cpus)]
 
 
-def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float) -> Strategy:
+def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float, on_cpus: str) -> Strategy:
     requested = [(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
     is_requested = all(job.requested_seconds for job in jobs)
     runs = [job.run for job in jobs]
@@ -340,12 +353,13 @@ def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running
         "packed",
         requested,
         durations,
+        used_unit_seconds=sum(job.elapsed_seconds * job.units for job in jobs),
         running_unit_seconds=running,
         units_total=_most_at_once(runs, [job.units for job in jobs]),
         slots=max(1, _most_at_once(runs, [run.info.slots or 1 for run in runs])),
         makespan=covered_seconds(busy),
         startup_unit_seconds=sum(job.startup_seconds * job.units for job in jobs),
-        basis=_basis(jobs[-1].record if jobs else None) + ("" if is_requested else NOT_REQUESTED),
+        basis=_basis(jobs[-1].record if jobs else None) + ("" if is_requested else NOT_REQUESTED) + on_cpus,
     )
 
 

@@ -38,7 +38,7 @@ class PlannedJob:
     asked_gpu_hours: float | None = None
     predicted_gpu_hours: float | None = None
     predicted_cost: float | None = None
-    wasted_fraction: float | None = None  # of the requested GPU-hours or CPU-hours
+    wasted_fraction: float | None = None  # of the predicted GPU-hours or CPU-hours
     cpus: int = 0  # of a job of a sweep without GPUs, which is charged for them
     asked_cpu_hours: float | None = None
     predicted_cpu_hours: float | None = None
@@ -135,7 +135,7 @@ def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) ->
 
 def _plan_alternative(plan: Plan, strategy: Strategy) -> PlannedJob:
     """The jobs of another strategy for a sweep."""
-    used = (strategy.running_unit_seconds + strategy.startup_unit_seconds) / 3600
+    used = strategy.used_unit_seconds / 3600
     asked = strategy.requested_unit_seconds / 3600
     return PlannedJob(
         strategy=strategy.strategy,
@@ -247,6 +247,7 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
         "packed",
         [(60.0 * request.walltime_minutes, request.slots.units)] * request.all_jobs,
         durations,
+        used_unit_seconds=3600 * (request.used_hours or 0.0),
         running_unit_seconds=sum(durations) * share,
         units_total=request.slots.units * request.parallel_jobs,
         slots=request.slot_count,

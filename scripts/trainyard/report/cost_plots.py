@@ -58,8 +58,11 @@ def plot_packing(
     axes.set_xlabel(
         f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{omitted}; orange: start-up"
     )
-    requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.0f}" for name in counts]
-    style.set_title(axes, f"requested {unit}-seconds: {requested[0]} as job array, {requested[1]} packed")
+    array, packed = (
+        f"{table.loc[name, 'used_gpu_seconds']:,.0f} of {table.loc[name, 'requested_gpu_seconds']:,.0f}"
+        for name in counts
+    )
+    style.set_title(axes, f"{unit}-seconds used of those requested: {array} as job array, {packed} packed")
 
 
 def _draw_array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
@@ -139,7 +142,7 @@ def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame
 
 
 def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: str = "GPU") -> None:
-    """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, and of each kind of waste."""
+    """The GPU-seconds (or CPU-seconds: `unit`) of each strategy: of trials, of each kind of waste, and not used."""
     rows = np.arange(len(strategies))
     left, most = pd.Series(0.0, strategies.index), strategies["requested_gpu_seconds"].max()
     if not most > 0:
@@ -154,12 +157,15 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
     names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
     style.label_rows(axes, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
     axes.margins(x=0.15)
-    axes.set_xlabel(f"requested {unit}-seconds")
+    axes.set_xlabel(f"{unit}-seconds; wasted: the share of what was used in which no trial with a result ran")
     style.figure_of(axes).legend(loc="outside upper center", ncols=3, fontsize=9)
 
 
 def _requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, tuple["pd.Series[float]", str]]:
-    """What each strategy requests, by its use: GPU-seconds and color. Only jobs that ran can fail or be idle."""
+    """What each strategy requests, by its use: GPU-seconds and color. Only jobs that ran can fail or be idle.
+
+    A job that Slurm let run beyond its walltime has used more than it requested.
+    """
     counted, packed = _counted(jobs), strategies["strategy"] == "packed"
     startup = strategies["startup_gpu_seconds"]
     left = (strategies["wasted_gpu_seconds"] - startup).clip(lower=0)
@@ -168,7 +174,8 @@ def _requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, 
         lost = (packed * counted.get(f"{name}_gpu_seconds", pd.Series(0.0)).sum()).clip(upper=left)
         parts[label] = lost, color
         left = left - lost
-    return parts | {"requested, not used": (left, UNUSED)}
+    unused = (strategies["requested_gpu_seconds"] - strategies["used_gpu_seconds"]).clip(lower=0)
+    return parts | {"otherwise wasted": (left, IDLE), "requested, not used": (unused, UNUSED)}
 
 
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:

@@ -15,11 +15,13 @@ from trainyard.report.pages import MAX_ROWS, Part, Parts, ReportTable, write_pag
 from trainyard.report.study_plots import rank_trials
 from trainyard.report.sweep_tables import (
     RESERVED,
+    counted_unit,
     curve_column,
     metric_column,
     ranking_table,
     stopping_table,
     summarize_savings,
+    timeline_table,
 )
 from trainyard.report.trial_charts import trial_charts
 from trainyard.results.answer import describe_answer
@@ -81,8 +83,14 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     ranking = rank_sweep(state)
     write_best(config, state, ranking)
     write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
-    if not state.sweep.slots.has_gpus:  # the columns about GPUs are 0
+    unit = counted_unit(state.sweep.slots.unit, timeline_table(state))
+    if unit == "CPU":  # the columns about GPUs are 0
         strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
+    elif unit == "slot":
+        jobs = jobs.drop(columns="gpus")  # their number is in `slots`
+        strategies, jobs = (
+            table.rename(columns=lambda name: name.replace("gpu", "slot")) for table in (strategies, jobs)
+        )
     arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
     curve = curve_column(epochs, [ranking.metric, "val_loss"], varied_keys(list(state.trials.values())))
     charted = rank_trials(state, arranged.frame.head(MAX_ROWS), ranking)

@@ -70,27 +70,29 @@ def _charged(tables: SweepResults) -> Unit:
 
 
 def describe_cost(tables: SweepResults, pricing: Pricing) -> str:
-    """What a sweep requested, and its price; "" before its first job."""
+    """What the jobs of a sweep used, its price, and what they requested; "" before its first job."""
     if tables.jobs.empty:
         return ""
-    unit = _charged(tables)
-    seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
+    unit, packed = _charged(tables), _strategy(tables, "packed")
+    used, requested = (packed[f"{what}_{unit.lower()}_seconds"] for what in ("used", "requested"))
     if unit == "GPU" and is_on_cpus(tables.timeline) and (tables.jobs["job"] == "local").all():
-        return f"{format_duration(seconds)} of slots on CPUs requested, no GPU time"
-    hours = seconds / 3600
-    cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per {unit}-hour"
-    return f"{hours:,.3g} {unit}-hours requested{cost}"
+        return f"{format_duration(used)} of slots on CPUs used, no GPU time"
+    price = pricing.per_hour(unit)
+    cost = "" if price is None else f", {price * used / 3600:,.2f} at {price:g} per {unit}-hour"
+    beside = "" if requested == used else f"; {requested / 3600:,.3g} requested"
+    return f"{used / 3600:,.3g} {unit}-hours used{cost}{beside}"
 
 
 def _describe_waste(tables: SweepResults) -> str:
     packed, unit = _strategy(tables, "packed"), _charged(tables).lower()
-    if not packed[f"requested_{unit}_seconds"]:
+    if not packed[f"used_{unit}_seconds"]:
         return "nothing"
-    startup = packed[f"startup_{unit}_seconds"] / packed[f"requested_{unit}_seconds"]
-    array, separate = (_strategy(tables, name)["wasted_fraction"] for name in ("job_array", "separate_jobs"))
+    startup = packed[f"startup_{unit}_seconds"] / packed[f"used_{unit}_seconds"]
+    array = _strategy(tables, "job_array")
+    times = array[f"requested_{unit}_seconds"] / (array[f"used_{unit}_seconds"] or 1.0)
     return (
-        f"{packed['wasted_fraction']:.0%} of what was requested ({startup:.0%} to start programs); the same trials "
-        f"would waste {array:.0%} as a job array, and {separate:.0%} as separate jobs of exactly the right length"
+        f"{packed['wasted_fraction']:.0%} of what was used ({startup:.0%} to start programs); the same trials would "
+        f"waste {array['wasted_fraction']:.0%} as a job array, which would request {times:.1f} times what it uses"
     )
 
 

@@ -16,6 +16,7 @@ from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import fit_digest, result_digest
 from trainyard.planning import job_costs
+from trainyard.planning.accounting import PADDING
 from trainyard.planning.job_costs import (
     compare_planned_strategies,
     describe_scale,
@@ -117,8 +118,8 @@ def test_trials_on_two_gpus_are_planned_and_charged_as_slots_of_two(tmp_path):
         assert row.running_unit_seconds == pytest.approx(2 * 7 * 3600, rel=0.05)
     assert (packed.slots, packed.units_per_job, packed.units_total) == (2, 4, 4)
     assert (array.jobs, array.units_per_job, array.units_total) == (2, 2, 4)
-    assert array.requested_unit_seconds == pytest.approx(2 * 8 * 3600, rel=0.05)
-    assert separate.requested_unit_seconds == pytest.approx(2 * 7 * 3600, rel=0.05)
+    assert array.requested_unit_seconds == pytest.approx(PADDING * 2 * 8 * 3600, rel=0.05)
+    assert separate.requested_unit_seconds == pytest.approx(PADDING * 2 * 7 * 3600, rel=0.05)
 
 
 def test_durations_on_another_number_of_gpus_predict_until_there_are_better_ones(tmp_path):
@@ -140,8 +141,9 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
     assert packed.predicted_cost == pytest.approx(2 * packed.predicted_gpu_hours)
     assert packed.asked_gpu_hours == pytest.approx(2 * packed.walltime_minutes / 60)
     assert packed.walltime_minutes * 60 >= min(packed.predicted_high_seconds, 7 * 3600), "at most one after another"
-    assert (array.jobs, array.gpus, array.asked_gpu_hours) == (2, 1, pytest.approx(8, rel=0.05))
-    assert found["separate_jobs"].asked_gpu_hours == pytest.approx(7, rel=0.05)
+    assert (array.jobs, array.gpus, array.asked_gpu_hours) == (2, 1, pytest.approx(PADDING * 8, rel=0.05))
+    assert found["separate_jobs"].asked_gpu_hours == pytest.approx(PADDING * 7, rel=0.05)
+    assert array.predicted_gpu_hours == pytest.approx(7, rel=0.05), "each task ends with its trial"
     assert packed.basis == "2 measured trials"
     limited = next(
         row
@@ -176,7 +178,7 @@ def test_a_sweep_without_gpus_is_planned_in_cpus(tmp_path):
     assert packed.asked_cpu_hours == pytest.approx(8 * packed.walltime_minutes / 60)
     assert packed.predicted_cost == pytest.approx(3 * packed.predicted_cpu_hours)
     assert (packed.asked_gpu_hours, packed.predicted_gpu_hours) == (None, None)
-    assert array.asked_cpu_hours == pytest.approx(32, rel=0.05)
+    assert array.asked_cpu_hours == pytest.approx(PADDING * 32, rel=0.05)
     console = Console(file=io.StringIO(), width=200)
     console.print(plan_table(rows))
     assert "CPU-hours" in console.file.getvalue()

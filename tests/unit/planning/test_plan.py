@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sweep_journals import record_attempt, session_of
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
+from trainyard.planning.accounting import PADDING
 from trainyard.planning.attempts import Session
 from trainyard.planning.job_costs import compare_planned_strategies, summarize_cost, summarize_plan
 from trainyard.planning.journal import SessionStarted
@@ -685,8 +686,8 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     assert priced.request.used_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
     assert priced.request.predicted_seconds == pytest.approx(9600, rel=0.05)
     separate, array, packed = compare_planned_strategies(priced)
-    assert separate.requested_unit_seconds == pytest.approx(16800, rel=0.05)
-    assert array.requested_unit_seconds == pytest.approx(19200, rel=0.05)
+    assert separate.requested_unit_seconds == pytest.approx(PADDING * 16800, rel=0.05)
+    assert array.requested_unit_seconds == pytest.approx(PADDING * 19200, rel=0.05)
     assert packed.requested_unit_seconds == 2 * 60 * priced.request.walltime_minutes
     assert {each.basis for each in compare_planned_strategies(priced)} == {"predicted"}
     words = summarize_cost(priced)
@@ -696,7 +697,10 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
     sessions = [*priced.state.sessions, Session(SessionStarted(), slot_startups=[360.0])]
     words = summarize_cost(replace(priced, state=replace(priced.state, sessions=sessions)))
-    assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours requested, 0.2 of them to start programs; as 2" in words
+    assert (
+        f"as 2 separate jobs: {hours[0] + 0.2 * PADDING:.3g} GPU-hours requested, 0.2 of them to start programs; as 2"
+        in words
+    )
 
 
 @pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])

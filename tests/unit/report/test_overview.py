@@ -24,8 +24,8 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert "lr = 4" in summary.answer
     assert summary.facts["ran"].startswith("4 trials: 2 finished, 1 diverged, 1 failed; 1 job, 50 s, from 2027-01-15")
     assert summary.facts["ran"].endswith("on node n1, NVIDIA H200")
-    assert summary.cost == "0.0278 GPU-hours requested, 0.10 at 3.6 per GPU-hour"
-    assert summary.facts["wasted"].startswith("72% of what was requested (20% to start programs)")
+    assert summary.cost == "0.0278 GPU-hours used, 0.10 at 3.6 per GPU-hour"
+    assert summary.facts["wasted"].startswith("72% of what was used (20% to start programs)")
     assert summary.facts["duration"].startswith("40 s from the first trial's start to the last one's end; on 2 slots")
     assert summary.facts["predicted"] == "2 trials took 25% more than predicted"
     assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
@@ -235,7 +235,7 @@ def test_all_repeats_of_a_scaling_study_have_their_cost(tmp_path):
 def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)], gpu_hour=2.5)
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.cost == "1 min 40 s of slots on CPUs requested, no GPU time"
+    assert summary.cost == "1 min 40 s of slots on CPUs used, no GPU time"
     assert summary.facts["failed"].startswith("none of ")
 
 

@@ -197,20 +197,36 @@ PLOTS = {
     ),
     "packing": (
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
-        ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 as job array, 26 packed", "orange: start-up"],
+        [
+            "3 jobs",
+            "26% wasted",
+            "2 x 2 slots",
+            "35% wasted",
+            "23 of 54 as job array, 26 of 26 packed",
+            "orange: start-up",
+        ],
     ),
     "waste": (
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS),
-        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up", "failed or interrupted", "idle slots"],
+        [
+            "job array",
+            "3 x 18 s",
+            "26% wasted",
+            "35% wasted",
+            "start-up",
+            "failed or interrupted",
+            "idle slots",
+            "not used",
+        ],
     ),
     "packing of hours": (
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, OF_HOURS),
-        ["requested GPU-seconds: 36,000 as job array"],
+        ["GPU-seconds used of those requested: 23,000 of 54,000 as job array"],
     ),
-    "waste of hours": (lambda axes: cost_plots.plot_waste(axes, OF_HOURS, JOBS), ["3 x 3 h 20 min"]),
+    "waste of hours": (lambda axes: cost_plots.plot_waste(axes, OF_HOURS, JOBS), ["3 x 5 h"]),
     "packing on CPUs": (
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
-        ["requested CPU-seconds: 36 as job array", "2 x 1 slot<"],
+        ["CPU-seconds used of those requested: 23 of 54 as job array", "2 x 1 slot<"],
     ),
     "waste of nothing": (
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES.assign(requested_gpu_seconds=0.0), JOBS.iloc[:0]),
@@ -272,14 +288,15 @@ def test_the_waste_of_packed_jobs_is_split_by_its_reasons():
         return {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
 
     parts = {"running trials": [17, 17, 17], "start-up": [6, 6, 2]}
-    failed, idle, unused = "failed or interrupted attempts", "idle slots", "requested, not used"
-    assert widths(JOBS) == parts | {failed: [0, 0, 4], idle: [0, 0, 3], unused: [0, 13, 0]}
+    parts["requested, not used"] = [11.5, 31, 0]
+    failed, idle, rest = "failed or interrupted attempts", "idle slots", "otherwise wasted"
+    assert widths(JOBS) == parts | {failed: [0, 0, 4], idle: [0, 0, 3]}
     other = JOBS.assign(counted=[False, True])  # `retrain` has overruled the first one
-    assert widths(other) == parts | {idle: [0, 0, 2], unused: [0, 13, 5]}
+    assert widths(other) == parts | {idle: [0, 0, 2], rest: [0, 0, 5]}
     more = JOBS.assign(failed_gpu_seconds=5.0)
-    assert widths(more) == parts | {failed: [0, 0, 7], unused: [0, 13, 0]}, "together what was requested"
+    assert widths(more) == parts | {failed: [0, 0, 7]}, "together what was used"
     before = JOBS.drop(columns=["failed_gpu_seconds", "idle_gpu_seconds"])
-    assert widths(before) == parts | {unused: [0, 13, 7]}
+    assert widths(before) == parts | {rest: [0, 0, 7]}
 
 
 def test_a_line_of_speedups_joins_scales_in_the_order_of_their_gpus():
