@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 from trainyard.cli import command_line
+from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.slurm_queries import count_idle_gpus
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
@@ -56,7 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     for plan in plans:
         draw_plan(plan, results)
     console = Console(width=None if Console().is_terminal else 160)
-    console.print(plan_table(found))
+    console.print(plan_table(found, on_cpus=arguments.runtime_minutes is None and not has_gpu()))
     if plans and arguments.runtime_minutes is not None:
         _compare_shapes(plans, queue, config, results, console)
     log.info("plan: %s, with a plot for each sweep", table)

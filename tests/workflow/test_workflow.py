@@ -158,14 +158,14 @@ def test_the_best_trial_is_trained_again_from_best_yaml(done):
     trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
     winner = trials.loc[trials["val_accuracy"].idxmax()]
     same = done.snakemake("-n", "--configfile", str(best))
-    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in same
+    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 CPU" in same
     assert "scaling lr-best: training at 1x1" in same
     project = Project(done.folder / "again")
     project.folder.mkdir()
     project.config_file = best
     project.stage()
     output = project.run(*project.script("sweep", "--sweep", "lr-best")).stdout
-    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in output
+    assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 CPU" in output
     (again,) = read(project, "sweeps/lr-best/trials.csv").to_dict("records")
     for column in ("trial", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"):
         assert again[column] == winner[column]
@@ -254,7 +254,7 @@ def test_of_five_added_trials_these_five_run(project, done):
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
     project.write(grown)
     output = project.snakemake("sweeps")
-    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in output
+    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 CPU; predicted" in output
     assert output.count("validation accuracy") == 5
     attempts = read(project, "sweeps/lr/trials.csv").set_index("trial")["attempts"]
     assert attempts.to_dict() == dict.fromkeys(attempts.index, 1)

@@ -14,6 +14,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from trainyard.checks.findings import Finding
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
+from trainyard.cluster.gpus import has_gpu
 from trainyard.planning.job_costs import PlannedJob
 from trainyard.utils.text import count_of
 
@@ -72,7 +73,8 @@ class _Plan(logging.Filter):
         shown = [job for job in self._jobs if job.rule_name in LINES and job.wildcards.get("job", "0") == "0"]
         shown.sort(key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
         names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
-        table = _table([row for row in self._rows() if row.job in names and row.is_submitted])
+        rows = [row for row in self._rows() if row.job in names and row.is_submitted]
+        table = _table(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu())
         lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
         others = sum(job.rule_name not in LINES for job in self._jobs)
         rest = f"then {count_of(others, 'step')} here for tables, plots and the report; `-np` lists every job"
@@ -85,7 +87,7 @@ class _Plan(logging.Filter):
         return {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
 
 
-def _table(rows: list[PlannedJob]) -> list[str]:
+def _table(rows: list[PlannedJob], *, on_cpus: bool) -> list[str]:
     if not rows:
         return []
     from rich.console import Console  # takes a tenth of a second to import
@@ -94,5 +96,5 @@ def _table(rows: list[PlannedJob]) -> list[str]:
 
     console = Console(width=None if Console().is_terminal else PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(plan_table(rows))
+        console.print(plan_table(rows, on_cpus=on_cpus))
     return [capture.get()]

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from trainyard.checks.program_checks import describe_environment
 from trainyard.cli.profile import Profile
+from trainyard.cluster.gpus import has_gpu
 from trainyard.config.config import Config
 from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, split_scale
@@ -331,7 +332,7 @@ class SweepJobs(Jobs):
             return summarize_plan(plan)
         environment = describe_environment(plan.state.sweep)
         if not self._profile.has_scheduler:
-            return f"{summarize_plan(plan)}{environment}"
+            return f"{summarize_plan(plan, on_cpus=not has_gpu())}{environment}"
         request, most = plan.request, plan.state.max_slots
         most_gpus = most.gpus * (most.most_jobs if plan.state.sweep.goal else 1)  # without a goal, each may start alone
         is_fixed = plan.fixed_minutes is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster import host, slurm_allocation
-from trainyard.cluster.gpus import run_mps
+from trainyard.cluster.gpus import has_gpu, run_mps
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
@@ -196,7 +196,8 @@ def _run(
     if isinstance(sweep, TrainSweep):
         Staged(results / "data" / sweep.dataset).check_images()
     find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
-    log.info(summarize_plan(plan))
+    on_cpus = slurm_allocation.job_id() == "local" and not has_gpu()
+    log.info(summarize_plan(plan, on_cpus=on_cpus))
     order = SharedOrder(plan.state, journal, watch, fold, find_sweep=lambda: find_config().sweeps[name])
     if not order.has_work():
         order.await_others()

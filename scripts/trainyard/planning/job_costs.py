@@ -258,8 +258,11 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     return [*others, packed]
 
 
-def summarize_plan(plan: Plan) -> str:
-    """The work, the request and the predicted time of a sweep's jobs: one line for `snakemake -n`."""
+def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
+    """The work, the request and the predicted time of a sweep's jobs: one line for `snakemake -n`.
+
+    With `on_cpus`, the sweep runs on a machine without a GPU, and its slots have none.
+    """
     state, slots = plan.state, plan.request.slots
     again = ", ".join(filter(None, [*_describe_again(plan.state), plan.new_search]))
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
@@ -268,7 +271,7 @@ def summarize_plan(plan: Plan) -> str:
     if not state.unfinished:
         what += f"; {reached}" if (reached := state.describe_budget()) else ""
         return f"sweep {state.name}: {what}; only the tables will be written"
-    requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
+    requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan, on_cpus=on_cpus)}"
     if slots.most_jobs > 1:
         basis = f" (auto: {plan.request.jobs_basis})" if plan.request.jobs_basis else ""
         requested = f"{count_of(plan.request.parallel_jobs, 'job')}{basis} with {requested}"
@@ -311,10 +314,10 @@ def _describe_again(state: SweepState) -> Iterator[str]:
     yield f"{len(stopped)} stopped early {by}"
 
 
-def _describe_slot(plan: Plan) -> str:
+def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
     """What a slot has, as in `0.5 GPU and 4 CPUs`."""
     slots, cpus = plan.request.slots, count_of(plan.request.slots.cpus_per_trial, "CPU")
-    if not slots.has_gpus:
+    if on_cpus or not slots.has_gpus:
         return cpus
     if slots.nodes_per_trial > 1:
         return f"{slots.nodes_per_trial} nodes with {count_of(slots.gpus_per_node, 'GPU')} and {cpus} each"

@@ -13,15 +13,17 @@ UNITS = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}
 NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 
 
-def plan_table(rows: Sequence[PlannedJob]) -> Table:
+def plan_table(rows: Sequence[PlannedJob], *, on_cpus: bool = False) -> Table:
     """A row for each job, the alternatives that are not submitted dimmed, and if there are several, the totals.
 
     The cost is the predicted one, or else that of all that is requested. There are columns about GPUs if a job has any,
     and about CPUs if a sweep without GPUs is charged for them; of the others, those in which a row has a value.
+    With `on_cpus`, the jobs run on a machine without a GPU, where a slot or rank stands for one.
     """
     kinds = [kind for kind in UNITS if any(getattr(row, kind) for row in rows)] or ["gpus"]
-    counts = [UNITS[kind][0] for kind in kinds]
-    hours = [column for kind in kinds for column in (UNITS[kind][1], f"{UNITS[kind][1]} requested")]
+    units = UNITS | {"gpus": ("slots", "slot-hours")} if on_cpus else UNITS
+    counts = [units[kind][0] for kind in kinds]
+    hours = [column for kind in kinds for column in (units[kind][1], f"{units[kind][1]} requested")]
     names = ("job", "pending", "jobs", "nodes", *counts, "walltime", "predicted", *hours, "cost")
     cells = [list(_cells(row, kinds)) for row in rows]
     shown = [number for number, name in enumerate(names) if name in counts or any(line[number] for line in cells)]

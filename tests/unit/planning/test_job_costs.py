@@ -162,6 +162,16 @@ def test_each_way_to_run_a_sweep_has_the_nodes_of_its_trials(tmp_path):
     assert rows == dict.fromkeys(("packed", "job_array", "separate_jobs"), (2, 4))
 
 
+def test_on_a_machine_without_a_gpu_a_plan_names_none(tmp_path):
+    finished(tmp_path, {1: 1.0, 2: 2.0})
+    config = check_config({**CONFIG, "scaling": {}, "trees": {}})
+    assert "requests 2 slots of 1 CPU; predicted" in summarize_plan(plan_sweep(config, "depth", tmp_path), on_cpus=True)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_table(list(plan_jobs(config, tmp_path)), on_cpus=True))
+    assert "slot-hours" in console.file.getvalue()
+    assert "GPU" not in console.file.getvalue()
+
+
 def test_a_sweep_without_gpus_is_planned_in_cpus(tmp_path):
     sweep = {**CONFIG["sweeps"]["depth"], "slots": {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 4}}
     config = check_config(
