@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
@@ -156,7 +157,7 @@ class LiveView:
         total, since = self._left, format_duration(read_clock() - self._began)
         done = f"{self._ended} of {count_of(total, 'trial')} done"
         head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
-        bar = ProgressBar(total=total, completed=self._ended, width=60)
+        bar = Padding(ProgressBar(total=total, completed=self._ended, width=60), 0)  # which ends its line
         rows = max(1, console.height - OTHER_LINES)
         table = slot_table(list(self._running.values()), self._plan.state, max_rows=rows)
         return Group(Text(head, no_wrap=True, overflow="ellipsis"), bar, table)

@@ -61,6 +61,15 @@ def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width,
     assert re.search(r"and \d+ more$", lines[-1]) if height < 60 else LONG[:60] in lines[-1]
 
 
+@pytest.mark.parametrize("width", [200, 60, 40])
+def test_the_bar_has_a_line_of_its_own(tmp_path, width):
+    view, trials = view_of(tmp_path, {"gpus_per_node": 40})
+    show(view, Ended(status="finished", trial=trials[0], attempt=1, time=2.0, seconds=1.0))
+    _, bar, header, *_ = drawn(view, width=width, height=24).splitlines()
+    assert set(bar.strip()) <= set("━╸╺")
+    assert header.startswith("slot")
+
+
 def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
     for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
         view, _ = view_of(tmp_path, slots)
