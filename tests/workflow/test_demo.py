@@ -80,6 +80,8 @@ def test_the_report_answers_on_its_first_page(report):
     show_first_page(report)
     overview = report.locator(".trainyard")
     expect(overview).to_contain_text("Sweep depth")
+    expect(report.locator(".prose").first).to_contain_text("All plots and tables of this report")
+    expect(report.locator(".prose").first).not_to_contain_text("`_")
     for text in (
         "best val_accuracy (highest)",
         "6 trials: 6 finished",
