@@ -52,6 +52,8 @@ _RUN_NUMBER: Final = re.compile(
     r"|(?<!\d)\d\d[-:]\d\d[-:]\d\d(?!\d)|\d{9,}"
 )
 _ULTRALYTICS: Final = re.compile(r"^(runs/\w+/[a-z]+)\d*(?=/results\.csv$)")  # train, then train2
+_STEP: Final = re.compile("step|iter|epoch", re.IGNORECASE)  # in the name of a column
+MOST_ROWS: Final = 50  # of a file of metrics without epochs; more are predictions, say
 log = logging.getLogger("init")
 
 
@@ -62,6 +64,7 @@ class _Found:
     metrics: Metrics
     metric: str
     values: tuple[float | None, ...]
+    has_epochs: bool = True  # whether its rows name them, or steps
 
     @property
     def place(self) -> str:
@@ -182,8 +185,7 @@ def _find_metrics(
         in_output = _Found(Metrics(pattern=guess.pattern, sample=guess.sample), guess.metric, guess.values)
     if in_file and in_output:
         is_better = tells_more(in_output.metric, in_file.metric)
-        is_summary = len(in_file.values) < 2 <= len(in_output.values)
-        return in_output if is_better or is_summary else in_file
+        return in_output if is_better or not in_file.has_epochs else in_file
     return in_file or in_output or next(filter(None, map(_in_events, folders)), None)
 
 
@@ -220,6 +222,11 @@ def _in_events(folder: Path) -> _Found | None:
 
 
 def _read(metrics: Metrics, folder: Path) -> _Found | None:
-    collector = MetricsCollector(metrics, folder, resumes=True, burst=math.inf)
-    metric, values = best_varied_metric(collector.new_rows(final=True))
-    return _Found(metrics, metric, values) if metric else None
+    """The metric in files that tells most; None if there is none, or if they are a table of something else."""
+    collector = MetricsCollector(metrics, folder, began=0.0, burst=math.inf)
+    rows = collector.new_rows(final=True)
+    metric, values = best_varied_metric(rows)
+    has_epochs = collector.counts_epochs or any(map(_STEP.search, collector.latest))
+    if not metric or (len(rows) > MOST_ROWS and not has_epochs):
+        return None
+    return _Found(metrics, metric, values, has_epochs)

@@ -162,6 +162,12 @@ def test_a_file_of_json_lines_that_is_named_after_the_time_is_found_in_each_tria
     assert (sweep["metrics"], sweep["metric"]) == ({"file": "*.log.json"}, "bbox_mAP")
 
 
+def test_a_table_of_predictions_is_no_file_of_metrics(init):
+    predictions = "Path('predictions.csv').write_text('id,score\\n' + ''.join(f'{n},0.{n}\\n' for n in range(60)))"
+    _, sweep = init(f"{OPTIONS}\nargs = parser.parse_args()\n{predictions}\nprint('loss', args.lr)")
+    assert (sweep["metric"], sweep["workdir"]) == ("loss", "trial")
+
+
 def test_a_better_metric_in_the_output_comes_before_a_file(init):
     _, sweep = init(LOGGED.replace("epoch,val_acc", "epoch,train_loss"))
     assert "file" not in sweep["metrics"]
