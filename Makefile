@@ -10,6 +10,7 @@ PYTHON ?= python3
 UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 OFFLINE := $(and $(wildcard wheels),--no-index --find-links wheels)
+OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
 # Bold on a terminal, unless NO_COLOR is set (https://no-color.org); Snakemake has an option instead.
 say = @on= off=; if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on='\033[1m' off='\033[0m'; fi; printf "$$on== %s$$off\n"
@@ -17,7 +18,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-all lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard dashboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all test-oldest-torch lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard dashboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -51,6 +52,14 @@ test-all: env ## Run all tests, with the table of faults, and write docs/faults.
 	rm -rf results/faults
 	TRAINYARD_FAULTS=$(CURDIR)/results/faults $(BIN)/python -m pytest -m '' -n 6 || status=$$?; \
 	  PYTHONPATH=tools:tests:scripts $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
+
+test-oldest-torch: env ## Test the training loop, and the GPU check at toy size, with the oldest torch that is supported
+	$(say) 'installing torch $(OLDEST_TORCH) in .tools/oldest-torch'
+	@$(UV) venv --quiet --allow-existing --python 3.12 .tools/oldest-torch
+	@$(UV) pip install --quiet --python .tools/oldest-torch/bin/python -r pyproject.toml --extra train --extra torchmetrics \
+	  'torch==$(OLDEST_TORCH).*' pytest pytest-timeout pytest-xdist hypothesis
+	.tools/oldest-torch/bin/python -m pytest -n auto tests/unit/training tests/integration/training
+	PY=.tools/oldest-torch/bin/python TOY=1 LIMIT=1500 CORRECT_S=600 SPEED_S=300 OUT=results/oldest-torch bash tools/gpu_check/run.sh
 
 lint: lint-style lint-types lint-layers lint-workflow ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
 

@@ -17,7 +17,9 @@ def check_environment(rig: Rig) -> None:
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}, cuDNN {cudnn}"
     cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs"
-    allocator = torch._C._accelerator_getAllocatorSettings()
+    # torch has this function from 2.12 on.
+    ask_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "allocator settings unknown")
+    allocator = ask_settings()
     rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {cpus}, {allocator}")
     if rig.has_gpu:
         rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU and no roofline")

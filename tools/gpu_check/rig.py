@@ -154,6 +154,13 @@ def final_parameters(trainer: Trainer) -> Tensor:
     return torch.cat([value.double().flatten().cpu() for value in values])
 
 
+def cuda_graph_skips() -> int:
+    """How often torch.compile has left out CUDA graphs that were asked for, since its counters were cleared."""
+    from torch._dynamo.utils import counters
+
+    return counters["inductor"]["cudagraph_skips"]
+
+
 def first_line(error: Exception) -> str:
     """An error as one line: its type, and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

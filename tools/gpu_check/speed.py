@@ -2,11 +2,14 @@
 
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from trainyard.config.train import Augment, Train
+from trainyard.training import numerics
 from trainyard.training.augmentation import Augmenter
 from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
 from trainyard.training.loaders import InputData
@@ -15,7 +18,7 @@ from trainyard.training.trainer import Trainer
 from trainyard.training.untimed_steps import warm_up
 
 from gpu_check.machine import wait_for
-from gpu_check.rig import Rig, changed, first_line, free_memory, start
+from gpu_check.rig import Rig, changed, cuda_graph_skips, first_line, free_memory, start
 
 GOALS = {"NVIDIA H200": 40_000, "NVIDIA H100 80GB HBM3": 27_000}  # img/s of ResNet-50 in bf16, by the GPU's name
 COMPILED_SPEEDUP = 5  # goal for the small ResNets, relative to eager steps
@@ -32,6 +35,7 @@ class Measurement:
     data: InputData
     goal: int | None = None  # images per second
     epochs: int = 3  # the first one does not count
+    kernels: Mapping[str, Any] = field(default_factory=dict)  # of `numerics`, in place of its own values
 
 
 def measure_resnet50(rig: Rig) -> None:
@@ -51,6 +55,12 @@ def measure_resnet50(rig: Rig) -> None:
     }
     for name, options in options_by_name.items():
         measure(rig, Measurement(f"ResNet-50, {name}", changed(spec, **options), data, goal))
+    benchmark = {"CUDNN_BENCHMARK": True}
+    measure(rig, Measurement("ResNet-50, cudnn.benchmark", spec, data, goal, kernels=benchmark))
+    tf32 = changed(spec, precision="tf32", batch_size=rig.size(512, 16))
+    measure(rig, Measurement("ResNet-50, tf32, batch 512", tf32, data))
+    channels_last = {"CHANNELS_LAST": (*numerics.CHANNELS_LAST, "tf32")}
+    measure(rig, Measurement("ResNet-50, tf32, batch 512, channels_last", tf32, data, kernels=channels_last))
     del data
     prefetched = rig.images(**images, prefetched=True)
     measure(rig, Measurement("ResNet-50, prefetched images", spec, prefetched, goal, epochs=2))
@@ -72,14 +82,17 @@ def measure_small_resnets(rig: Rig) -> None:
 
 def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> float:
     """Add a row: images per second of all epochs but the first, and what limits them. Returns the images per second."""
+    from torch._dynamo.utils import counters
+
     if rig.report.remaining_seconds < 0:
         rig.report.skip(what.name)
         return 0.0
     free_memory()
     if what.spec.compile:
         torch._dynamo.reset()
+        counters.clear()
     try:
-        with rig.compiler():
+        with rig.compiler(), mock.patch.dict(vars(numerics), what.kernels):
             rate, row = _row(rig, what)
     except Exception as error:
         rig.report.check(what.name, False, first_line(error))
@@ -111,6 +124,7 @@ def _row(rig: Rig, what: Measurement) -> tuple[float, dict[str, Any]]:
         "roofline (img/s)": f"{use['roofline_images_per_second']:,.0f}" if use["roofline_images_per_second"] else "",
         "memory (GiB)": f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if rig.has_gpu else "",
         "warm-up (s)": f"{warmed.seconds:.1f}",
+        "CUDA graphs skipped": cuda_graph_skips() if what.spec.compile else "",
     }
     return rate, row
 

@@ -17,6 +17,9 @@ _BACKENDS: Any = torch.backends  # its stubs lack some of what follows
 _FLOAT32_SETTINGS = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn, _BACKENDS.cuda.matmul, _BACKENDS)
 CUBLAS_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_DETERMINISTIC: Final = (":4096:8", ":16:8")  # the values with which torch calls cuBLAS in deterministic mode
+# `make gpu-check` also measures other values of these two.
+CUDNN_BENCHMARK: Final = False  # whether cuDNN tries its algorithms for each new shape
+CHANNELS_LAST: Final = ("bf16", "fp16")  # precisions in which a GPU trains with this memory format
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -73,7 +76,7 @@ def choose_kernels(spec: Train, device: torch.device) -> None:
     Raises:
         UserError: the environment variable of cuBLAS contradicts the spec.
     """
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark = CUDNN_BENCHMARK and not spec.deterministic
     torch.backends.cudnn.deterministic = spec.deterministic
     if spec.deterministic:
         fix_cublas_workspace()

@@ -114,7 +114,7 @@ class Trainer:
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision = numerics.resolve_precision(spec.precision, group.device)
         numerics.set_float32(self.precision)
-        channels_last = group.device.type == "cuda" and self.precision in ("bf16", "fp16")  # where it is faster
+        channels_last = group.device.type == "cuda" and self.precision in numerics.CHANNELS_LAST
         self._save_last, self._profiler = save_last, profiler if group.is_main else None
         self._end_step: Callable[[], None] = lambda: None
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved

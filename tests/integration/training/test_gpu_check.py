@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from gpu_check import __main__ as gpu_check
-from gpu_check import correctness, endings, memory, rig
+from gpu_check import compilation, correctness, endings, memory, rig
 from trainyard.training.loaders import load_input_data
 
 # These start programs or compile, which takes ten seconds each. What they check has unit tests, too.
@@ -27,6 +27,21 @@ def test_the_checks_run_at_toy_size(tmp_path, capsys):
     status, found = run(tmp_path, *(name for name in gpu_check.CORRECT if name not in LONG))
     assert status == 0, found["checks"]
     assert "| data resident | PASS | bit-identical to a CPU |" in capsys.readouterr().out
+
+
+def test_the_environment_is_named_with_any_version_of_torch(tmp_path, monkeypatch):
+    """torch 2.11 has no function that says how the allocator is set."""
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
+    status, found = run(tmp_path, "environment")
+    assert status == 0, found
+
+
+def test_a_compiled_training_without_the_cuda_graphs_that_it_asked_for_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "cuda_graph_skips", lambda: 1)
+    monkeypatch.setattr(compilation, "OPTIONS", {"bf16": {}})
+    status, found = run(tmp_path, "compile")
+    assert status == 1
+    assert "CUDA graphs skipped 1" in str(found["checks"])
 
 
 @pytest.mark.slow

@@ -50,16 +50,20 @@ def test_a_process_runs_on_the_cpus_next_to_its_gpu(tmp_path, monkeypatch, liste
 @pytest.mark.parametrize("name", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_the_allocator_extends_its_segments_unless_the_user_configures_it(monkeypatch, name):
     """Also if torch has read its environment before, as it does to limit the memory of a trial."""
-    default = "expandable_segments:False"
-    torch._C._accelerator_setAllocatorSettings(default)
+    change, changes = torch._C._accelerator_setAllocatorSettings, []
+
+    def remember(settings):
+        changes.append(settings)
+        change(settings)
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", remember)
     for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(each, raising=False)
     if name:
         monkeypatch.setenv(name, "max_split_size_mb:64")
     process_group.use_expandable_segments()
-    found = torch._C._accelerator_getAllocatorSettings()
-    torch._C._accelerator_setAllocatorSettings(default)
-    assert found == (default if name else "expandable_segments:True")
+    change("expandable_segments:False")  # torch's default, for other tests
+    assert changes == ([] if name else ["expandable_segments:True"])
 
 
 @pytest.mark.parametrize(("error", "supported"), [(0, True), (0, False), (100, True)])
