@@ -31,7 +31,7 @@ def test_the_demo_ends_with_a_summary(done):
         "  finished  dataset digits, dataset prices, dataset tiny, sweep depth, sweep lr, scaling ranks (1x1, ",
         ", scaling width (1x2), trees digits, and 1 more\n",
         "  answers   sweep depth: 6 trials finished, 0 failed\n",
-        f"best val_accuracy (highest): {best['val_accuracy']:.6g}, by trial {best['trial']} with model_args.blocks = ",
+        f"best val_accuracy (highest): {best['val_accuracy']:.6g} at its last epoch, 5 of 5, by trial {best['trial']} ",
         "its config: results/sweeps/depth/best.yaml\n",
         "scaling width: There is no recommendation: measurements on CPUs",
         f"  results   {done.results}: ",
