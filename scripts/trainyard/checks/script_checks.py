@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -60,13 +61,14 @@ def script_problems(study: Sweep | ScriptScaling) -> list[ScriptFinding]:
 
 
 def _read_scripts(started: CommandContents) -> list[tuple[StartedScript, Script]]:
-    scripts = list[tuple[StartedScript, Script]]()
+    """The scripts that can be read, each file once."""
+    scripts = dict[Path, Script | None]()
     for part in started.scripts:
-        try:
-            scripts.append((part, read_script(part.path, list(part.roots))))
-        except UserError:  # it is no Python, which the interpreter will say
-            continue
-    return scripts
+        if part.path not in scripts:
+            scripts[part.path] = None
+            with suppress(UserError):  # it is no Python, which the interpreter will say
+                scripts[part.path] = read_script(part.path, list(part.roots))
+    return [(part, script) for part in started.scripts if (script := scripts[part.path])]
 
 
 def concerns(study: Sweep | ScriptScaling, problem: ScriptFinding) -> bool:

@@ -272,6 +272,9 @@ def _ignored_settings(source: Source, script: Script, started: StartedScript) ->
     """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
     if not any("{" in word for word in started.words) or script.options or not source.is_whole:
         return
+    called = {method(call) for file in source.files for call in file.calls}
+    if not called.isdisjoint(("exec", "run_path", "run_module")):  # of a file that may read it
+        return
     if not source.imports.isdisjoint(_READERS) or any("argv" in ast.dump(file.tree) for file in source.files):
         return
     for file in source.files:

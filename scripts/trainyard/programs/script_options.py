@@ -635,8 +635,11 @@ def _parser_names(source: Source) -> set[str]:
     for file in source.files:
         for node in file.nodes:
             made_by = method(node.value) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ""
-            if isinstance(node, ast.Assign) and made_by in (*_PARSER_MAKERS, *source.functions):
-                names |= {method_name(target) for target in node.targets}
+            targets = {method_name(target) for target in node.targets} if isinstance(node, ast.Assign) else set[str]()
+            if made_by in _PARSER_MAKERS:
+                names |= targets
+            elif made_by in source.functions:  # which may make a parser, if the name of the variable says so
+                names |= {name for name in targets if "pars" in name}
     return names
 
 

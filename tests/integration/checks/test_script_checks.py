@@ -176,6 +176,7 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
         ("import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr", {},
          "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line"),
         (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))", {}, None),
+        ("import wandb\nexec(open('configurator.py').read())\nwandb.init(config=config)", {}, None),
         (f"{OUT}os.makedirs(a.out)", IN_FOLDER, "train.py, line 6: fails if the folder of --out exists"),
         (f"{OUT}os.makedirs(a.out, exist_ok=True)", IN_FOLDER, None),
         (f"{OUT}if os.path.exists(a.out): raise SystemExit(a.out)", IN_FOLDER, "train.py, line 6: refuses --out"),

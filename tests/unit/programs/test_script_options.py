@@ -231,6 +231,7 @@ PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')
         ("import sys\n" + PARSER + "p.parse_args(sys.argv[1:])", True),
         (PARSER + "g = p.add_argument_group()\ng.add_argument('--x')\np.parse_args()", True),
         (PARSER + "def add(q): q.add_argument('--x')\nadd(p)\np.parse_args()", True),
+        (PARSER + "a = p.parse_args()\ndef loss_of(x): ...\nloss = loss_of(1)\nprint(loss)", True),
         (PARSER + "p.parse_known_args()", False),
         (PARSER + "for name in names: p.add_argument(f'--{name}')\np.parse_args()", False),
         (PARSER + "p.add_argument(*names)\np.parse_args()", False),
