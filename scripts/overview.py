@@ -8,6 +8,7 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
+from trainyard.planning.receipts import made_for, overview_terms
 from trainyard.report.overview import write_overview
 
 log = logging.getLogger("overview")
@@ -15,7 +16,9 @@ log = logging.getLogger("overview")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
-    page = write_overview(read_current_config(arguments.config, arguments.results), arguments.results)
+    config = read_current_config(arguments.config, arguments.results)
+    with made_for(arguments.results / "overview.html", overview_terms(config)):
+        page = write_overview(config, arguments.results)
     log.info("overview: %s", page)
 
 

@@ -193,6 +193,7 @@ rule overview:
     input:
         rules.tables.input,
         rules.plots.input,
+        project.renewal("results/overview.html", project.overview_terms),
     output:
         report(
             "results/overview.html",
@@ -213,7 +214,7 @@ rule overview:
         **project.here,
     params:
         program=project.program("overview"),
-        terms=project.config.pricing.model_dump_json(),
+        terms=project.overview_terms,
     message:
         "overview"
     shell:

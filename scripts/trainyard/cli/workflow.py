@@ -31,7 +31,7 @@ from trainyard.config.weights import weights_receipt
 from trainyard.planning.added_trials import announce_config
 from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
-from trainyard.planning.receipts import TABLES, is_outdated, table_terms
+from trainyard.planning.receipts import TABLES, is_outdated, overview_terms, table_terms
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 from trainyard.utils.files import write_json
@@ -350,6 +350,10 @@ class Workflow:
     def table_terms(self, kind: str) -> Callable[[Wildcards], str]:
         """A function whose result changes with everything in the config that the tables of a study depend on."""
         return lambda wildcards: table_terms(self.config, kind, wildcards.name)
+
+    def overview_terms(self, wildcards: Wildcards) -> str:
+        """Changes with everything in the config on which the overview depends, beside tables and plots."""
+        return overview_terms(self.config)
 
     def event_files(self, *, wanted_only: bool) -> list[str]:
         """The receipts of TensorBoard's event files of all studies; with `wanted_only`, none without `tensorboard`."""

@@ -98,3 +98,8 @@ def table_terms(config: Config, kind: str, name: str) -> str:
     elif kind == "sweeps":
         terms["target"] = config.sweeps[name].target
     return json.dumps(terms)
+
+
+def overview_terms(config: Config) -> str:
+    """The terms of the overview, beside the tables and plots from which it is made."""
+    return config.pricing.model_dump_json()

@@ -1,6 +1,5 @@
 """A network file system that loses its server while trials run."""
 
-import pytest
 from drivers import LAUNCHER
 from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in
@@ -27,7 +26,6 @@ echo loss {n}
 """
 
 
-@pytest.mark.slow
 def test_a_trial_that_ends_after_the_file_system_was_lost_does_not_run_again(drivers):
     project = drivers.project
     sweep = {"command": TRIAL, "grid": {"n": [1]}, "metrics": {"pattern": "loss (?P<loss>{number})"}}
