@@ -198,6 +198,14 @@ def test_a_run_in_which_nothing_finished_has_a_summary(tmp_path):
     assert "              no trial has finished" in lines
 
 
+def test_the_answer_names_a_script_that_sent_all_trials_to_one_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n")
+    own = {"command": "python train.py {lr}", "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 2}}
+    text = text_of(check_config({"sweeps": {"own": own}}), tmp_path / "results", [job("sweep", "own")], 1.0, True, ARGV)
+    assert "warning: train.py, line 2: CUDA_VISIBLE_DEVICES is overwritten with '0', so that all trials run" in text
+
+
 def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatch):
     finish(tmp_path, "loop", {"val_accuracy": 0.9})
     best = tmp_path / "sweeps/loop/best.yaml"
