@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import zlib
 from collections.abc import Generator, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from left_behind import Surroundings, receive_interrupts
 from project import Project
 from slurm_commands import SlurmCommands
 from small_disk import SmallDisk, mount_small_disk
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 # Tests run beside each other: threads of OpenMP must not take the CPU while they wait. Libraries read it once.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+receive_interrupts()
 settings.load_profile("ci")  # no time limit of an example (otherwise 200 ms), and the same examples in each run
 
 # Where tests run with `-n`: the first path (below tests/) that a test's own begins with decides. The tests of a named
@@ -42,6 +45,17 @@ GROUPS = {
     "unit": None,
 }
 PARTS = {"faults": 4}  # whose tests are independent: so many groups of a name
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a test leaves in its process is an error, and is taken back, as is what it leaves in the environment."""
+    before = Surroundings.now()
+    yield
+    left = before.left_since()
+    before.restore()
+    if left:
+        pytest.fail(f"the test leaves behind: {', '.join(left)}")
 
 
 @pytest.fixture
@@ -133,6 +147,17 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--random-order-seed", type=int, help="shuffle the files, and the tests of each file, by this seed"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the groups that take longest first."""
+    seed = config.getoption("random_order_seed")
+    if seed is not None:
+        order = {path: random.Random(f"{seed} {path}").random() for path in {item.path for item in items}}
+        random.Random(seed).shuffle(items)
+        items.sort(key=lambda item: order[item.path])
     items.sort(key=lambda item: rank_of(item.path.relative_to(TESTS).as_posix()))
