@@ -243,7 +243,7 @@ LINES = f"""
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"ended":1.0}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"error":"it was told to end",{PROGRAM}}}
-{{"event":"reread","time":1.5,"trial":"a","attempt":1,"outcome":"finished","error":"","rows":[],"metrics":{{}},"heard":"d"}}
+{{"event":"reread","time":1.5,"trial":"a","attempt":1,"outcome":"finished","error":"","rows":[],"metrics":{{}},"heard":"d","number":1}}
 {{"event":"released","time":1.5,"trial":"a","claim":3}}
 {{"event":"left","time":1.5}}
 """.split("\n")[1:-1]
