@@ -22,8 +22,7 @@ OF_LIBRARIES = (
     "GRPC_",
     "LOKY_",
 )
-LIBRARY_PROGRAMS = ("resource_tracker", "compile_worker", "torch_shm_manager", "forkserver")
-END_SECONDS = 60.0  # for threads and processes that are ending
+END_SECONDS = 60.0  # for threads that are ending
 NUMBERS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}  # torch's loaders handle the last
 
 
@@ -39,7 +38,6 @@ class Surroundings:
     folder: str
     handlers: dict[int, Any]  # of signals
     threads: frozenset[threading.Thread]
-    children: frozenset[int]  # PIDs
     dtype: object  # torch's default; None until torch is imported
     has_process_group: bool
 
@@ -52,7 +50,6 @@ class Surroundings:
             folder=_folder(),
             handlers={number: signal.getsignal(number) for number in NUMBERS},
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
-            children=_children(),
             dtype=torch.get_default_dtype() if torch else None,
             has_process_group=bool(distributed and distributed.is_available() and distributed.is_initialized()),
         )
@@ -61,17 +58,15 @@ class Surroundings:
         """What is different now, each in a few words."""
         deadline = time.monotonic() + END_SECONDS
         now = type(self).now()
-        if now.threads - self.threads or now.children - self.children:
-            gc.collect()  # a loader ends its workers when it is released
-            now = type(self).now()
-        while (now.threads - self.threads or now.children - self.children) and time.monotonic() < deadline:
+        if now.threads - self.threads:
+            gc.collect()  # an object may end its threads when it is released
+        while now.threads - self.threads and time.monotonic() < deadline:
             time.sleep(0.01)
             now = type(self).now()
         left = [f"the folder {now.folder}"] if now.folder != self.folder else []
         handled = [number for number in NUMBERS if now.handlers[number] != self.handlers[number]]
         left += [f"the handler of {signal.Signals(number).name}" for number in handled]
         left += [f"the thread {thread.name}" for thread in now.threads - self.threads]
-        left += [f"the process {_describe(process)}" for process in now.children - self.children]
         left += [f"the default dtype {now.dtype}"] if self.dtype not in (None, now.dtype) else []
         left += ["a process group"] if now.has_process_group and not self.has_process_group else []
         return left
@@ -106,31 +101,3 @@ def _folder() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         return "that was removed"
-
-
-def _children() -> frozenset[int]:
-    """The PIDs of the children of this process, in microseconds."""
-    children = set[int]()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            children |= {int(word) for word in (task / "children").read_text().split()}
-        except OSError:  # the thread has ended
-            continue
-    return frozenset(filter(_runs, children))
-
-
-def _runs(process: int) -> bool:
-    """Whether a child runs that is not a library's own; one that has ended, and nobody has waited for, does not."""
-    try:
-        line = Path(f"/proc/{process}/cmdline").read_text()
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and not any(name in line for name in LIBRARY_PROGRAMS)
-
-
-def _describe(process: int) -> str:
-    try:
-        return f"{process}: {Path(f'/proc/{process}/cmdline').read_text()[:200]}"
-    except OSError:
-        return str(process)
