@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
@@ -19,6 +20,7 @@ from trainyard.planning.journal import Ended, Journal, Reread
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
 from trainyard.programs.metrics import ParsedOutput, latest_saved_metrics, parse_saved_output
+from trainyard.programs.output import saved_progress
 from trainyard.utils.guarded_process import completed_seconds
 from trainyard.utils.text import count_of
 
@@ -42,7 +44,9 @@ def record_completed(journal: Journal, state: SweepState, trials: Iterable[str])
         completed = replace(attempt, outcome=TrialStatus.FINISHED, seconds=seconds, error="")
         parsed = _parse(state, completed)
         outcome, error = _judge(state, completed, parsed)
-        _record(journal, state, attempt, parsed, outcome=outcome, error=error, seconds=seconds)
+        printed = saved_progress(output)
+        progress = printed._asdict() if printed else None
+        _record(journal, state, attempt, parsed, outcome=outcome, error=error, seconds=seconds, progress=progress)
         ended = Ended(
             trial=trial,
             attempt=attempt.number,
@@ -52,6 +56,7 @@ def record_completed(journal: Journal, state: SweepState, trials: Iterable[str])
             seconds=seconds,
             exit_code=0,
             output=str(output),
+            progress=progress,
             metrics_digest=attempt.metrics_digest,
         )
         ends.append((journal.record(ended), attempt))
@@ -106,6 +111,7 @@ def _record(
     outcome: str,
     error: str,
     seconds: float | None = None,
+    progress: dict[str, Any] | None = None,
 ) -> None:
     reread = Reread(
         trial=attempt.trial,
@@ -117,6 +123,7 @@ def _record(
         metrics_digest=metrics_digest(state.sweep.program_metrics),
         number=attempt.reread[0] + 1,
         seconds=seconds,
+        progress=progress,
     )
     update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 

@@ -124,6 +124,7 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             is_completed = event.seconds is not None
             if is_completed:
                 attempt.seconds, attempt.exit_code = event.seconds, 0
+                attempt.progress = Progress(**event.progress) if event.progress else None
             last = max(attempt.epoch_times, default=-1)
             found_now = [row["epoch"] for row in event.rows if row["epoch"] > last]
             if is_completed or attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them

@@ -148,7 +148,7 @@ class Reread(TrialEvent):
     With `seconds`, the attempt has finished: its program had ended by itself while its driver was stopped or killed.
     """
 
-    optional = frozenset({"seconds"})
+    optional = frozenset({"seconds", "progress"})
     outcome: str
     error: str
     rows: list[Row]
@@ -156,6 +156,7 @@ class Reread(TrialEvent):
     metrics_digest: str  # `heard` in the journal
     number: int = 0  # one more than that of the last such event of the attempt that its author had read
     seconds: float | None = None
+    progress: dict[str, Any] | None = None  # with `seconds`, as in `Ended`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Metrics that a user's program reports while it runs: rows of numbers by name, from a file or from its output."""
 
 import math
-import os
 import re
 import time
 from collections import deque
@@ -34,10 +33,9 @@ from trainyard.programs.metric_rows import (
     take_epoch,
     thin_rows,
 )
-from trainyard.programs.output import LineSplitter
+from trainyard.programs.output import read_saved_lines
 
 _AT_EACH_START: Final = re.compile(rf"\.ya?ml$|tfevents|\.pyc$|{re.escape(BEFORE)}$")
-CHUNK_BYTES: Final = 2**20
 KEPT_LINES: Final = 100  # the last ones, for the error that names the part of a pattern that matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
 UNREADABLE_REMEDY: Final = (
@@ -229,12 +227,7 @@ def parse_saved_output(
     collector = MetricsCollector(
         metrics, folder, resumes=resumed, began=began if resumed else 0.0, ranks=ranks, burst=math.inf
     )
-    splitter = LineSplitter()
-    with open(output if metrics.patterns else os.devnull, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            for line in splitter.feed(chunk):
-                collector.add_line(line)
-    for line in () if torn else splitter.feed(b"", final=True):
+    for line in read_saved_lines(output, torn=torn) if metrics.patterns else ():
         collector.add_line(line)
     rows = list[Row]()
     for row in collector.new_rows(final=True, torn=torn):

@@ -19,6 +19,7 @@ TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
 ERROR_LINES: Final = 100  # in which the error of a failed program is looked for: torchrun adds 50 after it
 MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
+CHUNK_BYTES: Final = 2**20  # of saved output, at a time
 QUEUED_LINES: Final = 1000  # that were not read yet: then the program waits, as if the pipe were full
 _KILLED_RANK: Final = re.compile(r"exitcode +: -9 \(pid")  # in the report of torchrun, which accelerate uses, too
 LINE_CHARACTERS: Final = 16_384  # searched in each line: the time of a regular expression may grow with their square
@@ -141,6 +142,24 @@ class OutputReader:
     def error(self) -> str:
         """The error of the program, as `find_error` finds it in the output so far."""
         return find_error(list(self._last), recent=TAIL_LINES)
+
+
+def saved_progress(output: Path) -> Progress | None:
+    """What a program has printed of its progress, from its saved output."""
+    reader = ProgressReader()
+    for line in read_saved_lines(output):
+        reader.add_line(line)
+    return reader.progress
+
+
+def read_saved_lines(output: Path, *, torn: bool = False) -> Iterator[str]:
+    """The lines of a saved output; of a `torn` one, without the last if no line break ends it."""
+    splitter = LineSplitter()
+    with open(output, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield from splitter.feed(chunk)
+    if not torn:
+        yield from splitter.feed(b"", final=True)
 
 
 class LineSplitter:

@@ -13,6 +13,7 @@ from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started, journal_files
 from trainyard.planning.plan import plan_sweep
 from trainyard.programs.runner import CheckpointFile
+from trainyard.results.comparability import describe_finished_work
 from trainyard.results.ranking import rank_sweep
 
 # The second attempt resumes from epoch 2.
@@ -285,3 +286,23 @@ def test_a_program_that_had_ended_while_its_driver_was_stopped_has_its_result(tm
     assert (last.outcome, last.number) == (outcome, 1)
     if outcome == "finished":
         assert (state.result(trial).metrics, last.seconds, last.epochs[0]["loss"]) == ({"loss": 0.5}, 7.0, 0.5)
+
+
+def test_a_program_that_stopped_half_way_while_its_driver_was_stopped_is_not_complete(tmp_path):
+    """Its own output says 4 of 10: who takes over its result knows that, too, and so does who reads the journals."""
+    state = state_with(tmp_path, pattern="loss=(?P<loss>{number})")
+    (trial,) = state.trials
+    output = "".join(f"iteration {number}/10 loss=0.5\n" for number in range(1, 5))
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.INTERRUPTED))
+    log = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(output)
+    log.with_suffix(".ended").write_text(json.dumps({"bytes": len(output), "seconds": 7.0}))
+    state = state_with(tmp_path, pattern="loss=(?P<loss>{number})")
+    with session_of(tmp_path / "sweeps/s") as journal:
+        record_completed(journal, state, state.unfinished)
+    for known in (state, state_with(tmp_path, pattern="loss=(?P<loss>{number})")):
+        (line,) = describe_finished_work(known)
+        assert line.endswith(f"ended early with exit code 0, trial {trial} at iteration 4 of 10")
