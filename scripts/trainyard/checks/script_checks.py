@@ -60,6 +60,12 @@ def script_problems(study: Sweep | ScriptScaling) -> list[ScriptFinding]:
     return [problem for problem in problems if concerns(study, problem)]
 
 
+def describe_spoiled_results(study: Sweep | ScriptScaling) -> list[str]:
+    """What the scripts of a study do that makes its results other ones than its config says: a line each."""
+    spoils = [problem for problem in script_problems(study) if problem.topic in ("gpu", "settings")]
+    return [f"warning: {problem.where}: {problem.message}" for problem in spoils]
+
+
 def _read_scripts(started: CommandContents) -> list[tuple[StartedScript, Script]]:
     """The scripts that can be read, each file once."""
     scripts = dict[Path, Script | None]()

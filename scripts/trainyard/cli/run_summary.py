@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.checks.script_checks import script_problems
+from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.config.placeholders import SHELL
 from trainyard.packing.completeness import describe_failure, summarize_sweep
@@ -160,9 +160,9 @@ class RunSummary:
         return [f"{log}:", *(f"  {line}" for line in _last_lines(text))]
 
     def _touched(self, kind: str) -> list[str]:
-        """The studies of a kind that this run worked on, as far as they are shown."""
+        """The studies of a kind that this run worked on."""
         names = {job.name for job in self.jobs if job.rule in OF_STUDIES[kind] and job.state != "left"}
-        return [name for name in getattr(self.config, kind) if name in names][:SHOWN]
+        return [name for name in getattr(self.config, kind) if name in names]
 
     @cached_property
     def _states(self) -> dict[str, SweepState]:
@@ -170,8 +170,8 @@ class RunSummary:
         return {name: read_state(self.config.sweeps[name], name, self.results) for name in self._touched("sweeps")}
 
     def _answers(self) -> list[str]:
-        sweeps = [line for state in self._states.values() for line in self._sweep_answer(state)]
-        return sweeps + [line for name in self._touched("scaling") for line in self._scaling_answer(name)]
+        sweeps = [line for state in list(self._states.values())[:SHOWN] for line in self._sweep_answer(state)]
+        return sweeps + [line for name in self._touched("scaling")[:SHOWN] for line in self._scaling_answer(name)]
 
     def _sweep_answer(self, state: SweepState) -> list[str]:
         ranking = rank_sweep(state)
@@ -181,8 +181,7 @@ class RunSummary:
         lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
         if not state.unfinished:
             lines += filter(None, [describe_deciding_trials(state, ranking), describe_mismatch(state)])
-        wrong = [problem for problem in script_problems(state.sweep) if problem.topic in ("gpu", "settings")]
-        lines += [f"warning: {problem.where}: {problem.message}" for problem in wrong]
+        lines += describe_spoiled_results(state.sweep)
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             its = "the first one's" if ranking.front else "its"

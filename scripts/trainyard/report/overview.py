@@ -10,6 +10,7 @@ from typing import Final
 
 import pandas as pd
 
+from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.packing.completeness import summarize_sweep
 from trainyard.planning.job_costs import is_trained
@@ -70,6 +71,7 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
     answer, *more = describe_answer(state, ranking)
+    more += describe_spoiled_results(state.sweep)
     plot, about_plot = "metric", "the metric of each trial against the keys that vary"
     if ranking.objectives:
         plot, about_plot = "front", "the objectives of each configuration against each other"

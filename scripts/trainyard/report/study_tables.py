@@ -7,6 +7,7 @@ from typing import Final
 
 import pandas as pd
 
+from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
@@ -98,7 +99,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
-        "": "; ".join(describe_answer(state, ranking)),
+        "": "; ".join([*describe_answer(state, ranking), *describe_spoiled_results(state.sweep)]),
         **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
         **({"Trials compared": spec} if spec else {}),
         "Trials": arranged,

@@ -366,3 +366,15 @@ def test_a_log_that_slurm_could_not_write_is_said(tmp_path):
     jobs = [RunJob("sweep", "own", "", "sweep/own.log", "failed", failure)]
     said = f"  job log   {tmp_path}/7.log: Slurm could not write it: does the node see this folder?"
     assert lines_of(tmp_path, jobs, succeeded=False)[-1] == said
+
+
+def test_a_run_of_many_sweeps_is_done_only_if_no_trial_of_any_is_left(tmp_path):
+    """Also of those that the summary does not show."""
+    names = [f"s{number}" for number in range(12)]
+    config = check_config({"sweeps": {name: {"command": "train {x}", "args": {"x": 1}} for name in names}})
+    for name in names[:-1]:
+        (trial,) = read_state(config.sweeps[name], name, tmp_path).trials
+        with session_of(tmp_path / f"sweeps/{name}") as journal:
+            record_attempt(journal, trial)
+    summary = RunSummary(config, tmp_path, [job("sweep", name) for name in names], 9.0, True, ARGV)
+    assert (summary.trials_left, summary.is_done) == (1, False)
