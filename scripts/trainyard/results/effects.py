@@ -48,9 +48,13 @@ def find_identical(state: SweepState, ranking: Ranking) -> dict[ReportedResults,
     """The finished trials that report the same as another one, by what they report; {} if only times are compared."""
     if is_timing(ranking.metric):
         return {}
-    groups: dict[ReportedResults, list[RankedTrial]] = {}
+    by_final_values: dict[ReportedResults, list[RankedTrial]] = {}
     for trial in ranking.finished:
-        groups.setdefault(_report_of(state, trial.trial), []).append(trial)
+        by_final_values.setdefault(_report_of(state, trial.trial, with_epochs=False), []).append(trial)
+    groups: dict[ReportedResults, list[RankedTrial]] = {}
+    for trials in by_final_values.values():
+        for trial in trials if len(trials) > 1 else ():  # the epochs of all trials of a large sweep take long
+            groups.setdefault(_report_of(state, trial.trial), []).append(trial)
     return {report: trials for report, trials in groups.items() if len(trials) > 1}
 
 
@@ -99,10 +103,10 @@ def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple
     return [(first, other) for first, *rest in alike.values() for other in rest]
 
 
-def _report_of(state: SweepState, trial: str) -> ReportedResults:
+def _report_of(state: SweepState, trial: str, *, with_epochs: bool = True) -> ReportedResults:
     result = state.result(trial)
     assert result is not None
-    rows = [*state.epochs_of(result), judged_metrics(state, result)]
+    rows = [*(state.epochs_of(result) if with_epochs else []), judged_metrics(state, result)]
     return ReportedResults(tuple(frozenset(_results_in(row)) for row in rows))
 
 
