@@ -4,7 +4,7 @@ import io
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -107,10 +107,10 @@ class LiveView:
             self._waiting_seconds -= self._plan.forecast.seconds.get(waiting, 0.0)
 
     def _end(self, event: Ended) -> None:
-        del self._running[event.trial]
+        attempt = self._running.pop(event.trial)
         self._count(event)
         if event.status != TrialStatus.INTERRUPTED:
-            log.info("%s", self._end_line(event))
+            log.info("%s", self._end_line(event, attempt))
 
     def _count(self, event: Ended) -> None:
         if event.trial in self._plan.state.space.optional:
@@ -120,7 +120,7 @@ class LiveView:
             self._finished += 1
             self._finished_seconds += event.seconds or 0.0
 
-    def _end_line(self, event: Ended) -> str:
+    def _end_line(self, event: Ended, attempt: Attempt) -> str:
         values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
         head = f"[{self._ended}/{self._left}] {event.trial} {values}"
         match event.status:
@@ -132,7 +132,7 @@ class LiveView:
                 return f"{head}: DIVERGED, not retried: {event.error}{failed}"
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, without metrics; see {event.log}"
-        metric = _metric_text(self._plan.state, event.metrics or {})
+        metric = _metric_text(self._plan.state, event.metrics or {}, attempt.epochs)
         reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(self._plan.state, event)
         return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"
 
@@ -204,14 +204,20 @@ def _values_text(state: SweepState, trial: str) -> str:
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
 
 
-def _metric_text(state: SweepState, metrics: dict[str, float]) -> str:
-    """The metric that ranks trials, as in `validation accuracy 91.2%`; "" if it was not reported."""
+def _metric_text(state: SweepState, metrics: dict[str, float], epochs: Sequence[dict[str, Any]] = ()) -> str:
+    """The metric that ranks trials, as in `validation accuracy 91.2% at epoch 6`; "" if it was not reported.
+
+    The epoch is that of the last of `epochs` that has the metric, if several have it.
+    """
     judged = state.sweep.ranking_metric([name for name in metrics if name != "epoch"])
     if judged is None or metrics.get(judged[0]) is None:
         return ""
     name, value = judged[0], metrics[judged[0]]
     words = {"val_accuracy": "validation accuracy"}.get(name, name)
-    return f"{words} {value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{words} {value:.4g}"
+    shown = f"{value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{value:.4g}"
+    reports = [row for row in epochs if row.get(name) is not None and "epoch" in row]
+    when = f" at epoch {reports[-1]['epoch']:.6g}" if len(reports) > 1 else ""
+    return f"{words} {shown}{when}"
 
 
 SLOT_COLUMNS: Final = (
@@ -243,7 +249,13 @@ def _cells(attempt: Attempt, state: SweepState) -> dict[str, str]:
         "GPU": "none" if where.device == "cpu" else where.gpu,
         "trial": attempt.trial,
         "configuration": _values_text(state, attempt.trial),
-        "epoch": f"{len(attempt.epochs)}{of}",
+        "epoch": f"{_last_epoch(attempt):.6g}{of}",
         "metric": _metric_text(state, attempt.epochs[-1]) if attempt.epochs else "",
         "seconds": f"{read_clock() - attempt.start:.0f}",
     }
+
+
+def _last_epoch(attempt: Attempt) -> float:
+    """The last epoch that an attempt has reported, or how many rows, if these have none; 0 before the first."""
+    rows = attempt.epochs
+    return rows[-1].get("epoch", len(rows)) if rows else 0

@@ -14,7 +14,7 @@ from trainyard.config.load import check_config
 from trainyard.packing import live_view
 from trainyard.packing.live_view import LiveView
 from trainyard.planning.attempts import update_attempts
-from trainyard.planning.journal import Ended, Started
+from trainyard.planning.journal import Ended, Epoch, Started
 from trainyard.planning.plan import plan_sweep
 
 LONG = "a_long_value" * 20
@@ -157,3 +157,22 @@ def test_the_picture_is_drawn_anew_when_the_terminal_is_resized(tmp_path, termin
     view.render(terminal)
     view.render(terminal)
     assert terminal.file.getvalue().count("\x1b[2J") == cleared + 1
+
+
+def test_the_value_of_a_trial_is_shown_with_its_epoch(tmp_path, caplog):
+    """One that is reported only once is no epoch's. The table has the number of the last epoch, not of the rows."""
+    sweep = {"function": "os:getcwd", "grid": {"x": [1, 2]}, "metric": "loss", "slots": {"gpus_per_node": 2}}
+    view = LiveView(plan_sweep(check_config({"sweeps": {"s": sweep}}), "s", tmp_path))
+    first, second = view._plan.state.trials
+    caplog.set_level(logging.INFO)
+    for slot, trial in enumerate((first, second)):
+        show(view, Started(trial=trial, attempt=1, time=1.0, slot=slot, node="n1", gpu="0", device="A100"))
+    for epoch, loss in ((0.5, 0.4), (1, 0.3), (1.5, 0.2)):
+        show(view, Epoch(trial=first, attempt=1, time=2.0, metrics={"epoch": epoch, "loss": loss}))
+    show(view, Epoch(trial=second, attempt=1, time=2.0, metrics={"epoch": 1, "loss": 0.1}))
+    assert re.search(r"x=1 +1\.5 +loss 0\.2 ", drawn(view))
+    for trial, loss in ((first, 0.2), (second, 0.1)):
+        end = {"status": "finished", "time": 3.0, "seconds": 2.0, "metrics": {"loss": loss}}
+        show(view, Ended(trial=trial, attempt=1, **end))
+    assert "loss 0.2 at epoch 1.5" in caplog.messages[0]
+    assert re.search(r"loss 0\.1(?! at)", caplog.messages[1])
