@@ -16,7 +16,7 @@ VARYING = {
     r"(its files|by hand): .*": r"\1",
     r"python: [^;\n]*": "python",
     r"\] .*?; asha: .*": "]",
-    r"\[0/0\] \w+ lr=0, width=0: 0 s, validation accuracy 0": "[0/0]",
+    r"\[0/0\] \w+ lr=0, width=0: 0 s, validation accuracy 0( at epoch 0)?": "[0/0]",
     r"\d+ trials? finished, \d+ stopped early": "finished, stopped early",
 }
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
