@@ -149,7 +149,7 @@ class _OptionChecks:
                     yield self._find(message)
             elif not value:
                 yield self._find(f"{_where(option)}: {flag} false: {option.problem}", _remedy(option, key))
-            elif not option.may_stand_alone:
+            elif not (option.is_flag or option.may_stand_alone):
                 yield self._find(f"{_where(option)}: {flag} needs a value, and true is written as {flag} alone",
                                  _remedy(option, key))  # fmt: skip
         elif option and value is not None:

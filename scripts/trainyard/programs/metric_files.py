@@ -309,8 +309,8 @@ class MatchingFiles:
             return []
         self._looked_at = time.monotonic()
         there = [path for path in metric_files(self._metrics, self._folder) if path.suffix != BEFORE]
-        new = [path for path in there if path not in self._files]
-        return sorted(new, key=lambda path: (path not in self._before, path.stat().st_mtime_ns, path.name))
+        new = {path: state[1] for path in there if path not in self._files and (state := file_state(path))}
+        return sorted(new, key=lambda path: (path not in self._before, new[path], path.name))
 
 
 def has_wildcards(pattern: str) -> bool:

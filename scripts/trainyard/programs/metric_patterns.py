@@ -34,7 +34,7 @@ class PatternParser:
         """`ranks`: how many processes may print the same line; `is_whole`: no row is needed before the last line."""
         self._patterns = patterns
         self._groups = {name for pattern in patterns for name in pattern.groupindex}
-        self._labels = RankLabels()
+        self._labels = RankLabels(ranks)
         self._mean = RankMean(ranks, holds_first=hold_first_row, holds_all=is_whole and ranks > 1)
         self._open: dict[str, Any] = {}  # the incomplete row
         self._rows: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class RankMean:
 
     def add(self, reported: _Reported) -> list[dict[str, Any]]:
         """The values that count, now that there is a further line."""
-        key = (*reported[:2], None if reported.line else len(self._steps))
+        key = (*reported[:2], None if reported.line else object())
         step = self._steps.setdefault(key, []) if self._ranks > 1 else []
         if step:
             self._is_repeated.setdefault(reported.pattern, True)
@@ -210,7 +210,7 @@ _NAMED_RANK: Final = re.compile(
 _NUMBERED: Final = re.compile(r"(?:(\d{1,5}):|\[(\d{1,5})\]:?) ")  # as `srun --label` and `mpiexec -prepend-rank` write
 KEPT_STEPS: Final = 1000  # in which a line of another rank is looked for
 AWAITED_ROWS: Final = 3  # of other ranks, until rank 0 is known to print none
-AWAITED_NUMBERS: Final = 4096  # lines that begin with numbers, until these are known to be no ranks
+FEWEST_RANKS: Final = 8  # as many processes may print where no GPUs tell how many there are
 
 
 class RankLabels:
@@ -219,7 +219,9 @@ class RankLabels:
     The numbers at the beginnings of lines are ranks if they go back: those of epochs do not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        """`ranks`: how many processes may print; numbers that rise beyond them are those of epochs."""
+        self._most = max(ranks, FEWEST_RANKS)
         self._lead: int | None = None  # the rank that counts
         self._held: list[tuple[int, _Reported]] = []  # of other ranks, until it is known
         self._names: dict[str, set[int]] = {}  # of each metric, the ranks that have printed it
@@ -258,7 +260,8 @@ class RankLabels:
                 self._count(rank, held)
             self._count(number, reported)
             return self._select(number, reported)
-        if number == 0 or len(self._held) > AWAITED_NUMBERS:
+        self._is_numbered = number < self._most
+        if number == 0 or not self._is_numbered:
             return [*self._release(), reported]
         self._held.append((number, reported))
         return []
@@ -302,7 +305,8 @@ _QUANTIFIER: Final = re.compile(r"(?<!\\)[*+?]$")  # as in `.*`, which takes the
 
 
 _INTEGER: Final = re.compile(rf"[+\-{MINUS}]?\d+|[1-9]\d{{0,2}}(?:\.\d{{3}})+")  # also as in 1.234,5
-_SEPARATED_AFTER: Final = re.compile(rf"(?:[{SEPARATORS}]\d[\d.]*)+")
+# Two columns, as in `85,0.32`, are not one number.
+_SEPARATED_AFTER: Final = re.compile(rf"(?:[{SEPARATORS}]\d++)+(?!\.)|(?:[{SEPARATORS}]\d{{3}})+\.\d+")
 _SEPARATED_BEFORE: Final = re.compile(rf"(?<![\d.])\d+[{SEPARATORS}]$")
 _SPACED_AFTER: Final = re.compile(r" \d{3}(?:\.\d+)?(?![\w:/%])(?! \d{3})|(?: \d{3}){2,}(?:\.\d+)?(?![\w:/%])")
 _SPACED_BEFORE: Final = re.compile(r"(?<![\w.,:/+\-])[1-9]\d{0,2}(?: \d{3})* $")

@@ -19,7 +19,8 @@ from trainyard.programs.metric_rows import has_decimal_comma, numeric_row
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
 # A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
 _NAMED: Final = (
-    r"(?P<name>(?:[A-Za-z][\w./-]*@[\d.]+(?::[\d.]+)+(?=\s*[=:])|[A-Za-z][\w@./-]*)(?: [A-Za-z][\w@./-]*){0,2})"
+    r"(?<![A-Za-z])(?P<name>(?:[A-Za-z][\w./-]{0,50}@[\d.]+(?::[\d.]+)+(?=\s*[=:])|[A-Za-z][\w@./-]{0,50})"
+    r"(?: [A-Za-z][\w@./-]{0,50}){0,2})"
     r"(?:[\"']?(?:\s*[=:\[(|]){1,2}\s*[\"']?|\s+-\s+|\s+)"
 )
 _PAIR: Final = re.compile(rf"{_NAMED}(?:\d+/\d+ \((?=\d+\.?\d*%))?(?P<value>{NUMBER})")

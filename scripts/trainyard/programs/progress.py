@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 # A bar of tqdm may be between the word and its number: `Epochs:  30%|###       | 3/10`.
 _COUNTER: Final = re.compile(
     r"(?<![a-z])(?P<unit>epochs?|iterations?|iters?|steps?|timesteps?|updates?)(?:\((?P<phase>\w+)\))?[\s:=\[(#]*"
-    r"(?:\d+%\|[^|]*\|\s*)?(?P<number>\d[\d,]*)\s*(?:/|(?:out )?of\b)\s*(?P<total>\d[\d,]*)",
+    r"(?:\d+%\|[^|]*\|\s*)?(?P<number>\d[\d,]{0,20})\s*(?:/|(?:out )?of\b)\s*(?P<total>\d[\d,]{0,20})",
     re.IGNORECASE,
 )
 _WORD_BEFORE: Final = re.compile(r"([a-z]+)[^a-z0-9]{0,4}$", re.IGNORECASE)

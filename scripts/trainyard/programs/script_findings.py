@@ -238,8 +238,10 @@ def _memory(file: SourceFile, script: Script, started: StartedScript) -> Iterato
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for library, (how_much, remedy) in _GREEDY.items():
-            is_told = any(remedy.partition("=")[0] in text for part in script.files for text in part.texts(part.tree))
-            if library in (name.partition(".")[0] for name in names) and not is_told:
+            if library not in (name.partition(".")[0] for name in names):
+                continue
+            variable = remedy.partition("=")[0]
+            if not any(variable in text for part in script.files for text in part.texts(part.tree)):
                 message = f"{library} takes {how_much} of a GPU's memory at its start, whatever the share of a trial"
                 yield ScriptFinding("memory", file.path, node.lineno, message, f"put {remedy} before the command")
                 return
@@ -275,7 +277,8 @@ def _ignored_settings(source: Source, script: Script, started: StartedScript) ->
     called = {method(call) for file in source.files for call in file.calls}
     if not called.isdisjoint(("exec", "run_path", "run_module")):  # of a file that may read it
         return
-    if not source.imports.isdisjoint(_READERS) or any("argv" in ast.dump(file.tree) for file in source.files):
+    names = {file.name(node) for file in source.files for node in file.nodes}
+    if not source.imports.isdisjoint(_READERS) or any("argv" in name for name in names):
         return
     for file in source.files:
         for node in file.nodes:

@@ -284,8 +284,10 @@ class _Options:
                 switch = Switch((main,), (f"--no-{main.removeprefix('--')}",))
             elif isinstance(action, str) and action.startswith(("store_", "count")):
                 switch, problem = self._flag(main, given, dest, is_on=action == "store_false", partners=turned_off)
-            elif action in (None, "store"):
+            elif "action" not in given or action == "store":
                 switch, problem = self._value(file, main, given.get("type"))
+            else:
+                problem = "it is not certain how its action takes false"
             choices = literal(given.get("choices"))
             needs_value = literal(given.get("required")) is True
             yield ScriptOption(
@@ -294,7 +296,8 @@ class _Options:
                 choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
                 is_required=needs_value if flags else not {"nargs", "default"} & given.keys(),
                 is_flag=is_pair or "store_" in str(action) or action in ("count", "append_const"),
-                may_stand_alone=literal(given.get("nargs")) in ("?", "*") or action not in (None, "store", "append"),
+                may_stand_alone=literal(given.get("nargs")) in ("?", "*")
+                or ("action" in given and action not in ("store", "append")),
                 names=tuple(names),
                 switch=switch,
                 problem=problem,
@@ -348,10 +351,8 @@ class _Options:
         is_flag = literal(given.get("is_flag")) is True or bool(pair)
         flags, switch, problem = _split_names(names), None, ""
         main = next((name for name in flags if name.startswith("--")), flags[0])
-        if is_flag and (is_literal(given["default"]) if "default" in given else True):
-            switch, problem = _switch_of_names(names, is_on=bool(default))
-        elif is_flag:
-            problem = "its default is known only when it runs"
+        if is_flag:
+            switch, problem = _switch_of_names(names, given.get("default"))
         elif type(default) is bool or (kind is not None and file.name(kind) in ("bool", "click.BOOL")):
             switch = Switch((main, "true"), (main, "false"))
         elif is_option:
@@ -423,10 +424,15 @@ class _Options:
                 if owner := self._source.classes.get(config):
                     yield owner
 
-    def _of_class(self, owner: ast.ClassDef, prefix: str) -> Iterator[ScriptOption]:
+    def _of_class(
+        self, owner: ast.ClassDef, prefix: str, outer: tuple[ast.ClassDef, ...] = ()
+    ) -> Iterator[ScriptOption]:
+        """The options of a class, which is a base or the type of a field of the `outer` ones."""
+        outer = (*outer, owner)
         for base in owner.bases:
-            if isinstance(base, ast.Name) and (inherited := self._source.classes.get(base.id)) and inherited != owner:
-                yield from self._of_class(inherited, prefix)
+            inherited = self._source.classes.get(base.id) if isinstance(base, ast.Name) else None
+            if inherited is not None and inherited not in outer:
+                yield from self._of_class(inherited, prefix, outer)
         for node in owner.body:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__" and self._library == "fire":
                 yield from self._of_function(node)
@@ -434,9 +440,9 @@ class _Options:
                 continue
             kind, default = ast.unparse(node.annotation).strip("'\""), node.value
             nested = self._source.classes.get(kind)
-            if nested is not None and nested != owner:
+            if nested is not None and nested not in outer:
                 is_flat = self._library == "words"
-                yield from self._of_class(nested, prefix if is_flat else f"{prefix}{node.target.id}.")
+                yield from self._of_class(nested, prefix if is_flat else f"{prefix}{node.target.id}.", outer)
                 continue
             if isinstance(default, ast.Call) and method(default) == "field":
                 default = arguments(default).get("default")
@@ -502,10 +508,8 @@ class _Options:
         if not names:
             names = [f"--{dashed}/--no-{dashed}" if is_bool else f"--{dashed}"]
         switch, problem = None, "its value is no boolean"
-        if is_bool and default is not None and not is_literal(default):
-            problem = "its default is known only when it runs"
-        elif is_bool:
-            switch, problem = _switch_of_names(names, is_on=bool(literal(default)))
+        if is_bool:
+            switch, problem = _switch_of_names(names, default)
         flags = _split_names(names)
         main = next((name for name in flags if name.startswith("--")), flags[0])
         return ScriptOption(
@@ -538,13 +542,15 @@ def _split_names(names: list[str]) -> list[str]:
     return [part.strip() for name in names for part in name.split("/") if part.strip()]
 
 
-def _switch_of_names(names: list[str], *, is_on: bool) -> tuple[Switch | None, str]:
+def _switch_of_names(names: list[str], default: ast.expr | None) -> tuple[Switch | None, str]:
     """The switch of a flag of click or Typer, by its names such as `--amp/--no-amp`."""
     for name in names:
         on, slash, off = (part.strip() for part in name.partition("/"))
         if slash and on and off:
             return Switch((on,), (off,)), ""
-    if is_on:
+    if default is not None and not is_literal(default):
+        return None, "its default is known only when it runs"
+    if literal(default):
         return None, "it is on by default, and no option turns it off"
     main = next((name for name in names if name.startswith("--")), names[0])
     return Switch((main,), ()), ""
@@ -588,6 +594,8 @@ def _words_of(file: SourceFile, kind: ast.expr | None, source: Source) -> tuple[
 
 def _is_strict(source: Source, library: Library) -> bool:
     """Whether a script certainly refuses an option that is not among those which its source declares."""
+    if any(map(_changes_command_line, source.files)):
+        return False
     if library == "argparse":
         return _argparse_is_strict(source)
     if library not in ("click", "typer"):
@@ -609,6 +617,17 @@ def _is_strict(source: Source, library: Library) -> bool:
     return True
 
 
+def _changes_command_line(file: SourceFile) -> bool:
+    """Whether a file takes words out of `sys.argv`, or adds some."""
+    for node in file.nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and file.name(node) == "sys.argv":
+            around = file.parents[node]
+            is_stored = any(isinstance(getattr(each, "ctx", None), (ast.Store, ast.Del)) for each in (node, around))
+            if is_stored or isinstance(around, ast.Attribute):  # as in `sys.argv.remove`
+                return True
+    return False
+
+
 _PARSER_MAKERS: Final = ("ArgumentParser", "add_argument_group", "add_mutually_exclusive_group", "add_parser")
 
 
@@ -617,6 +636,10 @@ def _argparse_is_strict(source: Source) -> bool:
         for node in file.nodes:
             if isinstance(node, ast.ClassDef) and any(method_name(base) == "ArgumentParser" for base in node.bases):
                 return False
+            if isinstance(node, ast.Attribute) and node.attr == "add_argument":
+                around = file.parents[node]
+                if not isinstance(around, ast.Call) or around.func != node:  # `add = parser.add_argument`
+                    return False
     parsers, is_parsed = _parser_names(source), False
     for file in source.files:
         for call in file.calls:
@@ -656,7 +679,7 @@ def _takes_more(file: SourceFile, call: ast.Call) -> bool:
 
 def _is_passed_on(call: ast.Call, parsers: set[str], source: Source) -> bool:
     """Whether a function that is not in the source gets a parser."""
-    passed = [each.id for each in (*call.args, *arguments(call).values()) if isinstance(each, ast.Name)]
+    passed = [method_name(each) for each in (*call.args, *arguments(call).values())]
     return not parsers.isdisjoint(passed) and method(call) not in source.functions
 
 

@@ -161,6 +161,14 @@ def parse(path: Path) -> ast.Module:
         raise UserError(f"{path}: is not a Python script ({error})") from None
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file; False where it cannot be asked for."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def arguments(call: ast.Call) -> dict[str, ast.expr]:
     """The arguments of a call that are given by name."""
     return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
@@ -168,7 +176,7 @@ def arguments(call: ast.Call) -> dict[str, ast.expr]:
 
 def literal(node: ast.expr | None) -> Any:
     """The value of an expression of literals; None for others."""
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, RecursionError):
         return ast.literal_eval(node) if node is not None else None
     return None
 
@@ -206,7 +214,7 @@ def _find_module(name: str, folders: list[Path]) -> Path | None:
     for folder in folders:
         module = folder / name.replace(".", "/")
         for file in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
-            if file.is_file():
+            if is_file(file):
                 return file
     return None
 

@@ -11,6 +11,7 @@ from typing import Final
 from trainyard.config.placeholders import Command
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.sweep import CommandSweep
+from trainyard.programs.script_source import is_file
 
 _OPERATOR: Final = re.compile(r"[;&|()<>\n]+")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -43,8 +44,6 @@ class StartedScript:
     path: Path
     words: tuple[str, ...]  # its arguments, with their placeholders
     roots: tuple[Path, ...] = ()  # where its modules may be, beside its own folder
-    launcher: tuple[str, ...] = ()  # the words before it, as `torchrun --nproc-per-node 2`
-    passes_all: bool = True  # False if it gets other words than those that are here
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,6 @@ class CommandContents:
 
     scripts: tuple[StartedScript, ...]
     lines: tuple[ShellLine, ...]
-
-    @property
-    def script(self) -> StartedScript | None:
-        """The only script; None if there is none, or several."""
-        return self.scripts[0] if len({each.path for each in self.scripts}) == 1 else None
 
 
 def typed_command(study: CommandSweep | ScriptScaling) -> Command:
@@ -74,8 +68,16 @@ def find_started(command: Command, start: Path) -> CommandContents:
     if isinstance(command, list):
         lines = [ShellLine(None, 1, shlex.join(command))]
         return CommandContents(tuple(_of_words(command, start, {}, lines, None)), tuple(lines))
-    lines = [ShellLine(None, number, text) for number, text in enumerate(command.splitlines(), start=1)]
+    lines = list(_lines_of(command, None))
     return CommandContents(tuple(_of_text(command, start, lines, None)), tuple(lines))
+
+
+def _lines_of(text: str, path: Path | None) -> Iterator[ShellLine]:
+    """The lines of a text for a shell; one that a backslash continues is one line."""
+    number = 1
+    for line in re.split(r"(?<!\\)\n", text):
+        yield ShellLine(path, number, line.replace("\\\n", " "))
+        number += line.count("\n") + 1
 
 
 def _of_text(text: str, folder: Path, lines: list[ShellLine], passed: Sequence[str] | None) -> Iterator[StartedScript]:
@@ -164,10 +166,13 @@ def _of_words(
 def _of_shell_script(
     path: Path, words: Sequence[str], folder: Path, lines: list[ShellLine], passed: Sequence[str] | None
 ) -> Iterator[StartedScript]:
-    if passed is not None or not path.is_file():  # one level
+    if passed is not None:  # one level
         return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines += [ShellLine(path, number, line) for number, line in enumerate(text.splitlines(), start=1)]
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the shell will say it
+        return
+    lines += _lines_of(text, path)
     yield from _of_text(text, folder, lines, words)
 
 
@@ -180,19 +185,19 @@ def _of_python(
         return
     roots = [folder] if is_module else []
     roots += [folder / part for part in variables.get("PYTHONPATH", "").split(":") if part and "$" not in part]
-    path: Path | None = folder / Path(script).expanduser()
+    path: Path | None = None
+    with suppress(RuntimeError):  # ~ of a user who does not exist
+        path = folder / Path(script).expanduser()
     if is_module:
         parts = script.replace(".", "/")
         files = [root / name for root in roots for name in (f"{parts}.py", f"{parts}/__main__.py")]
-        path = next((file for file in files if file.is_file()), None)
-    if path is None or not path.is_file():
+        path = next(filter(is_file, files), None)
+    if path is None or not is_file(path):
         return
     used = rest
     if passed is not None:  # in a script of a shell
         used = [inner for word in rest for inner in (passed if word in _ALL_WORDS else [word])]
-    known = not any("$" in word for word in used if not word.startswith("$CUDA_VISIBLE_DEVICES"))
-    launcher = tuple(words[: len(words) - len(rest) - 1])
-    yield StartedScript(path, tuple(used), tuple(roots), launcher, passes_all=known)
+    yield StartedScript(path, tuple(used), tuple(roots))
 
 
 def _split_python(words: list[str]) -> tuple[str | None, bool, list[str]]:

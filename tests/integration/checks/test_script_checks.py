@@ -214,3 +214,42 @@ def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):
     monkeypatch.setattr(trials, "_expand", lambda sweep: pytest.fail("expanded"))
     assert list(check_script_source(CheckedStudy("sweeps.s", study))) == []
     assert parsed == [Path("train.py")]
+
+
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [
+        ("import click\n@click.command()\n@click.option('--amp', is_flag=True, default=True)\ndef main(amp): ...",
+         [True]),
+        ("import click\nON = 1\n@click.command()\n@click.option('--amp/--no-amp', default=ON)\ndef main(amp): ...",
+         [True, False]),
+        (f"{PARSER}class Turn(argparse.Action): ...\np.add_argument('--amp', nargs=0, action=Turn)\np.parse_args()",
+         [True]),
+    ],
+)  # fmt: skip
+def test_no_flag_that_is_written_as_the_script_reads_it_is_a_mistake(look, script, values):
+    assert look(script, grid={"amp": values}) == ([], [])
+
+
+def test_a_command_is_read_with_the_lines_that_continue_it(look):
+    command = "python -m torch.distributed.run \\\n  --standalone --nproc-per-node 1 \\\n  train.py --lr {lr}"
+    slots = {"gpus_per_node": 0, "slots_per_node": 2}
+    script = f"{PARSER}a = p.parse_args()\n"
+    assert look(script, command=command, grid={"lr": [0.1, 0.2]}, slots=slots) == ([], [])
+    (warning,) = look(script, command=command.replace("--standalone", ""), grid={"lr": [0.1, 0.2]}, slots=slots)[1]
+    assert "torchrun takes port 29500" in warning
+
+
+def test_a_script_with_many_statements_is_read_in_time_that_grows_with_it(look, monkeypatch):
+    """What the whole source says is asked only where a library that takes all memory is imported."""
+    asked = []
+    texts = script_source.SourceFile.texts
+    monkeypatch.setattr(script_source.SourceFile, "texts", lambda file, node: asked.append(node) or texts(file, node))
+    script = f"{PARSER}{''.join(f'x{n} = {n}' + chr(10) for n in range(100))}a = p.parse_args()\n"
+    assert look(script, grid={"lr": [0.1]}) == ([], [])
+    assert len([node for node in asked if isinstance(node, ast.Module)]) < 10
+
+
+def test_an_expression_of_many_terms_is_read(look):
+    terms = " + ".join(["1"] * 1200)
+    assert "wandb" in look(f"import wandb\nx = {terms}\nwandb.init(config={{'lr': 1}})\n", grid={"lr": [0.1]})[1][0]

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from trainyard.config.user_programs import Metrics
+from trainyard.programs.metric_patterns import KEPT_STEPS
 from trainyard.programs.metric_rows import BURST_ROWS, merge_row, numeric_row
 from trainyard.programs.metrics import (
     KEPT_LINES,
@@ -532,6 +533,33 @@ def test_of_lines_that_name_their_ranks_those_of_rank_0_count(tmp_path, label, r
     assert rows == [{"epoch": step, "loss": step, "tps": 1000} for step in (1, 2, 3)]
     assert found.of_several_ranks == {"epoch", "loss", "tps"}
     assert ("as those of `srun --label`" in found.take_warning()) == (label[0] != "[" or label == "[{rank}] ")
+
+
+def test_rising_numbers_at_the_beginning_of_lines_do_not_hold_rows_back_for_long(tmp_path):
+    found, rows = MetricsCollector(Metrics(pattern="loss (?P<loss>{number})"), tmp_path), []
+    for epoch in [*range(1, 21), *range(1, 21)]:  # of two folds
+        found.add_line(f"{epoch}: loss 0.{epoch:02}")
+        rows += found.new_rows()
+    assert len(rows) > 38
+    rows += found.new_rows(final=True)
+    assert len(rows) == 40
+    assert found.take_warning() == ""
+
+
+def test_lines_without_a_step_are_not_taken_for_those_of_several_ranks_however_many_there_are(tmp_path):
+    found = MetricsCollector(Metrics(pattern="loss (?P<loss>{number})"), tmp_path, ranks=2)
+    for number in range(KEPT_STEPS + 10):
+        found.add_line(f"loss 0.{number:05}")
+        found.new_rows()
+    assert found.take_warning() == ""
+    assert found.of_several_ranks == set()
+
+
+def test_of_two_columns_the_first_is_no_number_with_a_comma(tmp_path):
+    found = reported(tmp_path, pattern="^(?P<epoch>{number}),(?P<acc>{number})")
+    found.add_line("1,85,0.32")
+    assert found.new_rows(final=True) == [{"epoch": 1, "acc": 85}]
+    assert found.missing == ""
 
 
 def test_where_rank_0_prints_no_metrics_those_of_the_lowest_that_does_count(tmp_path):

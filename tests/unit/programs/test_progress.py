@@ -53,6 +53,7 @@ def test_a_counter_after_which_nothing_is_printed_may_be_complete(lines):
         "Epoch: [3][400/1000] Time 0.1",
         "eval step 3/50",
         "timestamp 3/10",
+        f"step {'1' * 5000}/2",
     ],
 )
 def test_other_fractions_are_no_progress(line):

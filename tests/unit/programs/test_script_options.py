@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from trainyard.config.placeholders import Switch
 from trainyard.programs.script_options import ScriptOption, find_switches, read_script
+from trainyard.programs.started_scripts import find_started
 from trainyard.utils.errors import UserError
 
 ARGPARSE = """
@@ -238,6 +239,12 @@ PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')
         (PARSER + "p.add_argument('rest', nargs=argparse.REMAINDER)\np.parse_args()", False),
         (PARSER + "import other\nother.add_options(p)\np.parse_args()", False),
         (PARSER + "p.parse_args(read_words())", False),
+        (PARSER + "import sys\nprint(sys.argv)\np.parse_args()", True),
+        (PARSER + "import sys\nif '--x' in sys.argv: sys.argv.remove('--x')\np.parse_args()", False),
+        (PARSER + "import sys\nsys.argv = [each for each in sys.argv if each != '--x']\np.parse_args()", False),
+        (PARSER + "import sys\ndel sys.argv[1]\np.parse_args()", False),
+        (PARSER + "add = p.add_argument\nadd('--x')\np.parse_args()", False),
+        (PARSER + "import lib\nself.p = p\nlib.add_options(self.p)\np.parse_args()", False),
         ("import argparse, lib\np = argparse.ArgumentParser(parents=[lib.parser])\np.parse_args()", False),
         ("from lib import parser\nparser.add_argument('--lr')\nparser.parse_args()", False),
         ("import argparse\nclass P(argparse.ArgumentParser): ...\np = P()\np.parse_args()", False),
@@ -250,6 +257,20 @@ PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')
 def test_a_script_is_strict_only_if_all_of_its_options_are_certain(tmp_path, text, is_strict):
     (tmp_path / "train.py").write_text(text)
     assert read_script(tmp_path / "train.py").is_strict == is_strict
+
+
+def test_data_classes_that_name_each_other_are_read_once(tmp_path):
+    classes = "@dataclass\nclass A:\n    lr: float\n    b: 'B'\n@dataclass\nclass B:\n    width: int\n    a: 'A'\n"
+    (tmp_path / "train.py").write_text(f"import tyro\nfrom dataclasses import dataclass\n{classes}tyro.cli(A)\n")
+    assert [option.flag for option in read_script(tmp_path / "train.py").options] == ["--lr", "--b.width", "--b.a"]
+
+
+@pytest.mark.parametrize(
+    "command", ["python ~nobody-known/train.py", f"python {'x' * 300}.py", f"bash {'x' * 300}.sh", "bash locked.sh"]
+)
+def test_a_command_whose_script_cannot_be_opened_starts_none_that_is_known(tmp_path, command):
+    (tmp_path / "locked.sh").mkdir()
+    assert find_started(command, tmp_path).scripts == ()
 
 
 def test_options_of_a_package_are_read_through_its_relative_imports_but_not_its_own_main(tmp_path):
