@@ -59,6 +59,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
+def as_process() -> Iterator[None]:
+    """For what ends with its process: what the test leaves is taken back, and is no error."""
+    before = Surroundings.now()
+    yield
+    before.restore()
+
+
+@pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 

@@ -23,7 +23,8 @@ OF_LIBRARIES = (
     "LOKY_",
 )
 END_SECONDS = 60.0  # for threads that are ending
-NUMBERS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}  # torch's loaders handle the last
+# torch's loaders handle SIGCHLD, and the plugin for timeouts SIGALRM.
+NUMBERS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGALRM}
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ def test_a_sweep_that_cannot_start_says_why(project, name, options, message):
         sweep.main(given)
 
 
+@pytest.mark.usefixtures("as_process")
 def test_the_wrong_number_of_ranks_is_explained(project, monkeypatch):
     for name, value in ONE_RANK.items():
         monkeypatch.setenv(name, value)
