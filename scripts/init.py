@@ -41,6 +41,11 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
+    if path.suffix in (".sh", ".bash"):
+        raise UserError(
+            f"{path} is a shell script, whose settings are not known here: write its command by hand, as in "
+            f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/tutorial.md'}"
+        )
     script = read_script(path)
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
