@@ -28,6 +28,7 @@ class Progress(NamedTuple):
     total: int
     step: int  # from the counter before to this one; the number itself if it is the only one
     stops_early: bool = False  # whether the program said afterwards that it stops early
+    begins_at_0: bool = False  # the first such counter
 
     @property
     def may_be_complete(self) -> bool:
@@ -63,10 +64,11 @@ class ProgressReader:
         last = self.progress
         if last and last.unit.startswith("epoch") and not unit.startswith("epoch"):
             return
-        step = number
+        step, begins_at_0 = number, number == 0
         if last and (last.unit, last.total) == (unit, total):
             step = number - last.number if number > last.number else last.step
-        self.progress = Progress(unit, number, total, step)
+            begins_at_0 = last.begins_at_0
+        self.progress = Progress(unit, number, total, step, begins_at_0=begins_at_0)
 
 
 def _number(text: str) -> int:

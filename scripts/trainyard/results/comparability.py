@@ -18,19 +18,22 @@ _SETS_EPOCHS: Final = re.compile(r"epoch|step|iter|update|round|frames|samples|t
 def find_incomplete(work: Mapping[str, TrialWork]) -> dict[str, Progress]:
     """The trials whose programs ended by themselves before the total that they print, with the last that they printed.
 
-    One that ends just before its total counts from 0, unless a program of the sweep reached its total.
+    One that ends just before its total counts from 0, unless a program of the sweep reached its total. If it began
+    at 0, only another that did so can tell.
     """
     printed = {name: each.progress for name, each in work.items() if each.progress}
-    reached = {each.unit for each in printed.values() if each.number >= each.total}
+    reached = [each for each in printed.values() if each.number >= each.total]
     return {
         name: each
         for name, each in printed.items()
-        if not each.may_be_complete or (_ends_before_total(each) and each.unit in reached)
+        if not each.may_be_complete or any(_ends_before(each, other) for other in reached)
     }
 
 
-def _ends_before_total(progress: Progress) -> bool:
-    return progress.number < progress.total and progress.step == 1 and not progress.stops_early
+def _ends_before(progress: Progress, whole: Progress) -> bool:
+    """Whether a counter ends before its total, by another that reached its own."""
+    is_early = progress.number < progress.total and progress.step == 1 and not progress.stops_early
+    return is_early and progress.unit == whole.unit and (whole.begins_at_0 or not progress.begins_at_0)
 
 
 def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:

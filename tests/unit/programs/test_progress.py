@@ -45,6 +45,11 @@ def test_a_counter_after_which_nothing_is_printed_may_be_complete(lines):
     assert read(*lines).may_be_complete
 
 
+def test_a_counter_begins_at_0_if_its_first_number_is_0():
+    assert read("Epoch [0/4], Step [0/100]", "Epoch [0/4] acc 0.5", "Epoch [3/4] acc 0.6").begins_at_0
+    assert not read("Step [0/100]", "Epoch [1/4] acc 0.5", "Epoch [2/4] acc 0.6").begins_at_0
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -18,6 +18,13 @@ def test_a_counter_that_ends_one_before_its_total_counts_from_0_unless_another_r
     assert list(find_incomplete({"a": printed(4), "b": printed(9)})) == ["a"]
 
 
+def test_a_counter_that_began_at_0_is_compared_with_those_that_began_at_0():
+    from_0 = printed(9, begins_at_0=True)
+    assert find_incomplete({"a": from_0, "b": printed(10)}) == {}
+    assert list(find_incomplete({"a": from_0, "b": printed(10, begins_at_0=True)})) == ["a"]
+    assert list(find_incomplete({"a": printed(9), "b": printed(10, begins_at_0=True)})) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("work", "values", "why"),
     [
