@@ -2,11 +2,17 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from trainyard.config.user_programs import MINUS, NUMBER, SEPARATORS
 from trainyard.programs.metric_rows import has_decimal_comma, numeric_row
+
+_UNIT: Final = re.compile(r" ?(?P<unit>[kKMGTB]|[kKMGT]?i?B|[nuµm]?s|sec|min|m|h)(?![A-Za-z])")  # after a number
+_SCALES: Final = re.compile(r"[kKMGTB](?:i?B)?(?![A-Za-z])")
+REMEDY_FOR_UNITS: Final = (
+    "which is not read: numbers with different units do not compare; have the program print the same unit always"
+)
 
 
 class _Reported(NamedTuple):
@@ -36,6 +42,7 @@ class PatternParser:
         self._groups = {name for pattern in patterns for name in pattern.groupindex}
         self._labels = RankLabels(ranks)
         self._mean = RankMean(ranks, holds_first=hold_first_row, holds_all=is_whole and ranks > 1)
+        self._units: dict[str, str] = {}  # of each metric, the first
         self._open: dict[str, Any] = {}  # the incomplete row
         self._rows: list[dict[str, Any]] = []
         self.warning = ""  # about the first number that a pattern matches only partly
@@ -54,7 +61,7 @@ class PatternParser:
                         self.warning = self.warning or error
                         del found[name]
                 if len(found) == len(match.re.groupindex):
-                    self.warning = self.warning or _partial_number_warning(match)
+                    self.warning = self.warning or _partial_number_warning(match) or self._unit_warning(match, found)
                 if not found:
                     continue
                 for reported in self._labels.select(match, _Reported(place, _without_values(match), found)):
@@ -80,6 +87,20 @@ class PatternParser:
             self._close_row()
         rows, self._rows = self._rows, []
         return rows
+
+    def _unit_warning(self, match: "re.Match[str]", names: Iterable[str]) -> str:
+        """What is wrong with the letters after a number, which are not read: they scale it, as in `950K`, or change."""
+        for name in names:
+            end = match.end(name)
+            unit = _UNIT.match(match.string, end) if match[name][-1:].isdigit() else None
+            if unit is None:
+                continue
+            first = self._units.setdefault(name, unit["unit"])
+            if first != unit["unit"]:
+                return f"{name} has the unit {first} and then {unit['unit']}, {REMEDY_FOR_UNITS}"
+            if _SCALES.match(match.string, end) and not _is_required(match, name, end):
+                return f"{name} has the unit {first} in {match[name] + unit[0]!r}, {REMEDY_FOR_UNITS}"
+        return ""
 
     def _add(self, reported: _Reported) -> None:
         self._add_values(self._mean.add(reported))
@@ -183,6 +204,12 @@ def _mean_of(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 _COUNTERS: Final = re.compile(r"epoch|step|iter", re.IGNORECASE)  # in the names of metrics
 _COUNTED: Final = re.compile(r"(?:epoch|step|iter(?:ation)?)[\s:=\[/#]{0,3}\d", re.IGNORECASE)
+# A step that all ranks name alike: `'epoch': 1.5`, and that of `step 3. loss`. Durations are none.
+_STEP: Final = re.compile(
+    r"(?<!/)(?<!per )(?:epoch[\"']?[\s:=\[(]{0,3}\d+(?:\.\d+)?|(?:step|iter(?:ation)?)[\"']?[\s:=\[(]{0,3}\d+)"
+    r"(?!\d|[.:]\d| ?m?s\b)",
+    re.IGNORECASE,
+)
 # Numbers that differ between ranks: fractions, times of day and durations, memory.
 _VALUE: Final = re.compile(
     r"(?<!\d)(?:\d++(?::\d++)+(?:[.,]\d+)?|\d++\.\d*+(?:[eE][+-]?\d+)?)|\b(?:nan|inf)\b", re.IGNORECASE
@@ -200,7 +227,12 @@ def _without_values(match: "re.Match[str]") -> str:
         return ""
     for start, end in sorted((match.span(name) for name in names if name not in counters), reverse=True):
         line = f"{line[:start]}#{line[end:]}"
-    return _VALUE.sub("#", line)
+    steps = [found.span() for found in _STEP.finditer(line)]
+    for found in reversed(list(_VALUE.finditer(line))):
+        start, end = found.span()
+        if not any(first < end and start < last for first, last in steps):
+            line = f"{line[:start]}#{line[end:]}"
+    return line
 
 
 _NAMED_RANK: Final = re.compile(
@@ -309,6 +341,7 @@ _INTEGER: Final = re.compile(rf"[+\-{MINUS}]?\d+|[1-9]\d{{0,2}}(?:\.\d{{3}})+") 
 _SEPARATED_AFTER: Final = re.compile(rf"(?:[{SEPARATORS}]\d++)+(?!\.)|(?:[{SEPARATORS}]\d{{3}})+\.\d+")
 _SEPARATED_BEFORE: Final = re.compile(rf"(?<![\d.])\d+[{SEPARATORS}]$")
 _SPACED_AFTER: Final = re.compile(r" \d{3}(?:\.\d+)?(?![\w:/%])(?! \d{3})|(?: \d{3}){2,}(?:\.\d+)?(?![\w:/%])")
+_CLOCK_AFTER: Final = re.compile(r"(?::[0-5]\d)+(?:\.\d+)?(?![\w:])")  # 1:32
 _SPACED_BEFORE: Final = re.compile(r"(?<![\w.,:/+\-])[1-9]\d{0,2}(?: \d{3})* $")
 
 
@@ -328,6 +361,9 @@ def _separator_error(match: "re.Match[str]", name: str) -> str:
     after = _SEPARATED_AFTER.match(line, end) if is_whole else None
     before = _SEPARATED_BEFORE.search(line, 0, start) if value[:1].isdigit() else None
     remedy = "have the program print numbers with a decimal point, and without other separators"
+    clock = _CLOCK_AFTER.match(line, end) if is_whole and not _COUNTERS.search(name) else None
+    if clock and not after and not before:
+        remedy, after = "have the program print one number, as that of the seconds", clock
     if not after and not before and name != "epoch":
         remedy = (
             "if these are two numbers, let the pattern match both; else have the program print it without the space"

@@ -453,6 +453,7 @@ def test_numbers_are_read_as_programs_print_them(tmp_path, text, number, where):
      ("n=(?P<n>{number})", "n=1.234,56", "matches only '1.234' of '1.234,56' for n"),
      ("n=(?P<n>{number})", "n=1 234.5", "matches only '1' of '1 234.5' for n: if these are two numbers"),
      ("n=(?P<n>{number})", "n=1 234", "matches only '1' of '1 234' for n: if these are two numbers"),
+     ("n=(?P<n>{number})", "n=1:32", "matches only '1' of '1:32' for n: have the program print one number"),
      (r"n=(?P<n>[\d.]+).* m", "n=3,2451 m", "matches only '3' of '3,2451' for n"),
      (r"n=(?P<n>\S+)", "n=3,2451", "finds 3,2451 for n: have the program print a decimal point"),
      ("(?P<n>{number}) img/s", "speed 3,2451 img/s", "matches only '2451' of '3,2451' for n"),
@@ -495,8 +496,31 @@ def test_a_pattern_that_matches_a_part_of_a_number_is_warned_about_once(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("printed", "warning"),
+    [(["950K"], "n has the unit K in '950K', which is not read"), (["1.4M/s"], "n has the unit M in '1.4M'"),
+     (["12.3GB"], "n has the unit GB in '12.3GB'"), (["950ms", "1.2s"], "n has the unit ms and then s"),
+     (["950 MB", "1.2 GB"], "n has the unit MB and then GB"), (["12.3ms", "5.1ms"], ""), (["5.1s", "7.2s"], ""),
+     (["80 it/s", "90 it/s"], ""), (["950 MB", "960 MB"], ""), (["5 Mean", "6 steps"], ""), (["0.5, m", "1, s"], "")],
+)  # fmt: skip
+def test_units_that_make_numbers_incomparable_are_said(tmp_path, printed, warning):
+    found = reported(tmp_path, pattern="n=(?P<n>{number})")
+    for number in printed:
+        found.add_line(f"n={number}")
+    said = found.take_warning()
+    assert said.startswith(warning)
+    assert bool(said) == bool(warning)
+
+
+def test_a_unit_that_the_pattern_names_needs_no_words(tmp_path):
+    found = reported(tmp_path, pattern="n=(?P<n>{number})K")
+    found.add_line("n=950K")
+    assert found.take_warning() == ""
+
+
+@pytest.mark.parametrize(
     ("pattern", "line"),
-    [(r"n=(?P<n>{number})", "n=0.5,123"), (r"n=(?P<n>{number})", "n=12, 345"), (r"n=(?P<n>{number}),", "n=12,3456"),
+    [(r"n=(?P<n>{number})", "n=0.5,123"), ("step (?P<step>{number})", "step 5:10"), (r"(?P<m>\d+):(?P<s>\d+)", "1:32"),
+     (r"n=(?P<n>{number})", "n=12, 345"), (r"n=(?P<n>{number}),", "n=12,3456"),
      (r"n=(?P<n>{number}) ", "n=12 345"), (r"\d+ (?P<n>{number}) img", "3 512 img"),
      ("epoch (?P<epoch>{number})", "epoch 3 512"),
      (r"(?P<a>{number}),(?P<b>{number})", "10,200"), (r"^(?P<a>{number}),(?P<b>{number})$", "1,200"),
@@ -513,6 +537,30 @@ def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, patt
     found.add_line(line)
     assert found.new_rows(final=True)
     assert found.take_warning() == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "form"),
+    [("'eval_acc': (?P<acc>{number}), 'epoch': (?P<epoch>{number})", "{{'eval_acc': {acc}, 'epoch': {epoch}}}"),
+     ("acc (?P<acc>{number})", "epoch: {epoch} acc {acc}"), ("acc (?P<acc>{number})", "epoch {epoch:.0f}. acc {acc}"),
+     ("acc (?P<acc>{number})", "step [{epoch:.0f}. of 9] acc {acc}")],
+)  # fmt: skip
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lines_of_different_epochs_are_not_those_of_several_ranks(tmp_path, pattern, form, ranks):
+    found = MetricsCollector(Metrics(pattern=pattern), tmp_path, ranks=ranks)
+    epochs = (1.0, 2.0, 3.0) if ".0f" in form else (0.5, 1.0, 1.5)
+    for number, epoch in enumerate(epochs):
+        found.add_line(form.format(epoch=epoch, acc=0.25 + number / 10))
+    assert [row["acc"] for row in found.new_rows(final=True)] == [0.25, 0.35, 0.45]
+    assert found.take_warning() == ""
+
+
+def test_lines_of_the_same_fraction_of_an_epoch_may_be_those_of_several_ranks(tmp_path):
+    found = MetricsCollector(Metrics(pattern="acc (?P<acc>{number})"), tmp_path, ranks=2)
+    for epoch, acc in ((0.5, 0.2), (0.5, 0.4), (1.0, 0.4), (1.0, 0.6)):
+        found.add_line(f"epoch: {epoch} time/epoch: {acc}s acc {acc}")
+    assert [row["acc"] for row in found.new_rows(final=True)] == pytest.approx([0.3, 0.5])
+    assert "may be those of several ranks" in found.take_warning()
 
 
 def printed_by(ranks, form, steps=3):
