@@ -178,7 +178,7 @@ def _find_metrics(
 
     `settings` are the values of the varied options, which may be in the name of a file.
     """
-    in_file = next(filter(None, (_in_files(folder, settings) for folder in folders)), None)
+    in_file = next(filter(None, (_in_files(folder, settings, rejected) for folder in folders)), None)
     guess = guess_pattern(lines, rejected)
     in_output = None
     if guess:
@@ -186,17 +186,17 @@ def _find_metrics(
     if in_file and in_output:
         is_better = tells_more(in_output.metric, in_file.metric)
         return in_output if is_better or not in_file.has_epochs else in_file
-    return in_file or in_output or next(filter(None, map(_in_events, folders)), None)
+    return in_file or in_output or next(filter(None, (_in_events(folder, rejected) for folder in folders)), None)
 
 
-def _in_files(folder: Path, settings: Collection[str]) -> _Found | None:
+def _in_files(folder: Path, settings: Collection[str], rejected: NoMetric) -> _Found | None:
     """The file in a folder whose metric tells most."""
     best = None
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.suffix not in FILES or not path.is_file() or not TRACKERS.isdisjoint(name.parts):
             continue
-        found = _read(Metrics(file=file_pattern(str(name), settings)), folder)
+        found = _read(Metrics(file=file_pattern(str(name), settings)), folder, rejected)
         if found and (best is None or tells_more(found.metric, best.metric)):
             best = found
     return best
@@ -212,20 +212,20 @@ def file_pattern(name: str, settings: Collection[str] = ()) -> str:
     return pattern.replace("*", "[0-9]*", 1) if is_of_trainyard else pattern
 
 
-def _in_events(folder: Path) -> _Found | None:
+def _in_events(folder: Path, rejected: NoMetric) -> _Found | None:
     if not any(folder.rglob("*tfevents*")):
         return None
     if not importlib.util.find_spec("tensorboard"):
         log.info("its event files of TensorBoard need the package tensorboard: install trainyard[tensorboard]")
         return None
-    return _read(Metrics(tensorboard="**"), folder)  # the names of folders often have the time of the run
+    return _read(Metrics(tensorboard="**"), folder, rejected)  # the names of folders often have the time of the run
 
 
-def _read(metrics: Metrics, folder: Path) -> _Found | None:
+def _read(metrics: Metrics, folder: Path, rejected: NoMetric) -> _Found | None:
     """The metric in files that tells most; None if there is none, or if they are a table of something else."""
     collector = MetricsCollector(metrics, folder, began=0.0, burst=math.inf)
     rows = collector.new_rows(final=True)
-    metric, values = best_varied_metric(rows)
+    metric, values = best_varied_metric(rows, rejected)
     has_epochs = collector.counts_epochs or any(map(_STEP.search, collector.latest))
     if not metric or (len(rows) > MOST_ROWS and not has_epochs):
         return None

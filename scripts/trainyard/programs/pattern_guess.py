@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 from trainyard.config.metric_names import guess_mode, is_counter
@@ -24,9 +25,12 @@ _NAMED: Final = (
     r"(?:[\"']?(?:\s*[=:\[(|]){1,2}\s*[\"']?|\s+-\s+|\s+)"
 )
 _PAIR: Final = re.compile(rf"{_NAMED}(?:\d+/\d+ \((?=\d+\.?\d*%))?(?P<value>{NUMBER})")
-# Of a meter such as `Loss 6.9 (6.8)`, the average: in the last line of a validation, it is of all its batches.
+# Of a meter of batches, such as `[10/50] Loss 6.9 (6.8)`, the average: in their last line, it is of all of them.
 _AVERAGE: Final = re.compile(rf"{_NAMED}(?:{NUMBER} \(\s*(?={NUMBER}\)))?(?P<value>{NUMBER})")
 _AVERAGED: Final = re.compile(rf"{NUMBER} \(\s*{NUMBER}\)")
+_BATCH: Final = re.compile(r"(?<!epoch)(?<!epoch[ :])(?<!epoch: )\[\s*\d+/\d+", re.IGNORECASE)
+_EPOCH: Final = re.compile(r"\bepoch\W{0,3}(\d+)", re.IGNORECASE)
+_PROGRESS: Final = re.compile(r"(?<![\d.])(\d+)/\d+")
 _SENTENCE: Final = re.compile(rf"(?P<name>accuracy|loss)\b[^:=]*[:=] *(?P<value>{NUMBER})$", re.IGNORECASE)
 # A name, what it is measured on, and the number: as pycocotools and others print average precisions.
 _TITLED: Final = [
@@ -53,6 +57,7 @@ _PARTS: Final = frozenset((
     "pg", "vf", "v", "entropy", "kl", "aux", "auxiliary", "reg", "regularization", "box", "bbox", "cls", "obj", "dfl",
     "rpn", "mask", "commit", "commitment", "perceptual", "feat", "style", "td", "q", "qf", "qf1", "qf2",
 ))  # fmt: skip
+_CROSS_ENTROPY: Final = re.compile("cross[_-]?entropy", re.IGNORECASE)
 _DERIVED: Final = frozenset(
     ("best", "max", "min", "std", "stdev", "var", "target", "ema", "smoothed", "previous", "last")
 )
@@ -95,12 +100,16 @@ class NoMetric:
     """The metrics of an output that do not rank trials, and why."""
 
     constant: set[str] = field(default_factory=set)  # the same value in all reports
-    mixed: dict[str, list[str]] = field(default_factory=dict)  # of several subjects, such as games, by metric
+    mixed: dict[str, str] = field(default_factory=dict)  # of several subjects, such as games: by metric, a sentence
+    parts: set[str] = field(default_factory=set)  # training losses that may rise while the model gets better
 
     def __str__(self) -> str:
         """One sentence about the most important of them; "" if there are none."""
-        for metric, subjects in self.mixed.items():
-            return f"it has {metric} of {', '.join(subjects)}: have it print the one number that ranks, as a mean"
+        for sentence in self.mixed.values():
+            return sentence
+        if self.parts:
+            names = ", ".join(sorted(self.parts)[:MOST_NAMED])
+            return f"it reports only parts of a training loss ({names}), which do not tell how good a model is"
         if self.constant:
             names = ", ".join(sorted(self.constant)[:MOST_NAMED])
             return f"it reports no other metric than {names}, which had the same value each time"
@@ -117,16 +126,33 @@ class _Line:
     has_epoch: bool
     at: int  # its place among the lines with metrics
     title: str = ""
+    epoch: str = ""  # the last number of an epoch in the output, if there is one
+    is_summary: bool = False  # only metrics, right behind those of a batch of held-out data
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has nothing before its metrics but signs, as `* acc 0.5`."""
+        first = _PAIR.search(self.text)
+        return not self.has_epoch and first is not None and not re.search(r"\w", self.text[: first.start()])
+
+    @property
+    def is_held_out_batch(self) -> bool:
+        """Whether it counts the batches of held-out data."""
+        return _BATCH.search(self.text) is not None and any(map(is_held_out, self.row))
 
 
 def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> GuessedMetrics | None:
     """The pattern for the lines that tell most; None if none has a loss or a score. It adds to what is `rejected`."""
     rejected = NoMetric() if rejected is None else rejected
     found = list[_Line]()
+    epoch = ""
     for text in map(str.strip, lines):
         line = _read_line(text)
+        if named := _EPOCH.search(text):
+            epoch = named[1]
         if line and not (found and found[-1].text == text):
-            found.append(replace(line, at=len(found)))
+            is_summary = bool(found) and line.is_bare and found[-1].is_held_out_batch
+            found.append(replace(line, at=len(found), epoch=epoch, is_summary=is_summary))
     kinds = dict[str, list[_Line]]()
     for line in found:
         kinds.setdefault(_SPACES.sub(" ", line.pattern), []).append(line)
@@ -134,7 +160,13 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
         if any(tells_more(other, metric) for other in rejected.mixed):
             return None  # what is left is a decoy
         if subjects := _subjects(kind, metric, found):
-            rejected.mixed[metric] = subjects
+            names = ", ".join(subjects)
+            rejected.mixed[metric] = f"it has {metric} of {names}: have it print the one number that ranks, as a mean"
+        elif not is_held_out(metric) and _has_two_phases(kind):
+            rejected.mixed[metric] = (
+                f"it prints {metric} twice per epoch in lines of one form, as of training and of test data: "
+                "have it print a word as `test` in those that rank"
+            )
         elif kind[0].title:
             return _of_titles(kind[0], found)
         else:
@@ -160,25 +192,38 @@ def _candidates(kinds: Sequence[list[_Line]], rejected: NoMetric) -> list[tuple[
             if is_constant or (values == [NONE] and guess_mode(name) == "max"):
                 rejected.constant.add(name)
                 continue
-            value = (_is_late(kind, total), *_merit(name), kind[0].has_epoch, len(kind) > 1, len(kind[0].row))
+            if _is_decoy(name):
+                rejected.parts.add(name)
+                continue
+            is_summary = all(line.is_summary for line in kind)
+            is_evaluated, worth, *rest = _merit(name)
+            data = (_is_late(kind, total), is_evaluated or is_summary)
+            often = (is_summary, not _is_of_batches(kind))
+            value = (*data, worth, *often, *rest, kind[0].has_epoch, len(kind) > 1, len(kind[0].row))
             valued.append((value, name, kind))
     valued.sort(key=lambda each: each[0], reverse=True)
     return [(name, kind) for _, name, kind in valued]
 
 
-def best_metric(names: Iterable[str]) -> str:
-    """Of the names of some metrics, the one that tells how good a trial is; "" if none is a loss or a score."""
-    return max((name for name in names if _metric_name(name) not in ("", "epoch")), key=_merit, default="")
+def best_metric(names: Iterable[str], rejected: NoMetric | None = None) -> str:
+    """Of the names of some metrics, the one that tells how good a trial is; "" if none does. It adds to `rejected`."""
+    metrics = {name for name in names if _metric_name(name) not in ("", "epoch")}
+    decoys = set(filter(_is_decoy, metrics))
+    if rejected:
+        rejected.parts |= decoys
+    return max(sorted(metrics - decoys), key=_merit, default="")
 
 
-def best_varied_metric(rows: Iterable[Mapping[str, float | int | None]]) -> tuple[str, tuple[float | None, ...]]:
+def best_varied_metric(
+    rows: Iterable[Mapping[str, float | int | None]], rejected: NoMetric | None = None
+) -> tuple[str, tuple[float | None, ...]]:
     """Of the metrics in some rows, the best one that is not constant, and its values; "" if there is none."""
     values = dict[str, list[float | None]]()
     for row in rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
     varied = [name for name, own in values.items() if len(own) == 1 or len(set(own)) > 1]
-    metric = best_metric(varied)
+    metric = best_metric(varied, rejected)
     return metric, tuple(values.get(metric, ()))
 
 
@@ -208,9 +253,14 @@ def tells_more(metric: str, other: str) -> bool:
     return _merit(metric)[:2] > _merit(other)[:2]
 
 
+def _is_decoy(name: str) -> bool:
+    """Whether a metric is a part of a training loss, as of an actor or a generator."""
+    return _merit(name)[:2] == (False, 0)
+
+
 def _merit(name: str) -> tuple[bool, int, bool, bool, bool]:
     """Of held-out data before training data, and a score before a loss."""
-    parts = {part.partition("@")[0] for part in _parts(name)}
+    parts = {part.partition("@")[0] for part in _parts(_CROSS_ENTROPY.sub("loss", name))}
     is_evaluated = is_held_out(name) or not _OF_EVALUATION.isdisjoint(parts) or any(map(_PRECISION_AT.fullmatch, parts))
     kind = 1
     if guess_mode(name) == "max":
@@ -231,6 +281,30 @@ def _is_late(kind: Sequence[_Line], total: int) -> bool:
     first, last = kind[0].at, kind[-1].at
     period = (last - first) / max(1, len(kind) - 1)
     return len(kind) == 1 or 2 * last >= total or total - last <= 2 * period + 1
+
+
+def _is_of_batches(kind: Sequence[_Line]) -> bool:
+    """Whether lines of a kind come several times in a row, and then others."""
+    steps = {after.at - line.at for line, after in pairwise(kind)}
+    return len(steps) > 1 and 1 in steps
+
+
+def _has_two_phases(kind: Sequence[_Line]) -> bool:
+    """Whether what lines of a kind count, as batches, begins anew in each epoch, or some of them are summaries."""
+    if len({line.is_summary for line in kind}) > 1:
+        return True
+    phases, before = dict[str, int](), -1
+    for line in kind:
+        counts = _PROGRESS.findall(line.text)
+        if not counts or not line.epoch:
+            return False
+        count = int(counts[-1])
+        if line.epoch not in phases:
+            phases[line.epoch] = 1
+        elif count < before:
+            phases[line.epoch] += 1
+        before = count
+    return min(list(phases.values())[:-1] or phases.values()) > 1
 
 
 def _subjects(kind: Sequence[_Line], metric: str, lines: Sequence[_Line]) -> list[str]:
@@ -320,7 +394,7 @@ def _guess(line: str) -> _Line | None:
         pairs += [(pair, pair["name"].lower()) for pair in _BARE.finditer(line)]
         pairs.sort(key=lambda each: each[0].start())
     measured = [pair for pair, name in pairs if name != "epoch"]
-    if _HELD_OUT.search(line) and all(_AVERAGED.match(line, pair.start("value")) for pair in measured):
+    if _BATCH.search(line) and all(_AVERAGED.match(line, pair.start("value")) for pair in measured):
         pairs = _pairs(line, _AVERAGE)
     if all(name == "epoch" for _, name in pairs) and (sentence := _SENTENCE.search(line)):
         pairs = [(sentence, sentence["name"].lower())]

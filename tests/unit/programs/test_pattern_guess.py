@@ -170,6 +170,27 @@ DECOYS = {
         "evaluation_loss",
         (0.8, 0.6),
     ),
+    "batches of PyTorch's ImageNet example": (
+        [line for epoch in (1, 2) for line in (
+            f"Epoch: [{epoch}][1/2]\tTime  0.1 ( 0.1)\tLoss 2.3e+00 (2.4e+00)\tAcc@1   5.00 ( 4{epoch}.00)",
+            f"Epoch: [{epoch}][2/2]\tTime  0.1 ( 0.1)\tLoss 2.2e+00 (2.3e+00)\tAcc@1   7.00 ( 4{epoch}.50)",
+            f"Test: [1/2]\tTime  0.1 ( 0.1)\tLoss 2.1e+00 (2.2e+00)\tAcc@1  9{epoch}.00 ( 9{epoch}.00)",
+            f"*   Acc@1 5{epoch}.250 Acc@5 70.250")],
+        "acc_1",
+        (51.25, 52.25),
+    ),
+    "batches of a training": (
+        ["[1/2] loss 0.9 (0.8)", "[2/2] loss 0.7 (0.9)", "mean loss 0.8",
+         "[1/2] loss 0.5 (0.6)", "[2/2] loss 0.4 (0.5)", "mean loss 0.6"],
+        "mean_loss",
+        (0.8, 0.6),
+    ),
+    "a line of batches": (
+        ["Epoch: [0][1/2] Loss 2.5 (2.5) Acc@1 5.0 (5.0)", "Epoch: [0][2/2] Loss 2.1 (2.3) Acc@1 9.0 (7.0)"],
+        "acc_1",
+        (5.0, 7.0),
+    ),
+    "a standard deviation": (["test reward 9.5 (0.5)", "test reward 9.9 (0.4)"], "test_reward", (9.5, 9.9)),
     "an iteration": (
         [f"validation loss at iteration {n}000 | lm loss value: {9 / n:.6E}" for n in (1, 2)],
         "validation_lm_loss_value",
@@ -261,6 +282,43 @@ def test_a_decimal_comma_is_said():
     lines = ["step 1/3 | loss: 3,2451 | tok/sec: 529,882", "step 2/3 | loss: 2,9000 | tok/sec: 531,002"]
     assert guess_pattern(lines) is None
     assert find_decimal_comma(lines) == "loss 3,2451"
+
+
+def _bars(acc, *, batches):
+    return [f"[==>...]  Step: 9ms | Loss: 2.1 | Acc: {acc + n}% (9/99)\b\b {n}/{batches}" for n in (1, batches)]
+
+
+BLOCKS = {
+    "bars of pytorch-cifar": [_bars(40, batches=3), _bars(20, batches=3)],
+    "bars of different lengths": [_bars(40, batches=5), _bars(20, batches=3)],
+    "summaries": [["[1/9] acc 0.5", "* acc 0.6"], ["Test: [1/9] acc 0.4", "* acc 0.5"]],
+}
+
+
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+def test_training_and_test_that_no_word_tells_apart_are_not_guessed_but_said(blocks):
+    training, test = blocks
+    rejected = NoMetric()
+    output = [line for epoch in range(3) for line in (f"Epoch: {epoch}", *training, *test)]
+    assert guess_pattern(output, rejected) is None
+    assert "it prints acc twice per epoch" in str(rejected)
+
+
+def test_bars_of_one_phase_are_guessed():
+    output = [line for epoch in range(3) for line in (f"Epoch: {epoch}", *_bars(40 + epoch, batches=3))]
+    assert guess_pattern(output).metric == "acc"
+
+
+@pytest.mark.parametrize(
+    "line", ["[1/3] Loss_D: {} Loss_G: {}", "value_loss={} policy_loss={}"], ids=["of a GAN", "of an actor"]
+)
+def test_parts_of_a_training_loss_are_not_guessed_but_said(line):
+    rejected = NoMetric()
+    assert guess_pattern([line.format(n, 9 - n) for n in range(3)], rejected) is None
+    assert "only parts of a training loss" in str(rejected)
+    assert best_metric(["losses/value_loss", "losses/policy_loss"], rejected := NoMetric()) == ""
+    assert "losses/policy_loss, losses/value_loss" in str(rejected)
+    assert best_metric(["cross_entropy", "losses/value_loss"]) == "cross_entropy"
 
 
 def test_what_was_the_same_each_time_is_said():
