@@ -963,9 +963,14 @@ class Sweep(Section):
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """Those that judge trials, and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
+        """Those that judge trials, and `monitor`: a trial has diverged if the last value of one is NaN or infinite.
+
+        If the config names no metric, the only one that its patterns find ranks trials.
+        """
         monitor = self.train.monitor if isinstance(self, TrainSweep) else None
-        judged = [self.metric, *self.objectives, *self.constraints]
+        groups = [name for name in self.program_metrics.groups if name != "epoch"] if self.program_metrics else []
+        ranking = self.ranking_metric(groups)
+        judged = [self.metric, ranking[0] if ranking else None, *self.objectives, *self.constraints]
         return list(dict.fromkeys(filter(None, [*self.required_metrics, *judged, monitor])))
 
     @property

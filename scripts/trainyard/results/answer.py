@@ -1,22 +1,45 @@
 """The answer of a sweep in words: its ranking, the keys without effect, and what would decide between the best."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
 
 from trainyard.config.metric_names import DURATION
 from trainyard.config.sweep import is_seed
+from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.effects import describe_effects, find_identical
 from trainyard.results.ranking import NAMED, Configuration, Ranking, describe_ranking
+from trainyard.utils.text import count_of, list_some
 
 MAX_LEADERS: Final = 10  # of which more seeds are advised
 MORE_SEEDS: Final = 3  # with five leaders, the wrong winner in 46 instead of 65 % of simulated sweeps
 
 
 def describe_answer(state: SweepState, ranking: Ranking) -> list[str]:
-    """The lines of `describe_ranking`, and the keys without effect."""
-    return [*describe_ranking(ranking), *describe_effects(ranking, find_identical(state, ranking))]
+    """The lines of `describe_ranking`, the trials without a number to rank them by, and the keys without effect."""
+    effects = describe_effects(ranking, find_identical(state, ranking))
+    return [*describe_ranking(ranking), *_describe_unranked(ranking), *effects]
+
+
+def _describe_unranked(ranking: Ranking) -> list[str]:
+    """The finished trials whose metric is NaN or infinite, or that do not report it: a line for each of both."""
+    if ranking.candidates or ranking.unreported:
+        return []
+    trials = [trial for configuration in ranking.configurations for trial in configuration.trials]
+    finished = [trial for trial in trials if trial.status is TrialStatus.FINISHED]
+    reasons = {
+        f"their {ranking.metric} is NaN or infinite": [
+            trial.trial for trial in finished if trial.score is not None and not math.isfinite(trial.score)
+        ],
+        f"they do not report {ranking.metric}": [trial.trial for trial in finished if trial.score is None],
+    }
+    return [
+        f"not ranked, since {reason}: {count_of(len(names), 'finished trial')}, {list_some(names)}"
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def describe_deciding_trials(state: SweepState, ranking: Ranking) -> str:

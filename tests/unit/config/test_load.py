@@ -897,3 +897,12 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
     again = tmp_path / "resolved.json"
     write_json(again, resolved)
     assert check_config(compose([again], given)).model_dump(mode="json", exclude_unset=True) == resolved
+
+
+def test_the_only_metric_of_a_pattern_judges_trials_also_where_the_config_does_not_name_it():
+    def monitored(pattern):
+        sweep = {"command": "x {lr}", "grid": {"lr": [1, 2]}, "metrics": {"pattern": pattern}}
+        return check_config({"sweeps": {"s": sweep}}).sweeps["s"].monitored_metrics
+
+    assert monitored("epoch (?P<epoch>{number}) acc (?P<acc>{number})") == ["acc"]
+    assert monitored("loss (?P<loss>{number}) acc (?P<acc>{number})") == []

@@ -11,7 +11,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import read_state
 from trainyard.planning.trial_value import TrialValue
-from trainyard.results.answer import describe_deciding_trials
+from trainyard.results.answer import describe_answer, describe_deciding_trials
 from trainyard.results.ranking import (
     RankedTrial,
     describe_ranking,
@@ -134,6 +134,16 @@ def test_what_is_not_a_number_in_a_journal_does_not_win(tmp_path):
         (0.1, 0, True),
     ]
     assert not ranking.is_guessed
+
+
+def test_the_answer_names_finished_trials_that_it_cannot_rank(tmp_path):
+    grid = {"lr": [1, 2, 3]}
+    state = swept(tmp_path, {"gain": None}, {"loss": 0.1}, {"gain": 0.5}, grid=grid, metric="gain")
+    first, second, _ = state.trials
+    assert describe_answer(state, rank_sweep(state))[-2:] == [
+        f"not ranked, since their gain is NaN or infinite: 1 finished trial, {first}",
+        f"not ranked, since they do not report gain: 1 finished trial, {second}",
+    ]
 
 
 def test_without_metrics_the_fastest_trial_is_the_best(tmp_path):
