@@ -15,7 +15,17 @@ from typing import Any, Final, Literal
 
 from trainyard.config.parser import read_file
 from trainyard.config.placeholders import ALL_ARGUMENTS, Command, Switch, SwitchOf, dotted_items
-from trainyard.programs.script_source import Source, SourceFile, arguments, is_literal, literal, method, read_source
+from trainyard.programs.parser_uses import refuses_other_options
+from trainyard.programs.script_source import (
+    Source,
+    SourceFile,
+    arguments,
+    is_literal,
+    literal,
+    method,
+    method_name,
+    read_source,
+)
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.errors import UserError
 
@@ -51,7 +61,6 @@ _LIBRARIES: Final[Mapping[str, Library]] = {
     "pytorch_lightning.cli.LightningCLI": "words",
 }
 _SPLIT_WORDS: Final = ("tyro", "words", "fire", "absl")  # for which `--batch-size` and `--batch_size` are the same
-_PASSED_ON: Final = ("argv", "args", "arguments", "argument_list", "input_args")  # parameters with the command line
 
 
 @dataclass(frozen=True)
@@ -528,11 +537,6 @@ class _Options:
         return next(file.path for file in self._source.files if owner in file.nodes)
 
 
-def method_name(node: ast.expr) -> str:
-    """The last part of the name of an expression."""
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
 def _literal_names(call: ast.Call) -> list[str]:
     return [name for name in map(literal, call.args) if isinstance(name, str)]
 
@@ -592,27 +596,31 @@ def _words_of(file: SourceFile, kind: ast.expr | None, source: Source) -> tuple[
 # ---- whether a script refuses other options
 
 
+_COMMANDS: Final = (".command", ".callback", ".group")  # the decorators of a command
+
+
 def _is_strict(source: Source, library: Library) -> bool:
     """Whether a script certainly refuses an option that is not among those which its source declares."""
     if any(map(_changes_command_line, source.files)):
         return False
     if library == "argparse":
-        return _argparse_is_strict(source)
+        return refuses_other_options(source)
     if library not in ("click", "typer"):
         return False
     for file in source.files:
         for call in file.calls:
-            if file.name(call.func) in ("click.option",) and not _literal_names(call):
+            if file.name(call.func) == "click.option" and not _literal_names(call):
                 return False
-            if "context_settings" in arguments(call):
+            if not {"context_settings", "cls", "params"}.isdisjoint(arguments(call)):
+                return False
+            if method(call) in ("add_command", "add_typer") and not _is_own(call, source):
                 return False
         for node in file.nodes:
             decorators = getattr(node, "decorator_list", [])
             names = [file.name(each.func if isinstance(each, ast.Call) else each) for each in decorators]
-            is_command = any(name.endswith((".command", ".callback", ".group")) for name in names)
-            if library == "click" and is_command:
-                own = ("click.", *(f"{function}" for function in source.functions))
-                if not all(name.startswith(own) or name.endswith((".command", ".group")) for name in names):
+            if any(name.endswith(_COMMANDS) for name in names):
+                others = [name for name in names if not name.startswith("click.") and not name.endswith(_COMMANDS)]
+                if not source.functions.keys() >= set(others):
                     return False
     return True
 
@@ -628,87 +636,11 @@ def _changes_command_line(file: SourceFile) -> bool:
     return False
 
 
-_PARSER_MAKERS: Final = ("ArgumentParser", "add_argument_group", "add_mutually_exclusive_group", "add_parser")
-
-
-def _argparse_is_strict(source: Source) -> bool:
-    for file in source.files:
-        for node in file.nodes:
-            if isinstance(node, ast.ClassDef) and any(method_name(base) == "ArgumentParser" for base in node.bases):
-                return False
-            if isinstance(node, ast.Attribute) and node.attr == "add_argument":
-                around = file.parents[node]
-                if not isinstance(around, ast.Call) or around.func != node:  # `add = parser.add_argument`
-                    return False
-    parsers, is_parsed = _parser_names(source), False
-    for file in source.files:
-        for call in file.calls:
-            if _takes_more(file, call) or _is_passed_on(call, parsers, source):
-                return False
-            if method(call) in ("parse_args", "parse_intermixed_args") and isinstance(call.func, ast.Attribute):
-                is_parsed = True
-                if not _parses_command_line(file, call, call.func.value, parsers, source):
-                    return False
-    return is_parsed
-
-
-def _parser_names(source: Source) -> set[str]:
-    """The variables that have a parser of argparse, or a group of one."""
-    names = set[str]()
-    for file in source.files:
-        for node in file.nodes:
-            made_by = method(node.value) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else ""
-            targets = {method_name(target) for target in node.targets} if isinstance(node, ast.Assign) else set[str]()
-            if made_by in _PARSER_MAKERS:
-                names |= targets
-            elif made_by in source.functions:  # which may make a parser, if the name of the variable says so
-                names |= {name for name in targets if "pars" in name}
-    return names
-
-
-def _takes_more(file: SourceFile, call: ast.Call) -> bool:
-    """Whether a call shows that a parser has options that the source does not, or takes any."""
-    called = method(call)
-    if called in ("parse_known_args", "parse_known_intermixed_args", "exec"):
-        return True
-    if called == "ArgumentParser":
-        is_plain = file.name(call.func) == "argparse.ArgumentParser"
-        return not is_plain or not {"parents", "prefix_chars"}.isdisjoint(arguments(call))
-    return called == "add_argument" and (not _is_plain(call) or _nargs(file, call) in ("...", "REMAINDER"))
-
-
-def _is_passed_on(call: ast.Call, parsers: set[str], source: Source) -> bool:
-    """Whether a function that is not in the source gets a parser."""
-    passed = [method_name(each) for each in (*call.args, *arguments(call).values())]
-    return not parsers.isdisjoint(passed) and method(call) not in source.functions
-
-
-def _parses_command_line(file: SourceFile, call: ast.Call, owner: ast.expr, parsers: set[str], source: Source) -> bool:
-    """Whether a call parses the words of the command line, with a parser that is in the source."""
-    if not all(_is_command_line(file, argument) for argument in (*call.args, *arguments(call).values())):
-        return False
-    if isinstance(owner, ast.Call):
-        return method(owner) in (*source.functions, "ArgumentParser")
-    return method_name(owner) in parsers
-
-
-def _is_plain(call: ast.Call) -> bool:
-    """Whether the names of an argument are all in the call, without `*names` or `**options`."""
-    has_all = all(isinstance(literal(argument), str) for argument in call.args) and bool(call.args)
-    return has_all and all(keyword.arg for keyword in call.keywords)
-
-
-def _nargs(file: SourceFile, call: ast.Call) -> str:
-    """How many words an argument takes; `REMAINDER` takes all, also options."""
-    nargs = arguments(call).get("nargs")
-    return str(literal(nargs) or file.name(nargs).rpartition(".")[2]) if nargs is not None else ""
-
-
-def _is_command_line(file: SourceFile, argument: ast.expr) -> bool:
-    if isinstance(argument, ast.Subscript):
-        return file.name(argument.value) == "sys.argv"
-    is_none = isinstance(argument, ast.Constant) and argument.value is None
-    return is_none or (isinstance(argument, ast.Name) and argument.id in _PASSED_ON)
+def _is_own(call: ast.Call, source: Source) -> bool:
+    """Whether the command that a call adds to others is declared in the source."""
+    added = method_name(call.args[0]) if call.args else ""
+    assigned = (target for file in source.files for node in file.nodes for target in getattr(node, "targets", []))
+    return added in source.functions or added in {method_name(target) for target in assigned}
 
 
 # ---- Hydra

@@ -188,8 +188,12 @@ def is_literal(node: ast.expr) -> bool:
 
 def method(call: ast.Call) -> str:
     """The last part of the name of what is called."""
-    called = call.func
-    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return method_name(call.func)
+
+
+def method_name(node: ast.expr) -> str:
+    """The last part of the name of an expression; "" without a name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _imports(file: SourceFile) -> list[tuple[str, int]]:

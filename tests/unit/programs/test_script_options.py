@@ -233,6 +233,25 @@ PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')
         (PARSER + "g = p.add_argument_group()\ng.add_argument('--x')\np.parse_args()", True),
         (PARSER + "def add(q): q.add_argument('--x')\nadd(p)\np.parse_args()", True),
         (PARSER + "a = p.parse_args()\ndef loss_of(x): ...\nloss = loss_of(1)\nprint(loss)", True),
+        (PARSER + "a = argparse.ArgumentParser.parse_args(p)", False),
+        (PARSER + "s = p.add_subparsers()\ns.required = True\ns.add_parser('a')\np.parse_args()", True),
+        ("import argparse\ndef make():\n    made = argparse.ArgumentParser()\n    return made\n"
+         "words = make().parse_args()", True),
+        ("import argparse\nclass Options:\n    def __init__(self):\n        self.parser = argparse.ArgumentParser()\n"
+         "        self.fill(self.parser)\n    def fill(self, taken): taken.add_argument('--lr')\n"
+         "    def read(self): return self.parser.parse_args()", True),
+        (PARSER + "arg = p.add_argument\narg('--x')\np.parse_args()", False),
+        (PARSER + "add = functools.partial(p.add_argument, type=float)\nadd('--x')\np.parse_args()", False),
+        (PARSER + "getattr(p, 'add_argument')('--x')\np.parse_args()", False),
+        (PARSER + "[part.add_argument('--x') for part in (p,)]\nlib.add([p])\np.parse_args()", False),
+        (PARSER + "g = p.add_argument_group()\nlib.fill(to=g)\np.parse_args()", False),
+        (PARSER + "lib.fill(p.add_argument_group())\np.parse_args()", False),
+        (PARSER + "import lib\ndef fill(q): lib.fill(q)\nfill(p)\np.parse_args()", False),
+        (PARSER + "def fill(*q): lib.fill(*q)\nfill(p)\np.parse_args()", False),
+        (PARSER + "p._add_action(lib.action)\np.parse_args()", False),
+        ("import argparse\ndef make(): return argparse.ArgumentParser()\nlib.fill(make())\nmake().parse_args()", False),
+        ("import sys\n" + PARSER + "sys.argv = [new_name(word) for word in sys.argv]\np.parse_args()", False),
+        ("import sys\n" + PARSER + "sys.argv.remove('--x')\np.parse_args()", False),
         (PARSER + "p.parse_known_args()", False),
         (PARSER + "for name in names: p.add_argument(f'--{name}')\np.parse_args()", False),
         (PARSER + "p.add_argument(*names)\np.parse_args()", False),
@@ -251,9 +270,12 @@ PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')
         ("import click\n@click.command()\n@click.option('--lr')\ndef main(lr): ...", True),
         ("import click, lib\n@click.command()\n@lib.options\n@click.option('--lr')\ndef main(lr): ...", False),
         ("import click\n@click.command(context_settings={'ignore_unknown_options': True})\ndef main(): ...", False),
+        ("import click, lib\n@click.group()\ndef main(): ...\nmain.add_command(lib.train)", False),
+        ("import typer\napp = typer.Typer()\n@app.command()\ndef main(lr: float = 1): ...", True),
+        ("import typer\napp = typer.Typer()\n@app.command()\n@lib.use_config()\ndef main(lr=1): ...", False),
         ("import tyro\ntyro.cli(Config)", False),
     ],
-)
+)  # fmt: skip
 def test_a_script_is_strict_only_if_all_of_its_options_are_certain(tmp_path, text, is_strict):
     (tmp_path / "train.py").write_text(text)
     assert read_script(tmp_path / "train.py").is_strict == is_strict
