@@ -114,8 +114,9 @@ class _OptionChecks:
                 name = word[1:-1]
                 if word.startswith("{") and takes_all(name, self.values):
                     unread = [other for other in unread if other != name]
-                    yield from self._of_all(script, dashed=name == "args:dashes") if name != "args:hydra" else ()
-                elif _FLAG.match(word):
+                    if name != "args:hydra" or script.uses_hydra:
+                        yield from self._of_all(script, dashed=name == "args:dashes")
+                elif _FLAG.match(word) or (script.uses_hydra and script.find(word.partition("=")[0])):
                     yield from self._of_word(script, word, following)
         for name in unread:
             for key, values in unnamed_items(self.values, self.named):
@@ -126,7 +127,7 @@ class _OptionChecks:
     def _of_all(self, script: Script, *, dashed: bool) -> Iterator[Finding]:
         """Of the options that `{args}` stands for."""
         for key, values in unnamed_items(self.values, self.named):
-            flag = _flag_of(key, dashed=dashed)
+            flag = key if script.uses_hydra else _flag_of(key, dashed=dashed)
             option = script.find(flag)
             if option is None and script.is_strict and any(value is not None for value in values):
                 yield self._unknown(script, flag)
@@ -141,7 +142,7 @@ class _OptionChecks:
     ) -> Iterator[Finding]:
         """Of one value of an option that `{args}` writes."""
         if isinstance(value, bool):
-            if script.switch(flag) is not None:
+            if script.uses_hydra or script.switch(flag) is not None:
                 return
             if option is None:
                 if not value:
@@ -160,6 +161,9 @@ class _OptionChecks:
         if option.is_flag:
             message = f"{_where(option)}: {flag} takes no value, but {key} is {value!r}"
             yield self._find(message, f"write `{key}: [true, false]` and {{args}}")
+        elif option.is_boolean and isinstance(value, (int, float)) and value not in (0, 1):
+            yield self._find(f"{_where(option)}: {flag} is true or false, but {key} is {value!r}",
+                             f"write `{key}: [true, false]`")  # fmt: skip
         elif "type=bool" in option.problem and format_argument(value).lower() in _OFF:
             yield self._find(f"{_where(option)}: {flag} {value}: {option.problem}", _remedy(option, key))
 
@@ -207,7 +211,7 @@ def _flag_of(key: str, *, dashed: bool) -> str:
 
 
 def _where(option: ScriptOption) -> str:
-    return f"{option.path}, line {option.line}"
+    return f"{option.path}, line {option.line}" if option.path else "the config of Hydra"
 
 
 def _remedy(option: ScriptOption, key: str) -> str:

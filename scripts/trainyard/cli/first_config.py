@@ -67,6 +67,17 @@ _VARIED: Final[tuple[tuple[str, Callable[[ScriptOption], Values | None]], ...]] 
 )
 
 
+def _takes_number(option: ScriptOption) -> bool:
+    """Whether the value of an option may be a number, as far as its declaration tells."""
+    is_boolean = option.is_flag or option.switch is not None or "type=bool" in option.problem
+    if is_boolean or isinstance(option.default, bool):
+        return False
+    try:
+        return option.default is None or math.isfinite(float(option.default))
+    except (TypeError, ValueError):
+        return False
+
+
 def varied_options(script: Script) -> Varied:
     """The options that a first sweep varies, each with its values, by key."""
     found: Varied = {}
@@ -74,7 +85,8 @@ def varied_options(script: Script) -> Varied:
         for option in script.options:
             is_option = option.flag.startswith("-") or script.uses_hydra
             is_varied = is_option and re.fullmatch(pattern, option.key.rpartition(".")[2].lower()) is not None
-            if is_varied and len(found) < MOST_KEYS and (values := find(option)):
+            takes_values = find is _chosen or _takes_number(option)
+            if is_varied and takes_values and len(found) < MOST_KEYS and (values := find(option)):
                 found[option.key] = option, values
     return found
 

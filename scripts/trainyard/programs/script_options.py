@@ -75,7 +75,7 @@ class ScriptOption:
     may_stand_alone: bool = field(default=False, compare=False)  # its value may be left out
     names: tuple[str, ...] = field(default=(), compare=False)  # all, such as -b and --batch-size
     switch: Switch | None = field(default=None, compare=False)  # the words for true and false, if they are certain
-    problem: str = field(default="", compare=False)  # why they are not
+    problem: str = field(default="", compare=False)  # why they are not, or not the only ones
     path: Path | None = field(default=None, compare=False)  # where it is declared
     line: int = field(default=0, compare=False)
 
@@ -83,6 +83,12 @@ class ScriptOption:
     def key(self) -> str:
         """Its name as a key of the config: "learning_rate", "optimizer.lr"."""
         return self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether it certainly has no other values than true and false."""
+        is_key = not self.flag.startswith("-")  # of Hydra
+        return isinstance(self.default, bool) and (is_key or (self.switch is not None and not self.problem))
 
     @property
     def is_input(self) -> bool:
@@ -343,7 +349,8 @@ class _Options:
         words = _words_of(file, kind, self._source)
         if words is None:
             return None, "it is not certain which word its type reads as false"
-        return Switch((flag, words[0]), (flag, words[1])), ""
+        problem = "its type reads any value" if name.endswith(("eval", "loads")) else ""
+        return Switch((flag, words[0]), (flag, words[1])), problem
 
     # ---- click, absl
 
@@ -657,7 +664,7 @@ def _hydra_options(folder: Path, main: dict[str, ast.expr]) -> Iterator[ScriptOp
             keys |= dotted_items(_read_mapping(configs / str(group) / f"{choice}.yaml"), f"{group}.")
     content.pop("hydra", None)
     for key, value in (keys | dict(dotted_items(content))).items():
-        yield ScriptOption(key, default=value)
+        yield ScriptOption(key, default=value, names=(key,))
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -137,6 +137,30 @@ def test_options_that_a_script_does_not_have_are_named_once(look, sweep, mistake
     assert look(f"{PARSER}p.add_argument('--batch-size')\np.parse_known_args()\n", **sweep)[0] == []
 
 
+HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(c): ...\n"
+FIRE = "import fire\ndef main(amp=True): ...\nfire.Fire(main)\n"
+STR2BOOL = "def str2bool(v): return v.lower() in ('true', 'false')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "is_refused"),
+    [
+        (HYDRA, "python train.py {args:hydra}", True),
+        (HYDRA, "python train.py amp={amp}", True),
+        (FIRE, "python train.py {args}", True),
+        (amp("type=str2bool, default=True", STR2BOOL), "python train.py {args}", True),
+        (amp("type=str2bool, default=True", STR2BOOL), "python train.py --amp {amp}", True),
+        (amp("type=eval, default=True"), "python train.py {args}", False),
+        (amp("type=float, default=False"), "python train.py {args}", False),
+    ],
+)
+def test_numbers_are_refused_for_an_option_that_is_true_or_false(look, text, command, is_refused):
+    Path("c.yaml").write_text("amp: true\nlr: 0.1\n")
+    mistakes, _ = look(text, command=command, grid={"amp": [0.1, 0.5]})
+    assert any("is true or false, but amp is 0.1" in line for line in mistakes) == is_refused, mistakes
+    assert look(text, command=command, grid={"amp": [1, 0]})[0] == []
+
+
 GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
 OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
 OUT = PARSER + "p.add_argument('--out')\na = p.parse_args()\n"

@@ -10,6 +10,7 @@ from trainyard.cli.first_config import Observed, build_command, fill_profile, fi
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.parser import read_file
+from trainyard.config.placeholders import Switch
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.script_options import Script, ScriptOption, read_script
 
@@ -67,6 +68,19 @@ def test_values_are_around_the_defaults_and_neither_epochs_nor_seeds_are_varied(
         "momentum": {"low": 0.8, "high": 0.99},
     }
     assert (tmp_path / "trainyard.yaml").read_text().count("TODO: batch_size is required") == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ScriptOption("--use_dropout", default=True), ScriptOption("--dropout", is_flag=True),
+        ScriptOption("--dropout", switch=Switch(("--dropout", "true"), ("--dropout", "false"))),
+        ScriptOption("--dropout", problem="`type=bool` takes any text for true, also `false`"),
+        ScriptOption("--momentum", default="auto"), ScriptOption("--momentum", default=[0.9, 0.99]),
+    ],
+)  # fmt: skip
+def test_an_option_that_takes_no_number_is_not_searched_over_numbers(tmp_path, option):
+    assert list(written(tmp_path, LR, option)["sample"]["values"]) == ["lr"]
 
 
 @pytest.mark.parametrize(
