@@ -4,7 +4,7 @@ Ranking, answer, tables, plots, search and best.yaml take it from here.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainyard.config.metric_names import DURATION, Mode
@@ -65,12 +65,16 @@ def judged_metrics(state: SweepState, attempt: Attempt, attempts: Sequence[Attem
     return state.whole_metrics(attempt, attempts)
 
 
-def value_of(state: SweepState, attempt: Attempt, metric: str, mode: Mode) -> TrialValue | None:
-    """The value of a metric that a trial has by an attempt with a result; None if it has not reported the metric."""
-    values = judged_metrics(state, attempt)
+def value_of(
+    state: SweepState, attempt: Attempt, values: Mapping[str, float], metric: str, mode: Mode
+) -> TrialValue | None:
+    """The value of a metric that a trial has by an attempt with a result; None if it has not reported the metric.
+
+    `values` are the trial's `judged_metrics`, with NaN for None.
+    """
     if metric not in values:
         return None
-    value = math.nan if values[metric] is None else float(values[metric])
+    value = values[metric]
     reports = [EpochValue(float(row[metric]), row["epoch"]) for row in _reports(state, attempt, metric)]
     work = work_of(state, attempt)
     if len(reports) < 2 or reports[-1].value != value:

@@ -27,8 +27,7 @@ def _describe_unranked(ranking: Ranking) -> list[str]:
     """The finished trials whose metric is NaN or infinite, or that do not report it: a line for each of both."""
     if ranking.candidates or ranking.unreported:
         return []
-    trials = [trial for configuration in ranking.configurations for trial in configuration.trials]
-    finished = [trial for trial in trials if trial.status is TrialStatus.FINISHED]
+    finished = [trial for trial in ranking.trials if trial.status is TrialStatus.FINISHED]
     reasons = {
         f"their {ranking.metric} is NaN or infinite": [
             trial.trial for trial in finished if trial.score is not None and not math.isfinite(trial.score)

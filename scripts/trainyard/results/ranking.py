@@ -183,7 +183,7 @@ def rank_sweep(state: SweepState) -> Ranking:
             reported = judged_metrics(state, result) if result else {}
             # The journal has None for NaN and infinity.
             found = {each: math.nan if value is None else float(value) for each, value in reported.items()}
-            value = value_of(state, result, metric, chosen) if result and not candidates else None
+            value = value_of(state, result, found, metric, chosen) if result and not candidates else None
             judged = {each: found.get(each, math.nan) for each in (*sweep.objectives, *sweep.constraints)}
             trials.append(RankedTrial(name, values, state.status(name), value, name in fresh, judged))
     wanted = sweep.target[0] or metric
