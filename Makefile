@@ -18,14 +18,14 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-all test-oldest-torch lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site tensorboard dashboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-all test-oldest-torch lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheel wheels site doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
 
 run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE)'
-	@printf 'To watch it in another terminal: $(BIN)/python scripts/status.py --config %q --watch\n' '$(CONFIG)'
+	@printf 'To watch it in another terminal: $(BIN)/trainyard status --config %q --watch\n' '$(CONFIG)'
 	@$(BIN)/python scripts/check.py --quiet --config '$(CONFIG)'
 	@TRAINYARD_WRITES_REPORT=1 $(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules $(NOCOLOR)
 	@$(MAKE) --no-print-directory report
@@ -55,9 +55,9 @@ test-all: env ## Run all tests, with the table of faults, and write docs/faults.
 
 test-oldest-torch: env ## Test the training loop, and the GPU check at toy size, with the oldest torch that is supported
 	$(say) 'installing torch $(OLDEST_TORCH) in .tools/oldest-torch'
-	@$(UV) venv --quiet --allow-existing --python 3.12 .tools/oldest-torch
+	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .tools/oldest-torch
 	@$(UV) pip install --quiet --python .tools/oldest-torch/bin/python -r pyproject.toml --extra train --extra torchmetrics \
-	  'torch==$(OLDEST_TORCH).*' pytest pytest-timeout pytest-xdist hypothesis
+	  'torch==$(OLDEST_TORCH).*' timm pytest pytest-timeout pytest-xdist hypothesis
 	.tools/oldest-torch/bin/python -m pytest -n auto tests/unit/training tests/integration/training
 	PY=.tools/oldest-torch/bin/python TOY=1 LIMIT=1500 CORRECT_S=600 SPEED_S=300 OUT=results/oldest-torch bash tools/gpu_check/run.sh
 
@@ -98,13 +98,6 @@ site: env ## Write the documents as a site to site/: open site/index.html
 	@PYTHONPATH=tools:scripts NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@printf '%s\n' "$$PWD/site/index.html"
 
-tensorboard: env ## Write the event files of CONFIG=..., and show them in TensorBoard
-	@$(BIN)/python scripts/event_files.py --config '$(CONFIG)'
-	@$(BIN)/tensorboard --logdir results/tensorboard
-
-dashboard: env ## Show the sweeps of CONFIG=... in optuna-dashboard, also while they run
-	@$(BIN)/python scripts/dashboard.py --config '$(CONFIG)'
-
 doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...; with JOB=1 also a node)
 	@$(BIN)/python scripts/doctor.py --config '$(CONFIG)' $(if $(filter file,$(origin PROFILE)),,--profile '$(PROFILE)') $(if $(JOB),--job)
 
@@ -119,7 +112,6 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/winner.py
 	$(BIN)/python benchmarks/early_stopping.py
 	$(BIN)/python benchmarks/claims.py
-	$(BIN)/python benchmarks/crowded_queue.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_path.py
 	$(BIN)/python benchmarks/staging.py
@@ -134,13 +126,17 @@ bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune
 gpu-check: env ## Check the training loop on a GPU, then measure its speed (9 minutes at most); TOY=1 without a GPU
 	PYTHONPATH=tools:scripts $(BIN)/python -m gpu_check --out results $(if $(TOY),--toy)
 
-env: .venv/ready ## Create the environment in .venv from the pinned and hashed files in envs/, or from wheels/
+env: .venv/ready .venv/bin/trainyard ## Create the environment in .venv from the pinned and hashed files in envs/, or from wheels/
 
 .venv/ready: $(PINNED) | $(UV)
 	$(say) 'creating the environment in .venv from $(or $(and $(OFFLINE),wheels/),the package index (40 s with a good connection))'
 	@$(UV) venv --quiet --allow-existing $(if $(OFFLINE),--offline) --python '>=3.11,<3.14' .venv
 	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes $(OFFLINE) $(PINNED)
 	@touch $@
+
+.venv/bin/trainyard: .venv/ready
+	@printf '%s\n' '#!/bin/sh' 'exec "$${0%/*}/python" "$${0%/*}/../../scripts/trainyard" cli.commands "$$@"' > $@
+	@chmod +x $@
 
 .tools/peers/ready: envs/requirements-peers.txt | $(UV)
 	$(say) 'creating the environment of the peers in .tools/peers'

@@ -53,7 +53,6 @@ wildcard_constraints:
 include: "workflow/rules/data.smk"
 include: "workflow/rules/sweep.smk"
 include: "workflow/rules/scaling.smk"
-include: "workflow/rules/trees.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -64,10 +63,8 @@ rule all:
         rules.data.input,
         rules.sweeps.input,
         rules.scaling.input,
-        rules.trees.input,
         rules.tables.input,
         rules.plots.input,
-        project.event_files(wanted_only=True),
         rules.overview.output,
     message:
         "all studies are complete"

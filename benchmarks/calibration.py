@@ -13,21 +13,21 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import print_table
+from common import print_result, print_table
 from trainyard.config.sweep import CommandSweep, Slots, Sweep, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, expand
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, Fold
+from trainyard.planning.history import History
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan
-from trainyard.planning.sweep_state import SweepState, TrialSpace
 
 SLOTS = 4
 EVIDENCE = (2, 4, 8, 12)  # finished trials
@@ -154,23 +154,22 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
     longer = np.where(generator.random(len(law)) < share, generator.uniform(least, most, len(law)), 1.0)
     noise = np.exp(generator.normal(0, parts.noise, len(law)))
     seconds = dict(zip(trials, (np.array(list(law.values())) * longer * noise).tolist(), strict=True))
-    space = TrialSpace(sweep, "no dataset")
-    space.trials = trials
-    before = SweepState(
-        "s", sweep, space, Path(), flops={n: 1e9 * s for n, s in law.items()} if parts.has_flops else {}
-    )
+    history = History("s", sweep, "no dataset", Path(), Fold(Path("none")))
+    history.space.trials = trials
+    if parts.has_flops:
+        history.flops = {name: 1e9 * s for name, s in law.items()}
     if order == "random":
         names = list(generator.permutation(list(trials)))
     else:
-        wave = sorted(Plan(before).forecast.order(SLOTS)[:SLOTS], key=lambda name: seconds[name])
+        wave = sorted(Plan(history).forecast.order(SLOTS)[:SLOTS], key=lambda name: seconds[name])
         rest = trials if "config" in order else sorted(trials, key=lambda name: -law[name])
         names = list(dict.fromkeys([*wave, *rest]))
-    done = {
+    history.attempts = {
         name: [Attempt(name, 1, 0, seconds[name], outcome=TrialStatus.FINISHED, seconds=seconds[name])]
         for name in names[:finished]
     }
-    plan = Plan(replace(before, attempts=done))
-    predicted, sure = plan.request.predicted_range, plan.request.sure_seconds
+    plan = Plan(history)
+    predicted, sure = plan.predicted_range, plan.sure_seconds
     assert predicted is not None
     assert sure is not None
     return Outcome(*predicted, sure, makespan([seconds[name] for name in plan.forecast.order(SLOTS)], SLOTS))
@@ -191,8 +190,8 @@ def print_goals(cells: dict[tuple[str, str, int], tuple[float, float, float]]) -
     for order in ORDERS:
         found = {key: values for key, values in cells.items() if key[1] == order}
         later = [values for (_, _, finished), values in found.items() if finished >= 4]
-        print(
-            f"{order}: of {len(found)} cells, {sum(inside >= 80 for inside, _, _ in found.values())} with 80 of 100 "
+        print_result(
+            f"- {order}: of {len(found)} cells, {sum(inside >= 80 for inside, _, _ in found.values())} with 80 of 100 "
             f"inside, {sum(inside < 60 for inside, _, _ in found.values())} with less than 60; largest upper end "
             f"{max(upper for _, upper, _ in found.values()):.1f}; from four trials on, "
             f"{sum(upper <= 3 for _, upper, _ in later)} of {len(later)} with an upper end of at most 3, "

@@ -21,17 +21,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from common import print_table
+from common import print_table, queue_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
-from trainyard.packing.trial_queue import TimeLimits, TrialQueue
-from trainyard.planning.attempts import Fold, group_by_trial
+from trainyard.packing.trial_queue import TrialQueue
+from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.history import History
 from trainyard.planning.journal import SESSIONS, Ended, Journal, SessionStarted, Started
-from trainyard.planning.sweep_state import SweepState, TrialSpace
 
 FILE_CALLS = ("open", "os.link", "os.listdir", "os.scandir", "os.remove", "os.utime")  # audit events
 
@@ -49,17 +49,15 @@ class Measured:
     calls: Counter[str] = field(default_factory=Counter)  # of the file system
 
 
-def _state(folder: Path, fold: Fold, arguments: argparse.Namespace) -> SweepState:
+def _state(folder: Path, fold: Fold, arguments: argparse.Namespace) -> History:
     sweep = CommandSweep.model_validate(
         {
             "command": "true {x}",
             "grid": {"x": {"start": 1, "stop": arguments.trials}},
-            "slots": {"gpus_per_node": 0, "slots_per_node": arguments.slots, "jobs": arguments.jobs},
+            "slots": {"cpus": arguments.slots, "jobs": arguments.jobs},
         }
     )
-    return SweepState(
-        "s", sweep, TrialSpace(sweep, "no dataset"), folder, attempts=group_by_trial(fold.attempts.values())
-    )
+    return History("s", sweep, "no dataset", folder, fold)
 
 
 def _run_job(folder: Path, number: int, arguments: argparse.Namespace, barrier: Barrier, results: Any) -> None:
@@ -84,16 +82,10 @@ def _run_job(folder: Path, number: int, arguments: argparse.Namespace, barrier: 
     ):
         fold = Fold(folder).update()
         state = _state(folder, fold, arguments)
-        order = _TimedOrder(state, journal, watch, fold)
+        order = _TimedOrder(state, journal, watch)
         order.measured = measured
         journal.record(SessionStarted(job=str(number), node="here", slots=arguments.slots))
-        queue = TrialQueue(
-            limits=TimeLimits(None, can_resume=False),
-            failures=FailurePolicy(retries=0),
-            order=order,
-            source=None,
-            predict=None,
-        )
+        queue = queue_beside(journal, order)
         queue.add(state.task(name) for name in state.unfinished)
         barrier.wait()
         is_counting, measured.start = True, time.time()

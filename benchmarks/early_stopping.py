@@ -36,10 +36,6 @@ STOPS: dict[str, dict[str, Any]] = {
     "asha": {"method": "asha"},
     "hyperband": {"method": "hyperband"},
     "median": {"method": "median"},
-    "percentile": {"method": "percentile", "options": {"percentile": 50}},
-    "patient": {"method": "patient", "options": {"patience": 5}},
-    "threshold": {"method": "threshold", "options": {"upper": 2.0}},
-    "wilcoxon": {"method": "wilcoxon"},
 }
 PRUNERS: dict[str, Callable[[Any], Any]] = {
     "Optuna, successive halving": lambda pruners: pruners.SuccessiveHalvingPruner(1, reduction_factor=3),
@@ -55,7 +51,7 @@ def main() -> None:
     seeds = range(parser.parse_args().seeds)
     warnings.simplefilter("ignore")
     judges: dict[str, Callable[[], Judge]] = {"none": lambda: lambda trial, epoch, error: False}
-    judges |= {f"Trainyard, {name}": partial(_of_trainyard, name) for name in list(STOPS)[:4]}
+    judges |= {f"Trainyard, {name}": partial(_of_trainyard, name) for name in STOPS}
     judges |= {"Ray Tune, ASHA": partial(_of_ray, 1), "Ray Tune, asynchronous Hyperband": partial(_of_ray, 5)}
     rows = []
     for name, make in judges.items():
@@ -107,7 +103,7 @@ def _of_trainyard(name: str, known: Iterable[Attempt] = ()) -> Judge:
     def judge(trial: str, epoch: int, error: float) -> bool:
         has_finished = not (stops := bool(rule.verdict(trial, {"epoch": epoch, "loss": error}))) and epoch == EPOCHS
         if has_finished:
-            rule.note(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED))
+            rule.on_event(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED), is_own=True)
         return stops
 
     return judge

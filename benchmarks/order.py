@@ -1,10 +1,10 @@
-"""Simulated sweeps: their makespan over its lower bound, longest first and in the order that the queue chooses.
+"""Simulated sweeps: their makespan over its lower bound.
 
 python benchmarks/order.py [--sweeps 20] [--seed 0]
 
 Each sweep begins without evidence, but with relative costs. The real queue predicts and sorts the waiting trials as
-others finish; only the time is simulated. A cell of the table has the mean and the maximum over all sweeps of its kind,
-longest first -> chosen order.
+others finish, longest first; only the time is simulated. A cell of the table has the mean and the maximum over all
+sweeps of its kind.
 """
 
 import argparse
@@ -22,19 +22,20 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
-from common import print_table
+from common import print_table, queue_beside
 from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
-from trainyard.packing.trial_queue import TimeLimits, TrialQueue
+from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import Fold
 from trainyard.planning.duration_forecast import DurationForecast
+from trainyard.planning.history import History
 from trainyard.planning.journal import Journal
 from trainyard.planning.order import lower_bound
-from trainyard.planning.sweep_state import SweepState, Task, TrialSpace
+from trainyard.planning.task import Task
 
 SLOTS = (4, 5, 8, 10)
 NOISE = (0.0, 0.03, 0.1)  # standard deviation of the logarithm of a duration
@@ -55,48 +56,46 @@ KINDS: dict[str, Callable[[Generator], tuple[list[float], int]]] = {
 }
 
 
-def simulate(kind: str, slots: int, noise: float, seed: int, *, longest_first: bool = False) -> float:
+def simulate(kind: str, slots: int, noise: float, seed: int) -> float:
     """The makespan of a sweep over its lower bound."""
     generator = np.random.default_rng([seed, *kind.encode()])
     blocks, seeds = KINDS[kind](generator)
     grid = {"model_args.blocks": blocks, "seed": list(range(seeds))}
     sweep = TrainSweep(dataset="d", grid=grid, slots=Slots(gpus_per_node=slots))
-    space = TrialSpace(sweep, "no dataset")
-    space.trials = {f"{number:04}": trial for number, trial in enumerate(expand(sweep).trials)}
-    costs = {name: 0.2125 * trial.values["model_args.blocks"] for name, trial in space.trials.items()}
+    trials = {f"{number:04}": trial for number, trial in enumerate(expand(sweep).trials)}
+    costs = {name: 0.2125 * trial.values["model_args.blocks"] for name, trial in trials.items()}
     logs = generator.normal(0, noise, len(costs))
     if "stragglers" in kind:
         logs += np.log(generator.uniform(2, 3, len(costs))) * (generator.random(len(costs)) < STRAGGLERS)
     seconds = {name: cost * float(np.exp(log)) for (name, cost), log in zip(costs.items(), logs, strict=True)}
-    with patch.object(trial_queue, "PREDICT_FRACTION", math.inf):  # predictions take real time, trials do not
-        end = _run(SweepState("s", sweep, space, Path(), flops=costs), seconds, longest_first=longest_first)
+    with (
+        TemporaryDirectory() as name,
+        patch.object(trial_queue, "PREDICT_FRACTION", math.inf),  # predictions take real time, trials do not
+    ):
+        history = History("s", sweep, "no dataset", Path(name), Fold(Path(name)))
+        history.space.trials = trials
+        history.flops = costs
+        end = _run(history, seconds)
     return end / lower_bound(list(seconds.values()), slots)
 
 
 @contextmanager
-def _order(state: SweepState) -> Iterator[SharedOrder]:
-    """The order of a sweep with one job, in a temporary folder."""
-    with TemporaryDirectory() as name, Journal.of_new_session(Path(name)) as journal:
-        watch = SessionWatch(Path(name), journal.session)
-        yield SharedOrder(state, journal, watch, Fold(Path(name)))
+def _queue(state: History) -> Iterator[TrialQueue]:
+    """The queue of a sweep with one job."""
+    with Journal.of_new_session(state.folder) as journal:
+        watch = SessionWatch(state.folder, journal.session)
+        order = SharedOrder(state, journal, watch)
+        yield queue_beside(journal, order, predict=DurationForecast(state).predict)
 
 
-def _run(state: SweepState, seconds: dict[str, float], *, longest_first: bool) -> float:
+def _run(state: History, seconds: dict[str, float]) -> float:
     """The makespan of all trials in the order of the queue."""
-    with _order(state) as order:
-        return _run_queue(state, order, seconds, longest_first=longest_first)
+    with _queue(state) as queue:
+        return _run_queue(state, queue, seconds)
 
 
-def _run_queue(state: SweepState, order: SharedOrder, seconds: dict[str, float], *, longest_first: bool) -> float:
+def _run_queue(state: History, queue: TrialQueue, seconds: dict[str, float]) -> float:
     forecast, slots, trials = DurationForecast(state), state.sweep.slots.count, state.trials
-    queue = TrialQueue(
-        limits=TimeLimits(None, can_resume=True),
-        failures=FailurePolicy(retries=0),
-        order=order,
-        source=None,
-        predict=forecast.predict,
-        may_end_early=longest_first,
-    )
     queue.add(Task(name, trials[name].spec, trials[name].values, 0) for name in forecast.order(slots))
     running: list[tuple[float, str]] = []  # end and trial
     now, place = 0.0, SlotLocation("", "", 0)
@@ -107,15 +106,12 @@ def _run_queue(state: SweepState, order: SharedOrder, seconds: dict[str, float],
             return now
         now, ended = heapq.heappop(running)
         queue.note_finished(ended, seconds[ended])
-        queue.update_order({name: now - (end - seconds[name]) for end, name in running}, slots)
+        queue.update_order()
 
 
 def _cell(pool: ProcessPoolExecutor, kind: str, slots: int, noise: float, seeds: range) -> str:
-    cell = []
-    for longest_first in (True, False):
-        found = list(pool.map(partial(simulate, kind, slots, noise, longest_first=longest_first), seeds))
-        cell.append(f"{statistics.fmean(found):.3f} ({max(found):.3f})")
-    return " -> ".join(cell)
+    found = list(pool.map(partial(simulate, kind, slots, noise), seeds))
+    return f"{statistics.fmean(found):.3f} ({max(found):.3f})"
 
 
 def main() -> None:

@@ -31,7 +31,6 @@ def main() -> None:
         ["used walltime (sacct)", f"{job['elapsed_seconds']:.0f}"],
     ]
     print_table(["second run", "seconds"], rows)
-    print()
     columns = ["requested_gpu_seconds", "running_gpu_seconds", "wasted_fraction", "startup_gpu_seconds"]
     cells = strategies[columns].map(lambda value: f"{value:.3g}" if value < 1 else f"{value:.0f}")
     print_table(["strategy", *columns], [[name, *row] for name, row in zip(cells.index, cells.values, strict=True)])

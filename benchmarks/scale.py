@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import ROOT, TINY, TRIVIAL, print_table, run_program
+from common import ROOT, TINY, TRIVIAL, print_result, print_table, run_program
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Fold
@@ -188,7 +188,7 @@ def _of_trials(
         if name in failing and attempt == 1:
             yield {"event": "failed", **end, "error": "boom", "log": "results/logs/x.log", "retried": True}
         else:
-            yield {"event": "finished", **end, "metrics": row, "heard": ""}
+            yield {"event": "finished", **end, "metrics": row, "metrics_digest": ""}
 
 
 def copy_lines(source: Path, target: Path, share: float) -> None:
@@ -219,7 +219,8 @@ def print_journal_rates(folder: Path, *, epochs: int = 50_000, ends: int = 1_000
             for _ in range(count):
                 journal.record(event)
             seconds, used = time.perf_counter() - began, time.process_time() - cpu
-            print(f"journal, {what}: {count / seconds:,.0f} events/s, {1e6 * used / count:.0f} us of CPU time each")
+            rate, each = count / seconds, 1e6 * used / count
+            print_result(f"journal, {what}: {rate:,.0f} events/s, {each:.0f} us of CPU time each")
 
 
 def _run_in_process(function: Any, *arguments: Any) -> Any:

@@ -23,22 +23,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import print_table
+from common import print_table, queue_beside
 from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]
 from trainyard.config.load import check_config
 from trainyard.config.sweep import CommandSweep, Uniform
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
-from trainyard.packing.trial_queue import TimeLimits, TrialQueue
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import SESSIONS, Ended, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
-from trainyard.planning.sweep_state import Suggestion
+from trainyard.planning.trial_space import Suggestion
 
 Values = dict[str, Any]
 KILLS = 10
@@ -228,18 +227,16 @@ def _times_of_slot(trials: int, *, ahead: bool = True) -> list[str]:
             points = [{key: generator.random() for key in UNIT} for _ in range(trials)]
             draws = [Suggested(search=space.search_key, values=at, params=at, attrs={}) for at in points]
             names = [space.suggestion(each).name for each in draws]
-            ClaimLog(folder).append(journal.session, draws=draws, take=names)
+            ClaimLog(folder).append(journal.session, draws=draws, take=dict.fromkeys(names, 1))
             for name in names:
                 journal.record(Started(trial=name, attempt=1))
                 journal.record(_ended(name, generator.random()), then=lambda: None)
             fold = Fold(folder).update()
             state = plan_sweep(config, "s", results, fold=fold).state
-            order = SharedOrder(state, journal, watch, fold)
-            source = SuggestionSource(state, order, reread=lambda attempt: None)
-            order.listener = source.update
-            failures = FailurePolicy(retries=0)
-            limits = TimeLimits(None, can_resume=False)
-            queue = TrialQueue(limits=limits, failures=failures, order=order, source=source, predict=None)
+            order = SharedOrder(state, journal, watch)
+            source = SuggestionSource(state, order)
+            order.listener = partial(source.on_event, is_own=False)
+            queue = queue_beside(journal, order, search=source)
             spent: dict[str, list[float]] = {"take": [], "draw": []}
             running = list[str]()
             for _ in range(NEW):
@@ -250,9 +247,8 @@ def _times_of_slot(trials: int, *, ahead: bool = True) -> list[str]:
                     spent["draw"].append(time.process_time() - began)
                     event = _ended(running.pop(0), generator.random())
                     journal.record(event, then=lambda: None)
-                    source.update(
-                        event, Attempt(event.trial, 1, 0, 1, outcome=event.status, metrics=event.metrics or {})
-                    )
+                    attempt = Attempt(event.trial, 1, 0, 1, outcome=event.status, metrics=event.metrics or {})
+                    source.on_event(event, attempt, is_own=True)
                 began = time.process_time()
                 task = queue.take(PLACE, [PLACE] * SLOTS)
                 spent["take"].append(time.process_time() - began)

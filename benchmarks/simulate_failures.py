@@ -3,7 +3,7 @@
 python benchmarks/simulate_failures.py [--trials 10000] [--nodes 64] [--seeds 3] [--only REGEX]
 
 Time, nodes, GPUs, Ray and the trials are simulated (tools/simulated_cluster); the driver of a sweep runs as it is, with
-its plan, packer, queue, failure policy, time limits and journal. The order of trials, walltimes, retries, retired slots
+its plan, loop, queue, failure policy, time limits and journal. The order of trials, walltimes, retries, retired slots
 and consecutive jobs are its own decisions. Each row is the mean over some seeds.
 
 One driver has all nodes, and the GPUs of a failed node stay idle until its job ends. Trainyard itself submits a job for

@@ -5,8 +5,8 @@
 
 The images are generated JPEGs, 500 per folder, in the page cache. The bare loop is
 `np.asarray(Image.open(path).convert("RGB"))` for each path, in one process. Staging is the whole program, from start to
-end: it lists, decodes and checks the files, writes and hashes the result, and searches for duplicates. Memory is the
-largest sum over its processes, with shared pages counted once (PSS).
+end: it lists, decodes and checks the files, and writes and hashes the result. Memory is the largest sum over its
+processes, with shared pages counted once (PSS).
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def make_images(root: Path, count: int, side: int) -> list[Path]:
-    """Write JPEGs of smooth noise, without duplicates."""
+    """Write JPEGs of smooth noise."""
     generator = np.random.default_rng(0)
     noise = Image.fromarray(generator.integers(0, 256, (1024, 1024, 3), np.uint8)).filter(ImageFilter.GaussianBlur(1.5))
     paths = []

@@ -3,8 +3,7 @@
 Both use the same model, data, batch size, precision and number of ranks, and run alternately on the same cores. The
 result is the median over all epochs but the first of each run. On a CPU, the model is a small ResNet in fp32. On a GPU,
 it is ResNet-50 with 200 classes on 64x64 images in bf16: both eager, and both as fast as a user makes them, the script
-with channels_last, a fused optimizer and torch.compile. They are also compared with the roofline and with a loop over
-JPEGs in fp16.
+with channels_last, a fused optimizer and torch.compile. They are also compared with a loop over JPEGs in fp16.
 
     python benchmarks/training.py --turns 3
 """
@@ -24,9 +23,7 @@ import torch
 import yaml
 from common import print_table, run_program
 from PIL import Image
-from trainyard.config.train import Train
 from trainyard.data.staged import Staged
-from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {
@@ -120,19 +117,8 @@ def main() -> None:
             rate = statistics.median(each)
             spread = f"{min(each):,.0f} to {max(each):,.0f}"
             rows.append([scale, who, f"{rate:,.0f}", spread, f"{rate / base:.2f}"])
-        if gpu:
-            rows.append([scale, "roofline without kernel fusion", f"{roofline(ranks):,.0f}", "", ""])
     device = torch.cuda.get_device_name() if gpu else f"{cores} CPU cores"
     print_table([f"ranks ({device})", "loop", "images/s (median)", "range over epochs", "relative"], rows)
-
-
-def roofline(gpus: int) -> float:
-    """Maximum images per second by the GPU's memory bandwidth and arithmetic throughput."""
-    spec = Train(**ON_GPU["train"])
-    work = model_cost(spec, shape=(64, 64, 3), classes=200, precision="bf16")
-    peak = gpu_peak(torch.cuda.get_device_name())
-    found = gpu_utilization(work, images_per_second=0, gpus=gpus, precision="bf16", peak=peak)
-    return found["roofline_images_per_second"] or float("nan")
 
 
 if __name__ == "__main__":

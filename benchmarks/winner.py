@@ -9,7 +9,6 @@ hold it in 85 to 95 %. Regret is how much worse the named configuration is than 
 """
 
 import argparse
-import heapq
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,10 @@ from functools import partial
 import numpy as np
 from common import print_table
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.further_seeds import FILLED_BEST
 from trainyard.planning.trial_value import TrialValue
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
 SEEDS = 40  # at most, of a configuration
-JITTER = 0.05  # of the durations of a configuration
 Generator = np.random.Generator
 
 
@@ -106,45 +103,6 @@ def search(generator: Generator, *, best: int = 5, repeats: int = 1) -> Simulate
     return made.run(made.leaders(best), range(1, repeats), is_fresh=True) if repeats > 1 else made
 
 
-def fill(generator: Generator, *, slots: int, repeats: int = 1, is_filled: bool = True) -> Simulated:
-    """Trials of various durations on slots, longest first; slots that find none run further seeds of the leaders."""
-    made = normal(generator)
-    seconds = np.exp(generator.normal(0, 0.7, len(made.means)))
-    waiting = sorted((-seconds[number], number, seed) for number in range(len(seconds)) for seed in range(repeats))
-    running = list[tuple[float, int, int, bool]]()  # end, configuration, seed, whether the sweep needs it
-    last, now = 0.0, 0.0
-    while waiting or running:
-        while len(running) < slots and (
-            found := _next(made, waiting, running, seconds, last - now, repeats, is_filled)
-        ):
-            number, seed, is_needed = found
-            end = now + seconds[number] * float(np.exp(generator.normal(0, JITTER)))
-            heapq.heappush(running, (end, number, seed, is_needed))
-            last = max(last, end) if is_needed else last
-        now, number, seed, _ = heapq.heappop(running)
-        made.run([number], [seed])
-        if not waiting and not any(each[3] for each in running):
-            return made
-    return made
-
-
-def _next(made: Simulated, waiting: list[tuple[float, int, int]], running: Sequence[tuple[float, int, int, bool]],
-          seconds: np.ndarray, left: float, repeats: int, is_filled: bool) -> tuple[int, int, bool] | None:  # fmt: skip
-    """The next trial of a slot, as `FurtherSeeds` has it: configuration, seed, and whether the sweep needs it."""
-    if waiting:
-        _, number, seed = waiting.pop(0)
-        return number, seed, True
-    if not is_filled or not made.runs:
-        return None
-    if not is_filled or not made.runs or seconds.min() > left:
-        return None
-    taken = {*made.runs, *(each[1:3] for each in running)}
-    fitting = [number for number in made.leaders(FILLED_BEST) if seconds[number] <= left]
-    free = ((number, seed) for seed in range(repeats, SEEDS) for number in fitting if (number, seed) not in taken)
-    found = next(free, None)
-    return found and (*found, False)
-
-
 CASES: dict[str, Callable[[Generator], Simulated]] = {
     "one run each": partial(run_all, repeats=1),
     **{f"repeats: {count}": partial(run_all, repeats=count) for count in (2, 3, 5)},
@@ -157,11 +115,6 @@ CASES: dict[str, Callable[[Generator], Simulated]] = {
     "50, repeats: 4, repeat_best: 10": partial(run_best, best=10, repeats=4, count=50),
     "search, one run each": search,
     "search, repeats: 4, repeat_best: 5": partial(search, repeats=4),
-    "4 slots, one run each": partial(fill, slots=4, is_filled=False),
-    "4 slots, fill": partial(fill, slots=4),
-    "8 slots, fill": partial(fill, slots=8),
-    "8 slots, repeats: 3": partial(fill, slots=8, repeats=3, is_filled=False),
-    "8 slots, repeats: 3, fill": partial(fill, slots=8, repeats=3),
 }
 
 

@@ -18,7 +18,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 ROOT = Path(__file__).parents[1]
 INK, GREY, PAPER, BLUE = "#222222", "#777777", "#ffffff", "#2b6cb0"
-DATA, SWEEPS, SCALING, TREES, REPORT = "#dbe9f6", "#fde3c8", "#dcefd9", "#ebe1f2", "#f0f0f0"  # faces of boxes
+DATA, SWEEPS, SCALING, REPORT = "#dbe9f6", "#fde3c8", "#dcefd9", "#f0f0f0"  # faces of boxes
 TRIALS = ("#e6803c", "#f0a468", "#f7c79b")  # the longest trial of a slot first
 RANK = "#8fc98a"
 COLUMNS = {  # heading: left edge and width, in inches
@@ -96,24 +96,23 @@ def ranks(axes: Axes, x: float, y: float) -> None:
 
 def flow() -> Figure:
     """How data and trials flow from the config to the report."""
-    figure, axes = canvas(13.75, 7.45)
-    data, sweeps, scaling, trees = heights = (6.4, 4.45, 2.3, 0.75)
+    figure, axes = canvas(13.75, 6.35)
+    data, sweeps, scaling = heights = (5.3, 3.35, 1.2)
     for heading, (left, width) in COLUMNS.items():
-        place = (left + width / 2, 7.2)
+        place = (left + width / 2, 6.1)
         axes.text(*place, heading, fontsize=10.5, color=GREY, ha="center", va="center", weight="bold")
     draw_datasets(axes, data)
     draw_sweeps(axes, sweeps)
     draw_scaling(axes, scaling)
-    draw_trees(axes, trees)
     text = "tables, plots\nresults/tables/*.html,\nresults/plots/*.svg\nand *.png\n\nreport.html holds\nthem all"
-    box(axes, PAGES, 3.6, 6.4, REPORT, text)
+    box(axes, PAGES, 3.05, 5.3, REPORT, text)
     for y in heights:
         across(axes, y, JOB, STATE, OUTPUT, PAGES)
     # Every job reads the staged files: a line from them down the left side of the jobs, with a branch to each.
     (job, job_width), x = JOB, STATE[0] + STATE[1] / 2
-    for y in (sweeps + 0.45, scaling + 0.45, trees + 0.2):
-        arrow(axes, (x, data - 0.4), (x, 5.65), (job - 0.28, 5.65), (job - 0.28, y), (job, y), color=BLUE)
-    note(axes, job + job_width / 2, 5.77, "mapped into memory, or copied to the node's disk", BLUE)
+    for y in (sweeps + 0.45, scaling + 0.45):
+        arrow(axes, (x, data - 0.4), (x, 4.55), (job - 0.28, 4.55), (job - 0.28, y), (job, y), color=BLUE)
+    note(axes, job + job_width / 2, 4.67, "mapped into memory, or copied to the node's disk", BLUE)
     return figure
 
 
@@ -131,7 +130,7 @@ def draw_sweeps(axes: Axes, y: float) -> None:
     box(axes, CONFIG, y, 0.8, SWEEPS, "sweeps\ngrid, trials, sample,\nsearch, stop, slots")
     plan = "trials, then plan\neach trial has an identity;\npending trials, predicted\ndurations, number of slots,"
     box(axes, PLAN, y, 1.3, SWEEPS, plan + "\nwalltime")
-    box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), in the best order found")
+    box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), longest trials first")
     slots(axes, JOB[0] + 0.15, y - 0.7)
     journal = "sessions/*.jsonl\nan event per line: started,\nepoch, finished, failed, ...;"
     box(axes, STATE, y, 1.3, SWEEPS, journal + "\ncheckpoints of long trials,\noutput of programs")
@@ -152,15 +151,6 @@ def draw_scaling(axes: Axes, y: float) -> None:
     box(axes, STATE, y, 0.8, SCALING, "checkpoints\nthe last two and the best;\ntelemetry")
     box(axes, OUTPUT, y, 1.0, SCALING, "summary.json\nhistory.csv per scale;\nfrom all scales:\nscaling.csv")
     across(axes, y, CONFIG, PLAN, JOB)
-
-
-def draw_trees(axes: Axes, y: float) -> None:
-    """From the tree models of a study to its table."""
-    box(axes, CONFIG, y, 0.7, TREES, "trees\nxgboost, lightgbm")
-    box(axes, JOB, y, 0.7, TREES, "fit_trees\none fit after another, on CPUs")
-    box(axes, STATE, y, 0.7, TREES, "models/\nin their own formats")
-    box(axes, OUTPUT, y, 0.7, TREES, "trees.csv\na row per model")
-    across(axes, y, CONFIG, JOB)
 
 
 def layers() -> Figure:

@@ -21,7 +21,7 @@ NAME_WIDTH = 34
 def main(arguments: argparse.Namespace) -> int:
     """Show each finding as soon as it is known."""
     config = read_config(arguments.config)
-    counts = {name: len(getattr(config, name)) for name in ("datasets", "sweeps", "scaling", "trees")}
+    counts = {name: len(getattr(config, name)) for name in ("datasets", "sweeps", "scaling")}
     contents = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
     first = Finding("config", "ok", f"{arguments.config} is valid; {contents}")
     found: Iterable[Finding] = check_use(config, arguments.results, anew=not arguments.quiet)

@@ -17,7 +17,7 @@ from trainyard.config.load import read_config
 from trainyard.utils.errors import UserError
 from trainyard.utils.terminal import Column, TerminalTable, open_console
 from trainyard.utils.text import count_of, suggest
-from trainyard.utils.typed_commands import as_typed, script_call
+from trainyard.utils.typed_commands import as_typed, trainyard_call
 
 COLUMNS = (
     Column("what"),
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> None:
     ]
     open_console().print(TerminalTable(COLUMNS, rows))
     if not arguments.yes:
-        call = script_call("clean", "--config", as_typed(arguments.config), rows[0][0], "--yes")
+        call = trainyard_call("clean", "--config", as_typed(arguments.config), rows[0][0], "--yes")
         log.info("nothing is removed yet: name what to remove, as in `%s`", call)
         return
     check_unused(results)

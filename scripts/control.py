@@ -13,9 +13,10 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Fold
-from trainyard.planning.plan import read_state
+from trainyard.planning.history import History
+from trainyard.planning.history_files import read_state
 from trainyard.planning.requests import UserRequest
-from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.planning.trial_space import is_placeholder
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of, format_time
 
@@ -38,7 +39,7 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"sweep {name}: {text}")
 
 
-def _find_trial(given: str, state: SweepState) -> str:
+def _find_trial(given: str, state: History) -> str:
     """The name of the trial that a user gives in whole or by its beginning.
 
     Raises:
@@ -56,23 +57,23 @@ def _find_trial(given: str, state: SweepState) -> str:
     raise UserError(f"sweep {state.name} has no trial {given}; {hint} The column `trial` of trials.csv has all names")
 
 
-def _check_trial(request: UserRequest, state: SweepState) -> None:
+def _check_trial(request: UserRequest, state: History) -> None:
     """Raise a UserError if the state of the trial does not allow the request."""
-    status, is_cancelled = state.status(request.trial), request.trial in state.requests.cancelled
+    record, is_cancelled = state.record(request.trial), request.trial in state.requests.cancelled
     what = ""
     if request.kind == "restore":
         what = "is not cancelled: there is nothing to resume" if not is_cancelled else ""
-    elif state.end(request.trial):
-        what = f"has ended already: {status}"
+    elif record.end:
+        what = f"has ended already: {record.status}"
     elif is_cancelled:
         what = "is cancelled already" if request.kind == "cancel" else "is cancelled: `resume` it before"
-    elif request.kind == "first" and status is TrialStatus.RUNNING:
+    elif request.kind == "first" and record.status is TrialStatus.RUNNING:
         what = "runs already"
     if what:
         raise UserError(f"sweep {state.name}: trial {request.trial} {what}")
 
 
-def _describe(request: UserRequest, state: SweepState, live: Collection[str]) -> str:
+def _describe(request: UserRequest, state: History, live: Collection[str]) -> str:
     """What follows from a request; `live` are the sessions that may run."""
     trial, running = request.trial, count_of(len(live), "job")
     goes_on = "the jobs that run go on with it" if live else "the same command as before goes on with it"

@@ -23,7 +23,7 @@ from trainyard.checks.site_checks import Site, check_site
 from trainyard.cli import command_line
 from trainyard.cli.paths import find_profile
 from trainyard.config.load import read_config
-from trainyard.utils.typed_commands import script_call
+from trainyard.utils.typed_commands import trainyard_call
 
 NAME_WIDTH = 22
 NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
@@ -42,7 +42,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         found.append(finding)
         yield finding
     if not arguments.job:
-        call = script_call("doctor", "--config", str(arguments.config), "--job")
+        call = trainyard_call("doctor", "--config", str(arguments.config), "--job")
         yield Finding("node", "unknown", NO_JOB, f"`{call}` submits a job of about a minute")
     elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")

@@ -13,7 +13,7 @@ from trainyard.cli.imported_sweep import ImportedSweep
 from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.config.parser import read_file
 from trainyard.utils.errors import UserError, storage_errors
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
 log = logging.getLogger("import")
 
@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> None:
     except FileExistsError:
         raise UserError(f"{out} exists already, and is not overwritten: name another file with --out") from None
     given = [] if out == DEFAULT_CONFIG else ["--config", str(out)]
-    check = script_call("check", *given)
+    check = trainyard_call("check", *given)
     log.info("%s\nwritten to %s: see the comments in its first lines, then check it: `%s`", text, out, check)
 
 

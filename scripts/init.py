@@ -25,7 +25,7 @@ from trainyard.cluster import host, slurm_queries
 from trainyard.programs.script_options import read_script
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
 USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
 PROFILE: Final = Path("profiles/slurm/config.yaml")
@@ -37,14 +37,14 @@ def main(arguments: argparse.Namespace) -> None:
     _write_profile()  # also if the config must be written by hand, or is there
     path = arguments.script or next((path for path in map(Path, USUAL) if path.exists()), None)
     if path is None:
-        call = script_call("init", "path/to/train.py")
+        call = trainyard_call("init", "path/to/train.py")
         raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     if path.suffix in (".sh", ".bash"):
         raise UserError(
             f"{path} is a shell script, whose settings are not known here: write its command by hand, as in "
-            f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/tutorial.md'}"
+            f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/quickstart.md'}"
         )
     script = read_script(path)
     if not (varied := varied_options(script)):
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
             f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "
-            f"{SCRIPTS.parent / 'docs/tutorial.md'}"
+            f"{SCRIPTS.parent / 'docs/quickstart.md'}"
         )
     observed = Observed()
     if missing := missing_options(script, varied):
@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> None:
     left = [line.splitlines()[0] for line in todos(script, varied, observed)]
     for line in left:
         log.info("TODO in %s: %s", arguments.out, line.removesuffix(", as in"))
-    log.info("%s: `%s`%s", "then" if left else "next", script_call("check", *given), on_cluster)
+    log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)
 
 
 def _write(path: Path, text: str) -> None:

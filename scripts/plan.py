@@ -1,31 +1,26 @@
-"""Print the resources and cost of all pending work, before anything is submitted; write plan.csv and plots.
+"""Print the resources and cost of all pending work, before anything is submitted; write plan.csv.
 
-Below each sweep, the table shows the same trials as separate jobs and as a job array. On Slurm, a second table
-(queue.csv) shows the trials in jobs of several shapes, as the queue is now.
+Below each sweep, the table shows the same trials as separate jobs and as a job array.
 """
 
 import argparse
 import logging
 import math
-import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
 from trainyard.cli import command_line
+from trainyard.cli.plan_table import draw_plan
 from trainyard.cluster.gpus import has_gpu
-from trainyard.cluster.slurm_queries import count_idle_gpus
+from trainyard.cluster.slurm_queries import list_gpu_models, list_partitions, named_partitions
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
-from trainyard.planning import job_costs, trial_flops
+from trainyard.kinds import trial_flops
+from trainyard.planning import job_costs
 from trainyard.planning.journal import FlopsCounted, Journal
-from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.queue_forecast import Queue, QueuedJobs, forecast_shapes
-from trainyard.report.plan_table import plan_table, queue_table
-from trainyard.report.study_plots import draw_plan
+from trainyard.planning.plan import plan_sweep
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
 
@@ -37,44 +32,36 @@ def main(arguments: argparse.Namespace) -> None:
     config, results = read_config(arguments.config), arguments.results
     for name in config.sweeps:
         _count_flops(config, name, results)
-    limits = {f"limit_{what}": getattr(arguments, f"limit_{what}") for what in ("minutes", "gpus", "jobs")}
-    queue = Queue(arguments.partition, arguments.gpu_type, tuple(shlex.split(arguments.sbatch)))
-    gpu_models = queue.gpu_models if arguments.runtime_minutes is not None else lambda gpus: ()
+    limits = {f"limit_{what}": getattr(arguments, f"limit_{what}") for what in ("minutes", "gpus")}
     set_minutes = dict(arguments.set_minutes)
     limits["fixed_minutes"] = set_minutes.get("sweep")
     planned = {
-        name: plan_sweep(config, name, results, **limits, gpu_models=gpu_models(sweep.slots.gpus_per_node))
+        name: plan_sweep(config, name, results, **limits, gpu_models=_gpu_models(arguments, sweep.slots.gpus_per_node))
         for name, sweep in config.sweeps.items()
     }
-    minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": set_minutes}
-    found = list(job_costs.plan_jobs(config, results, planned.__getitem__, **minutes))
+    found = list(
+        job_costs.plan_jobs(
+            config, results, planned.__getitem__, runtime_minutes=arguments.runtime_minutes, set_minutes=set_minutes
+        )
+    )
     if not found:
         log.info("nothing is pending: no resources are needed")
         return
     table = results / "plan" / "plan.csv"
     write_table(pd.DataFrame([asdict(row) for row in found]), table)
-    plans = [plan for plan in planned.values() if plan.forecast.pending]
-    for plan in plans:
-        draw_plan(plan, results)
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(plan_table(found, on_cpus=arguments.runtime_minutes is None and not has_gpu()))
-    if plans and arguments.runtime_minutes is not None:
-        _compare_shapes(plans, queue, config, results, console)
-    log.info("plan: %s, with a plot for each sweep", table)
+    print(draw_plan(found, on_cpus=arguments.runtime_minutes is None and not has_gpu()), end="")
+    log.info("plan: %s", table)
 
 
-def _compare_shapes(plans: Sequence[Plan], queue: Queue, config: Config, results: Path, console: Console) -> None:
-    """Print what Slurm's queue would make of sweeps in jobs of several shapes, and write queue.csv."""
-    found = list[QueuedJobs]()
+def _gpu_models(arguments: argparse.Namespace, gpus: int) -> tuple[str, ...]:
+    """The GPU models that a job with so many per node may get; empty if that is unknown."""
+    if arguments.runtime_minutes is None:
+        return ()
     try:
-        for plan in plans:
-            found += forecast_shapes(plan, queue, config, results)
-        idle = count_idle_gpus(queue.partitions, queue.gpu_type)
-    except UserError as error:  # a profile for Slurm, away from the cluster
-        log.info("shapes of jobs are not compared: %s", error)
-        return
-    write_table(pd.DataFrame([asdict(each) for each in found]), results / "plan" / "queue.csv")
-    console.print(queue_table(found, idle_gpus=idle))
+        partitions = named_partitions(list_partitions(), arguments.partition)
+    except UserError:  # Slurm does not respond
+        return ()
+    return list_gpu_models(partitions, gpus, arguments.gpu_type)
 
 
 def _count_flops(config: Config, name: str, results: Path) -> None:
@@ -106,10 +93,7 @@ if __name__ == "__main__":
                         help="longest walltime that a job can request (default: no limit)")  # fmt: skip
     parser.add_argument("--limit-gpus", type=float, metavar="N", default=math.inf,
                         help="most GPUs that a job can request (default: no limit)")  # fmt: skip
-    parser.add_argument("--limit-jobs", type=float, metavar="N", default=math.inf,
-                        help="most jobs that `jobs: auto` can request (default: no limit)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="NAME",
                         help="partition of Slurm in which sweeps run, or several (default: Slurm's)")  # fmt: skip
     parser.add_argument("--gpu-type", default="", metavar="TYPE", help="type of their GPUs (default: any)")
-    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="further options of sbatch for their jobs")
     command_line.run_program(main, parser.parse_args())

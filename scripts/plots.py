@@ -22,6 +22,6 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     example = "--config config/config.yaml --kind sweeps --name depth"
     parser = command_line.build_parser("Draw the plots of a dataset or study.", example=example)
-    parser.add_argument("--kind", required=True, choices=["data", "sweeps", "scaling", "trees"], help="kind of study")
+    parser.add_argument("--kind", required=True, choices=["data", "sweeps", "scaling"], help="kind of study")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the dataset or study in the config")
     command_line.run_program(main, parser.parse_args())

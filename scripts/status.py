@@ -1,4 +1,4 @@
-"""Show the progress of all sweeps and scaling studies; with --watch, while another process runs them."""
+"""Show the progress of all sweeps and scaling studies; with --watch or --wait, while another process runs them."""
 
 import argparse
 import signal
@@ -9,44 +9,60 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 from trainyard.cli import command_line
-from trainyard.cli.status_view import describe_other_run, status_view
+from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
+from trainyard.planning.history import History
+from trainyard.planning.history_files import read_state
+from trainyard.results.completeness import check_sweep
 from trainyard.utils.errors import UserError
 from trainyard.utils.terminal import open_console
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print the progress once, or until interrupted."""
-    config = read_config(arguments.config)
+    """Print the progress once, or until interrupted, or until all sweeps have ended."""
+    config, results = read_config(arguments.config), arguments.results
     if not (config.sweeps or config.scaling):
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
+    if arguments.wait and not config.sweeps:
+        raise UserError(f"--wait waits for sweeps, and {arguments.config} has none")
     console = open_console()
-    folds = {name: Fold(arguments.results / "sweeps" / name) for name in config.sweeps}
+    folds = {name: Fold(results / "sweeps" / name) for name in config.sweeps}
 
     def view(height: int | None = None) -> RenderableType:
-        other = describe_other_run(config, arguments.config, arguments.results)
+        other = describe_other_run(config, arguments.config, results)
         lines = [Text(line, style="yellow") for line in textwrap.wrap(other, console.width)]
         left = height and height - len(lines)
-        return Group(*lines, status_view(config, arguments.results, folds, height=left))
+        return Group(*lines, status_view(config, results, folds, height=left))
 
-    if arguments.watch:
-        interrupt = StopRequest()  # an exception while a picture is drawn would leave half of it
+    def read_states() -> list[History]:
+        return [read_state(config.sweeps[name], name, results, fold=fold) for name, fold in folds.items()]
+
+    interrupt = StopRequest()  # an exception while a picture is drawn would leave half of it
+    if arguments.watch or arguments.wait:
         signal.signal(signal.SIGINT, interrupt.make)
-        with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-            while not interrupt.is_made:
+        is_live = arguments.watch and console.is_terminal
+        with Live(console=console, screen=True, auto_refresh=False) if is_live else nullcontext() as live:
+            while not interrupt.is_made and not (arguments.wait and all(map(sweep_has_ended, read_states()))):
                 if live:
                     live.update(view(console.height), refresh=True)
-                else:  # lines cannot be replaced
+                elif arguments.watch:  # lines cannot be replaced
                     console.print(view(), "")
                 interrupt.wait(arguments.every)
     console.print(view())
+    if arguments.wait:
+        if interrupt.is_made:
+            raise KeyboardInterrupt
+        for state in read_states():
+            check_sweep(state)
 
 
 if __name__ == "__main__":
     example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Show the progress of all sweeps and scaling studies.", example=example)
     parser.add_argument("--watch", action="store_true", help="update until interrupted (Ctrl-C)")
+    parser.add_argument("--wait", action="store_true",
+                        help="wait until all sweeps have ended; exit with 1 if one has failed")  # fmt: skip
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
     command_line.run_program(main, parser.parse_args())

@@ -11,18 +11,15 @@ import logging
 from functools import partial
 
 from trainyard.cli import command_line
-from trainyard.cluster.job_step import needs_step
 from trainyard.cluster.ray.worker_parent import fork_parent
 from trainyard.config.load import read_config
-from trainyard.config.sweep import ProgramSweep
-from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
 from trainyard.planning.receipts import made_for
-from trainyard.results.answer import describe_answer
+from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
+from trainyard.results.completeness import check_sweep, summarize_sweep
 from trainyard.results.provenance import describe_mismatch
-from trainyard.results.ranking import rank_sweep
 from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.errors import UserError
 
@@ -35,32 +32,35 @@ def main(arguments: argparse.Namespace) -> None:
     read = partial(read_current_config, results=results, study=name) if arguments.tables else read_config
     config = read(arguments.config)
     command_line.check_name(config, "sweeps", name)
-    # They import numpy, which reads its number of threads then: in workers, that of a trial.
-    from trainyard.packing.driver import run_sweep
-    from trainyard.planning.plan import plan_sweep
+    # The modules that are imported here import numpy, which reads its number of threads then: in workers, that of a
+    # trial.
+    if arguments.tables:
+        from trainyard.planning.plan import plan_sweep
 
-    if arguments.order_job is not None:
+        plan = plan_sweep(config, name, results)
+    else:
+        from trainyard.packing.driver import run_sweep
+
         plan = run_sweep(config, name, results, order_job=arguments.order_job)
+    if arguments.order_job is not None:
         log.info("%s", summarize_sweep(plan.state))
         return
-    plan = plan_sweep(config, name, results) if arguments.tables else run_sweep(config, name, results)
-    ranking = rank_sweep(plan.state)
-    best = write_best(config, plan.state, ranking)
+    answer = answer_sweep(plan.state)
+    best = write_best(config, plan.state, answer)
     try:
         check_sweep(plan.state)
     except UserError:
         remove_done_marks(plan.state.folder)  # otherwise the same command would only end here again
         raise
-    from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
+    from trainyard.results.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
     with made_for(plan.state.folder / "trials.csv", plan.state.space.digest):
-        write_sweep_tables(plan.state, ranking, plan.state.folder)
-    if isinstance(sweep := plan.state.sweep, ProgramSweep):
-        for folders in reduced_folders(plan.state, sweep.keep).values():
-            reduce_folders(folders)
-    config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
+        write_sweep_tables(plan.state, answer.ranking, plan.state.folder)
+    for folders in reduced_folders(plan.state, plan.state.sweep.kept_files).values():
+        reduce_folders(folders)
+    config_line = [f"the best as a config: {best}"] * (answer.ranking.best_trial is not None)
     mismatch = filter(None, [describe_mismatch(plan.state)])
-    for line in (summarize_sweep(plan.state), *describe_answer(plan.state, ranking), *mismatch, *config_line):
+    for line in (summarize_sweep(plan.state), *answer.lines, *mismatch, *config_line):
         log.info("%s", line)
 
 
@@ -73,6 +73,6 @@ if __name__ == "__main__":
                       help="run trials as job I (from 0) of several that share the sweep; write no tables")  # fmt: skip
     part.add_argument("--tables", action="store_true", help="run nothing: write the tables of what the jobs have run")
     arguments = parser.parse_args()
-    if not (arguments.tables or needs_step()):
+    if not arguments.tables:
         fork_parent()  # before there are threads and handlers
-    command_line.run_program(main, arguments, stops_at_signals=True)
+    command_line.run_program(main, arguments)

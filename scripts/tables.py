@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-from contextlib import nullcontext
 
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
@@ -16,10 +15,9 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
     config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     command_line.check_name(config, arguments.kind, arguments.name)
-    folder, table = arguments.results / arguments.kind / arguments.name, TABLES.get(arguments.kind)
+    folder = arguments.results / arguments.kind / arguments.name
     terms = table_terms(config, arguments.kind, arguments.name)
-    receipt = made_for(folder / table, terms) if table else nullcontext()
-    with command_line.results_expected(arguments), receipt:
+    with command_line.results_expected(arguments), made_for(folder / TABLES[arguments.kind], terms):
         page = write_tables(config, arguments.kind, arguments.name, arguments.results)
     log.info("tables: %s; page: %s", folder, page)
 
@@ -27,6 +25,6 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     example = "--config config/config.yaml --kind scaling --name width"
     parser = command_line.build_parser("Write the tables of a study.", example=example)
-    parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="section of the config")
+    parser.add_argument("--kind", required=True, choices=["sweeps", "scaling"], help="section of the config")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the study in that section")
     command_line.run_program(main, parser.parse_args())

@@ -16,9 +16,9 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank
 from trainyard.config.config import Config
 from trainyard.config.load import config_copy, read_config
-from trainyard.config.scaling import ScriptScaling, TrainScaling, split_scale
+from trainyard.config.scaling import ScriptScaling, split_scale
 from trainyard.config.trials import result_digest
-from trainyard.planning.plan import dataset_digest
+from trainyard.planning.history_files import dataset_digest
 from trainyard.planning.receipts import record, training_terms
 from trainyard.results.retention import restore_results
 from trainyard.scaling.launchers import launch
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, config: Config, folder: Path) -> int:
     """Train at this scale, or take the results that are there; `folder` is that of the study."""
     study = config.scaling[arguments.study]
-    if isinstance(study, TrainScaling):
+    if study.trains:
         digest = result_digest(study, arguments.scale, dataset_digest(arguments.results, study))
         if restore_results(folder / arguments.scale, digest):
             log.info("already trained: its checkpoints were removed, but not its results")
@@ -57,7 +57,8 @@ def _train(arguments: argparse.Namespace, config: Config, folder: Path) -> int:
     with record_memory(folder / arguments.scale, processes=split_scale(arguments.scale)[1]):
         if isinstance(study, ScriptScaling):
             digest = config_copy(config, arguments.results).stem
-            return UserScript(study, arguments.scale, folder, arguments.results, config=digest).run()
+            UserScript(study, arguments.scale, folder, arguments.results, config=digest).run()
+            return 0
         return launch(arguments.scale, _options(arguments))
 
 
@@ -75,4 +76,4 @@ if __name__ == "__main__":
     parser.add_argument(
         "--scale", required=True, metavar="NxG", help="<nodes>x<GPUs per node>, e.g. 1x2 or 1x2/repeat-2"
     )
-    command_line.run_program(main, parser.parse_args(), stops_at_signals=True)
+    command_line.run_program(main, parser.parse_args())

@@ -2,7 +2,7 @@
 
 Meanwhile, a user cancels and restores trials, puts them first, pauses the sweep, and changes the number of its jobs.
 
-    python tests/claim_model.py [--schedules 1000] [--seed 0] [--without fences | reading | requests]
+    python tests/claim_model.py [--schedules 1000] [--seed 0] [--without attempts | requests]
 
 The sessions are real ones on a temporary folder: `ClaimLog`, `Fold`, `SharedOrder`, `TrialQueue`, `SuggestionSource`.
 Simulated are the trials, the clock, the watch, which gives up anyone at any time, and the views: a session sees the
@@ -17,9 +17,10 @@ import random
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -28,25 +29,28 @@ from unittest.mock import patch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
+from sweep_journals import run_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import shared_order
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
 from trainyard.packing.session_watch import Life
-from trainyard.packing.shared_order import GivenUpError, SharedOrder
-from trainyard.packing.trial_queue import TimeLimits, TrialQueue
+from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning import attempts, journal, search
-from trainyard.planning.attempts import Attempts, Fold, group_by_trial, update_attempts
+from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.claims import ClaimLog, Entry
-from trainyard.planning.journal import SESSIONS, Ended, Epoch, Event, Journal, SessionStarted, Started, TrialEvent
+from trainyard.planning.history import History
+from trainyard.planning.journal import SESSIONS, Ended, Epoch, Event, Journal, SessionStarted, Started
 from trainyard.planning.requests import CANCELLED, UserRequest, UserRequests
 from trainyard.planning.search import SuggestionSource
-from trainyard.planning.sweep_state import SweepState, Task, TrialSpace, is_placeholder
+from trainyard.planning.task import Task
+from trainyard.planning.trial_space import TrialSpace, is_placeholder
 from trainyard.utils.event_log import Reader
 
 TRIALS = 5
-# What counts of a journal ends at its fence; it is read up to there before a decision; requests that were read hold
-RULES = ("fences", "reading", "requests")
+# The end of the attempt for which a trial was taken last counts; requests that were read hold
+RULES = ("attempts", "requests")
 REQUESTS = ("cancel", "restore", "first", "pause", "resume", "jobs")
 SESSIONS_AT_FIRST = 3
 STEPS = 80
@@ -102,10 +106,7 @@ class StaleReader(Reader[Event]):
         return super().restarts()
 
     def new(self, *, limit: int | None = None) -> Iterator[Event]:
-        shown = World.view.limit_of(self._path)
-        if "fences" in World.without:
-            limit = None
-        return super().new(limit=min((each for each in (shown, limit) if each is not None), default=None))
+        return super().new(limit=World.view.limit_of(self._path))
 
 
 class StaleLog(ClaimLog):
@@ -125,12 +126,11 @@ class StaleLog(ClaimLog):
         view.entries = max(view.entries, number)  # the server has said that it exists
         return False
 
+    def is_last(self, trial: str, attempt: int) -> bool:
+        return "attempts" in World.without or super().is_last(trial, attempt)
 
-class StaleFold(Fold):
-    """A fold by which nobody waits for the journals of fenced sessions, if the model is without this rule."""
-
-    def behind(self) -> set[str]:
-        return set() if "reading" in World.without else super().behind()
+    def may_end(self, end: Ended) -> bool:
+        return super().may_end(end) or ("attempts" in World.without and (end.trial, end.attempt) not in self.ends)
 
 
 class World:
@@ -145,8 +145,8 @@ class World:
 class Watch:
     """What a session believes of the others: now and then that they have ended, rarely with reason."""
 
-    def __init__(self, schedule: "Schedule") -> None:
-        self._schedule = schedule
+    def __init__(self, schedule: "Schedule", view: View) -> None:
+        self._schedule, self._view = schedule, view
 
     def sees_process(self, session: str) -> bool:
         return self.life_of(session) is not Life.GONE
@@ -155,11 +155,18 @@ class Watch:
         schedule = self._schedule
         has_ended = session not in schedule.live
         if schedule.is_draining:
-            return Life.GONE if has_ended else Life.RUNS
+            return self._gone(session) if has_ended else Life.RUNS
         rng = random.Random(f"{schedule.seed} {World.now} {session}")  # they are asked in the order of a set
         if has_ended and rng.random() < 0.3:
-            return Life.GONE
+            return self._gone(session)
         return rng.choices([Life.RUNS, Life.UNKNOWN, Life.ENDED, Life.SILENT], [80, 4, 8, 8])[0]
+
+    def _gone(self, session: str) -> Life:
+        """Whoever has seen its process end was on the same node, and sees all that it has written."""
+        path = self._schedule.folder / SESSIONS / f"{session}.jsonl"
+        if path.exists():
+            self._view.bytes[path.name] = path.stat().st_size
+        return Life.GONE
 
     def describe(self, session: str) -> str:
         return session
@@ -196,67 +203,51 @@ class Queue(TrialQueue):
 
 
 class Job:
-    """A job of the sweep, as its driver and packer run it: sessions follow one another when they are given up."""
+    """A job of the sweep, as its driver runs it."""
 
     def __init__(self, schedule: "Schedule", number: int) -> None:
         self._schedule, self._number = schedule, number
         self.place = SlotLocation(f"n{number}", "0", 0)
         self.has_died = False
         self.running: dict[str, tuple[Task, int]] = {}  # tasks and numbers of attempts, by trial
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a session, as `driver._run_session` does."""
-        schedule, rng = self._schedule, self._schedule.rng
-        opened = Journal.of_new_session(schedule.folder, order_job=self._number)
+        rng = schedule.rng
+        opened = Journal.of_new_session(schedule.folder, order_job=number)
         self.journal = schedule.stack.enter_context(opened)
         self.session = self.journal.session
         schedule.live.add(self.session)
         self.view = View(self.session, rng, is_full=schedule.is_draining)
         self.view.look(schedule.folder)
-        self.running, self._attempts = {}, Attempts()
         with schedule.seen_by(self):
-            self.fold = StaleFold(schedule.folder)
+            self.fold = Fold(schedule.folder)
             self.journal.record(SessionStarted(run="run", job=self.session))
-            try:
-                self._plan()
-            except GivenUpError:
-                raise AssertionError("nobody has claims of a new session to give up") from None
+            self._plan()
 
     def _plan(self) -> None:
         schedule, fold = self._schedule, self.fold
         fold.update()
-        self.order = Order(self._state(), self.journal, Watch(schedule), fold)
+        self.order = Order(self._state(), self.journal, Watch(schedule, self.view))
         self.order.rng = schedule.rng
         fold.update()
         state = self._state()
         self.order.use(state)
-        source = SuggestionSource(state, self.order, reread=lambda _: None) if state.sweep.search else None
-        if source:
-            self.order.listener = source.update
-        self._source = source
-        self.queue = Queue(
-            limits=TimeLimits(None, can_resume=True),
-            failures=FailurePolicy(retries=9, ignores_common_failures=True),
-            order=self.order,
-            source=source,
-            predict=None,
-        )
+        source = SuggestionSource(state, self.order) if state.sweep.search else None
+        failures = FailurePolicy(retries=9, ignores_common_failures=True)
+        consumers = [source] if source else []
+        self.run = run_beside(self.journal, order=self.order, failures=failures, search=source, consumers=consumers)
+        self.order.listener = partial(self.run.apply, is_own=False)
+        self.queue = Queue(self.run)
         names = [name for name in state.unfinished if not is_placeholder(name) and self.order.may_run(name)]
         schedule.rng.shuffle(names)
         self.queue.add(map(state.task, names))
 
-    def _state(self) -> SweepState:
+    def _state(self) -> History:
         fold, sweep = self.fold, self._schedule.sweep
-        return SweepState(
+        return History(
             "s",
             sweep,
-            TrialSpace(sweep, "no dataset", fold.suggested),
+            "no dataset",
             self._schedule.folder,
-            attempts=group_by_trial(fold.attempts.values()),
-            sessions=fold.sessions,
-            takeovers=dict(fold.claims.takeovers),
-            requests=fold.claims.requests,
+            fold,
         )
 
     # ---- what it does
@@ -270,7 +261,7 @@ class Job:
         self._schedule.check_requests(task, self)
         number = self.queue.start_attempt(task)
         where = vars(self.place) | {"job": self.session}
-        self._record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
+        self.run.record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
         self.running[task.trial] = task, number
         if self.queue.lacks_draw(len(self.running)):
             self.queue.draw_ahead()
@@ -285,39 +276,33 @@ class Job:
         task, number = self.running.pop(trial)
         retried = is_retried if status is TrialStatus.FAILED else None
         event = Ended(trial=trial, attempt=number, status=status, seconds=1.0, metrics={"loss": 1.0}, retried=retried)
-        attempt = self._record(event)
-        if is_retried and releases:
-            self.order.release(trial)
-        elif is_retried:
+        attempt = self.run.record(event)
+        if is_retried and not releases:
             self.queue.add([replace(task, earlier=(*task.earlier, attempt))])
 
     def cancel(self, trial: str) -> None:
-        """End a trial that a user has cancelled, and give it back, as `OutcomeHandler` does."""
+        """End a trial that a user has cancelled or another job has taken, and give it back, as `TrialLoop` does."""
         _, number = self.running.pop(trial)
-        self._record(Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, error=CANCELLED))
+        self.run.record(Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, error=CANCELLED))
         self.order.release(trial)
 
     def end_cancelled(self) -> None:
-        """End those that run and that a user has cancelled."""
-        for trial in sorted(self.running.keys() & self.order.cancelled):
-            self.cancel(trial)
+        """End those that run and that a user has cancelled or another job has taken."""
+        for trial, (_, number) in sorted(self.running.items()):
+            if trial in self.order.cancelled or self.order.has_lost(trial, number):
+                self.cancel(trial)
 
     def report(self) -> None:
         """A row of a trial that runs."""
         trial = self._schedule.rng.choice(sorted(self.running))
-        self._record(Epoch(trial=trial, attempt=self.running[trial][1], metrics={"epoch": 1, "loss": 1.0}))
-
-    def _record(self, event: TrialEvent) -> attempts.Attempt:
-        event = self.journal.record(event)
-        attempt = update_attempts(self._attempts, event)
-        if self._source:
-            self._source.update(event, attempt)
-        return attempt
+        self.run.record(Epoch(trial=trial, attempt=self.running[trial][1], metrics={"epoch": 1, "loss": 1.0}))
 
     def leave(self) -> None:
         """End as it should: what runs is interrupted."""
         while self.running:
             self.end(TrialStatus.INTERRUPTED)
+        with self._schedule.seen_by(self):
+            self.fold.commit(self.session)
         self.journal.leave()
         self._schedule.live.discard(self.session)
 
@@ -346,8 +331,9 @@ class Schedule:
         World.now, World.tokens = 0.0, itertools.count()
         self.stack = ExitStack()
         self.jobs: list[Job] = []
-        self.fences = self.entries = 0
+        self.given_up = self.entries = 0
         self.readers: list[tuple[Fold, View]] = []  # that only read, as the live status does
+        self._counted = set[str]()  # trials
 
     def run(self) -> None:
         """Run it.
@@ -356,11 +342,12 @@ class Schedule:
             ViolationError: a promise is broken.
         """
         (self.folder / SESSIONS).mkdir(parents=True)
-        self.readers = [(StaleFold(self.folder), View("", self.rng)) for _ in range(2)]
+        self.readers = [(Fold(self.folder), View("", self.rng)) for _ in range(2)]
         with self.stack:
             self.jobs = [Job(self, number) for number in range(SESSIONS_AT_FIRST)]
             for _ in range(STEPS):
                 self._step()
+                self._check_kept()
             self.check()
             self._drain()
             self.check()
@@ -423,27 +410,23 @@ class Schedule:
         """Let a job do something, also one that others have given up and that does not know."""
         rng = self.rng
         with self.seen_by(job):
-            try:
-                chance = rng.random()
-                if chance < 0.35:
-                    job.queue.poll()
-                    if rng.random() < 0.5:  # their programs may take their time
-                        job.end_cancelled()
-                elif chance < 0.6 and len(job.running) < 2:
-                    job.take()
-                elif job.running and chance < 0.65:
-                    job.report()
-                elif job.running and chance < 0.72:
-                    job.end(TrialStatus.FAILED, is_retried=True, releases=rng.random() < 0.6)
-                elif job.running and chance < 0.74:
-                    job.end(TrialStatus.FAILED)
-                elif job.running:
-                    job.end(TrialStatus.FINISHED)
-                elif chance < 0.8:
-                    job.queue.await_others()
-            except GivenUpError:
-                job.leave()
-                job.begin()
+            chance = rng.random()
+            if chance < 0.35:
+                job.queue.poll()
+                if rng.random() < 0.5:  # their programs may take their time
+                    job.end_cancelled()
+            elif chance < 0.6 and len(job.running) < 2:
+                job.take()
+            elif job.running and chance < 0.65:
+                job.report()
+            elif job.running and chance < 0.72:
+                job.end(TrialStatus.FAILED, is_retried=True, releases=rng.random() < 0.6)
+            elif job.running and chance < 0.74:
+                job.end(TrialStatus.FAILED)
+            elif job.running:
+                job.end(TrialStatus.FINISHED)
+            elif chance < 0.8:
+                job.queue.await_others()
 
     def _drain(self) -> None:
         """Let those that run finish the sweep, with nothing in their way; what is cancelled stays so."""
@@ -463,19 +446,15 @@ class Schedule:
 
     def _continue(self, job: Job) -> None:
         with self.seen_by(job):
-            try:
-                job.queue.poll()
-                job.end_cancelled()
-                if job.take():
-                    return
-                if job.running:
-                    job.end(TrialStatus.FINISHED)
-                elif not job.queue.await_others() or job.order.is_held:
-                    job.leave()
-                    job.has_died = True
-            except GivenUpError:
+            job.queue.poll()
+            job.end_cancelled()
+            if job.take():
+                return
+            if job.running:
+                job.end(TrialStatus.FINISHED)
+            elif not job.queue.await_others() or job.order.is_held:
                 job.leave()
-                job.begin()
+                job.has_died = True
 
     # ---- promises
 
@@ -498,10 +477,10 @@ class Schedule:
 
     def check(self) -> None:
         """Check what must hold at any time."""
-        by_file = ended_by_file(self.folder)
+        counted = ended_by_log(self.folder)
         fresh, events = self._read_all()
-        by_reader = Counter(event.trial for _, event in events if is_final(event))
-        for name, counts in (("the files", by_file), ("a reader", by_reader)):
+        by_reader = Counter(attempt.trial for attempt in fresh.attempts.values() if has_ended(attempt))
+        for name, counts in (("the log", counted), ("a reader", by_reader)):
             if double := {trial: count for trial, count in counts.items() if count > 1}:
                 raise ViolationError(f"by {name}, double: {double}")
         starts = Counter((event.trial, event.attempt) for _, event in events if isinstance(event, Started))
@@ -509,13 +488,20 @@ class Schedule:
             raise ViolationError(f"two attempts with the same number: {double_starts}")
         self._check_draws(fresh)
         self._check_claims(fresh)
-        self._check_owners(fresh, by_file)
+        self._check_owners(fresh)
         self._check_agreement(fresh)
-        self.entries, self.fences = len(fresh.claims.entries), len(fresh.claims.fences)
+        self.entries, self.given_up = len(fresh.claims.entries), len(fresh.claims.given_up)
+
+    def _check_kept(self) -> None:
+        """What counts keeps counting, and its trial is not started again."""
+        counted = ended_by_log(self.folder)
+        if lost := self._counted - counted.keys():
+            raise ViolationError(f"{sorted(lost)} had counted, and do not any more")
+        self._counted = set(counted)
 
     def _read_all(self) -> tuple[Fold, list[tuple[str, Event]]]:
         with self._reading(View("", self.rng, is_full=True)):
-            fold = StaleFold(self.folder)
+            fold = Fold(self.folder)
             return fold, fold.news()
 
     @contextmanager
@@ -527,28 +513,29 @@ class Schedule:
             World.view = before
 
     def _check_draws(self, fold: Fold) -> None:
-        numbers = [event.params["number"] for event in fold.suggested]
+        numbers = [event.params["number"] for event in fold.claims.draws]
         if numbers != list(range(len(numbers))) or len(numbers) > TRIALS:
             raise ViolationError(f"draws: {numbers}")
 
     def _check_claims(self, fold: Fold) -> None:
-        """Whoever claims a trial has read all earlier requests: neither is it cancelled, nor the sweep paused."""
-        requests = UserRequests()
+        """Whoever takes a trial has read all earlier entries: it has not ended, is not cancelled, nothing is paused."""
+        requests, ended = UserRequests(), set[str]()
         for entry in fold.claims.entries:
             if entry.request:
                 requests.add(entry.number, entry.request)
             elif entry.take and (requests.paused_at is not None or requests.cancelled & {*entry.take}):
                 raise ViolationError(f"entry {entry.number} takes {entry.take} in spite of {requests}")
+            if again := entry.take.keys() & ended:
+                raise ViolationError(f"entry {entry.number} takes {again} again, which have ended")
+            ended |= {end.trial for end in entry.ends}
 
-    def _check_owners(self, fold: Fold, ended: Mapping[str, int]) -> None:
-        """An unfinished trial is open, or a job has it, or its job has died and will be given up."""
+    def _check_owners(self, fold: Fold) -> None:
+        """An unfinished trial is free, or a job has it, or its job has died and will be given up."""
         of_session = {job.session: job for job in self.jobs}
-        for trial, entry in ((trial, entries[-1]) for trial, entries in fold.claims.takes.items()):
-            is_over = entry.session in fold.claims.fences or entry.session in fold.left
-            if ended[trial] or is_over or (trial, entry.number) in fold.released or entry.session not in self.live:
-                continue
-            if not of_session[entry.session].knows(trial):
-                raise ViolationError(f"{trial} is lost: its owner {entry.session} does not know")
+        for trial, take in fold.claims.owners.items():
+            is_live = fold.is_claimed(trial) and take.session in self.live
+            if is_live and not of_session[take.session].knows(trial):
+                raise ViolationError(f"{trial} is lost: its owner {take.session} does not know")
 
     def _check_agreement(self, fresh: Fold) -> None:
         """Who has read now and then knows in the end what somebody knows who reads everything at once."""
@@ -556,47 +543,36 @@ class Schedule:
             view.look_at_all(self.folder)
             with self._reading(view):
                 fold.update()
-            for name in ("attempts", "released", "left", "closed", "failed", "suggested"):
+            for name in ("attempts", "released", "left"):
                 if getattr(fold, name) != getattr(fresh, name):
                     raise ViolationError(f"{name}: {getattr(fold, name)} != {getattr(fresh, name)}")
+            if fold.claims.draws != fresh.claims.draws:
+                raise ViolationError(f"draws: {fold.claims.draws} != {fresh.claims.draws}")
             if fold.claims.requests != fresh.claims.requests:
                 raise ViolationError(f"requests: {fold.claims.requests} != {fresh.claims.requests}")
 
     def _check_complete(self) -> None:
-        ended, (fold, _) = ended_by_file(self.folder), self._read_all()
-        trials = TrialSpace(self.sweep, "no dataset", fold.suggested).trials
+        ended, (fold, _) = ended_by_log(self.folder), self._read_all()
+        trials = TrialSpace(self.sweep, "no dataset", fold.claims.draws).trials
         if left := [trial for trial in trials if not ended[trial] and trial not in fold.claims.requests.cancelled]:
             raise ViolationError(f"without a result: {left}")
 
 
-def is_final(event: Event) -> bool:
-    """Whether an event is the end after which a trial does not run again."""
-    return isinstance(event, Ended) and (
-        event.status is TrialStatus.FINISHED or (event.status is TrialStatus.FAILED and not event.retried)
-    )
+def has_ended(attempt: Attempt) -> bool:
+    """Whether an attempt has an end after which its trial does not run again."""
+    return attempt.outcome is TrialStatus.FINISHED or (attempt.outcome is TrialStatus.FAILED and not attempt.is_retried)
 
 
-def ended_by_file(folder: Path) -> Counter[str]:
-    """How often each trial has ended for good, by its files, and by nothing of what reads them in the program."""
-    fences: dict[str, int] = {}
+def ended_by_log(folder: Path) -> Counter[str]:
+    """How often each trial has ended for good, by the entries alone, and by nothing of what reads them."""
+    last, found = dict[str, int](), dict[tuple[str, int], str]()
     for path in sorted((folder / "claims").glob("*.json")):
-        for session, fence in json.loads(path.read_bytes())["fence"].items():
-            fences.setdefault(session, fence["bytes"])
-    found: Counter[str] = Counter()
-    for path in (folder / SESSIONS).glob("*.jsonl"):
-        end = 0
-        for line in path.read_bytes().splitlines(keepends=True):
-            end += len(line)
-            content = line.removesuffix(b"\n")  # a whole event counts, whether or not its line break was read
-            if end - len(line) + len(content) > fences.get(path.stem, end):
-                break
-            try:
-                event = json.loads(content)
-            except ValueError:  # torn
-                break
-            if event["event"] == "finished" or (event["event"] == "failed" and not event["retried"]):
-                found[event["trial"]] += 1
-    return found
+        entry = json.loads(path.read_bytes())
+        for end in entry["end"]:
+            if last.get(end["trial"]) == end["attempt"]:
+                found[end["trial"], end["attempt"]] = end["event"]
+        last |= entry["take"]
+    return Counter(trial for trial, _ in found)
 
 
 def _draw(_: object, drawn: list[object], *__: object) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
@@ -655,7 +631,7 @@ def main() -> None:
                 totals["broken"] += 1
                 print(f"seed {seed}: {error}", flush=True)
             else:
-                totals.update(entries=schedule.entries, fences=schedule.fences, jobs=len(schedule.jobs))
+                totals.update(entries=schedule.entries, given_up=schedule.given_up, jobs=len(schedule.jobs))
     print(f"{arguments.schedules} schedules", dict(totals))
 
 

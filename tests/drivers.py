@@ -26,7 +26,7 @@ run_sweep(read_config(Path("config.yaml")), "s", Path("results"), order_job=int(
 SWEEP = {
     "command": "echo {n} >> ran.txt; sleep 0.3",
     "grid": {"n": list(range(TRIALS))},
-    "slots": {"jobs": 3, "gpus_per_node": 0, "slots_per_node": 1},
+    "slots": {"jobs": 3, "cpus": 1},
 }
 
 

@@ -147,7 +147,7 @@ def pack(folder, target):
             for path in paths:
                 archive.write(path, Path(folder.name, path.relative_to(folder)))
     else:
-        mode = {".tar": "w", ".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}[target.suffix]
+        mode = {".tar": "w", ".gz": "w:gz", ".xz": "w:xz"}[target.suffix]
         with tarfile.open(target, mode) as archive:
             archive.add(folder, folder.name)
     return target

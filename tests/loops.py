@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from trainyard.config.datasets import Synthetic
-from trainyard.config.train import Schedule, Train
+from trainyard.config.train import Schedule, Training
 from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.training.loaders import InputData, load_input_data
@@ -13,7 +13,7 @@ from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Trainer, TrainingInterrupted
 
-SPEC = Train(
+SPEC = Training(
     model="resnet",
     model_args={"blocks": 2, "width": 4},
     epochs=4,
@@ -21,7 +21,7 @@ SPEC = Train(
     lr=0.05,
     schedule=Schedule(name="cosine", warmup_fraction=0.2),
 )
-LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
+LEARNER = Training(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
 
 
 class GpuOnPaper(str):
@@ -47,7 +47,7 @@ def load_images(staged: Staged) -> InputData:
 def changed(spec, **values):
     """The spec with other values; None removes a value."""
     kept = {name: value for name, value in spec if name in spec.model_fields_set and values.get(name, 0) is not None}
-    return Train.model_validate(kept | {name: value for name, value in values.items() if value is not None})
+    return Training.model_validate(kept | {name: value for name, value in values.items() if value is not None})
 
 
 def start(spec, data, *, mode="weak", **options):

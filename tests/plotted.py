@@ -39,6 +39,8 @@ JOBS = pd.DataFrame(
         "failed_gpu_seconds": [4.0, 0.0],
         "idle_gpu_seconds": [1.0, 2.0],
         "counted": True,
+        "order_job": 0,
+        "session": ["first", "second"],
     }
 )
 

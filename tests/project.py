@@ -40,8 +40,15 @@ FULL = {
         "prices": {"source": "table", "path": "prices.csv", "target": "price"},
     },
     "sweeps": {
-        "lr": {**TINY["sweeps"]["lr"], "train": TRAIN, "profile": {"steps": [2, 2]}},
+        "lr": {**TINY["sweeps"]["lr"], "train": TRAIN, "profile": [2, 2]},
         "depth": {**DEMO["sweeps"]["depth"], "grid": {"model_args.blocks": [4, 5, 6, 7, 8, 12]}},
+        "trees": DEMO["sweeps"]["trees"],
+        "prices": {
+            "dataset": "prices",
+            "trees": {"library": "lightgbm", "rounds": 5, "early_stopping": 2, "folds": 2},
+            "grid": {"num_leaves": [3, 7]},
+            "metric": "val_rmse",
+        },
     },
     "scaling": {
         "ranks": {
@@ -49,15 +56,13 @@ FULL = {
             "train": {**TRAIN, "lr": 0.02},  # as one of the trials of sweep lr
             "scales": ["1x1", "1x2"],
             "mode": "strong",
-            "profile": {"steps": [2, 2]},
+            "profile": [2, 2],
             "repeats": 2,
-            "checkpoint_every_seconds": 0,
+            "keep_checkpoints": "all",
         },
         "width": {**DEMO["scaling"]["width"], "scales": ["1x2"]},
     },
     "pricing": {"gpu_hour": 2.5},
-    "tensorboard": True,
-    "trees": {**DEMO["trees"], "prices": {"dataset": "prices", "rounds": 5, "early_stopping": 2, "folds": 2}},
 }
 
 

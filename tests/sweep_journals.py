@@ -7,14 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainyard.config.config import Data
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.sweep_run import SweepRun
+from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning.attempts import Attempt, Attempts, Fold, update_attempts
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.journal import SESSIONS, Ended, Event, Journal, Started, TrialEvent, decode, journal_files
-from trainyard.planning.sweep_state import SweepState, TrialSpace
+from trainyard.planning.history import History
+from trainyard.planning.journal import (
+    SESSIONS,
+    Ended,
+    Event,
+    Journal,
+    Started,
+    Suggested,
+    TrialEvent,
+    decode,
+    journal_files,
+)
 from trainyard.utils.event_log import read_decoded, read_events
 from trainyard.utils.locks import Holder
 
@@ -35,10 +50,19 @@ def killed_session(folder: Path, *trials: str) -> Iterator[Journal]:
     with Journal.of_new_session(folder) as journal:
         log = ClaimLog(folder)
         log.read()
-        assert log.append(journal.session, take=trials)
+        assert log.append(journal.session, take=dict.fromkeys(trials, 1))
         yield journal
     ended = replace(Holder.this_process(), started=0)  # as if another process had its PID now
     (folder / SESSIONS / f"{journal.session}.beat").write_bytes(ended.encode())
+
+
+def record_draws(folder: Path, *draws: Suggested) -> None:
+    """A session of the sweep in `folder` draws configurations, and ends."""
+    with Journal.of_new_session(folder) as journal:
+        log = ClaimLog(folder)
+        log.read()
+        assert log.append(journal.session, draws=draws)
+        journal.leave(has_claims=True)
 
 
 def write_session(folder: Path, records: Iterable[dict[str, Any]], *, number: int = 0, order_job: int = 0) -> Path:
@@ -90,10 +114,21 @@ def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
     return [event for record in records if (event := decode(record)) is not None]
 
 
-def order_beside(journal: Journal, state: SweepState | None = None) -> SharedOrder:
+def order_beside(journal: Journal, state: History | None = None) -> SharedOrder:
     """The trials of a sweep as the session of this journal shares them; by default, of a sweep with two trials."""
     folder = journal.path.parent.parent
     if state is None:
         sweep = check_config({"sweeps": {"s": SWEEP}}).sweeps["s"]
-        state = SweepState("s", sweep, TrialSpace(sweep, "no dataset"), folder)
-    return SharedOrder(state, journal, SessionWatch(journal.path.parent, journal.session), Fold(folder))
+        state = History("s", sweep, "no dataset", folder, Fold(folder).update())
+    return SharedOrder(state, journal, SessionWatch(journal.path.parent, journal.session))
+
+
+def run_beside(journal: Journal, state: History | None = None, **parts: Any) -> SweepRun:
+    """What the session of this journal shares while it runs trials without a deadline; see `order_beside`."""
+    order = parts.pop("order", None) or order_beside(journal, state)
+    common = {
+        "setup": WorkerSetup(order.state_now().sweep, folder=journal.path.parents[1], data=Data()),
+        "limits": TimeLimits(None, can_resume=True),
+        "failures": FailurePolicy(retries=1),
+    }
+    return SweepRun(state=order.state_now(), journal=journal, order=order, **common | parts)

@@ -6,10 +6,11 @@ import os
 import pandas as pd
 from sweep_journals import write_session
 from trainyard.config.load import check_config
-from trainyard.planning.plan import read_state
+from trainyard.config.trials import result_digest
+from trainyard.planning.history_files import read_state
 from trainyard.report.study_tables import write_tables
-from trainyard.report.sweep_tables import write_sweep_tables
 from trainyard.results.ranking import rank_sweep
+from trainyard.results.sweep_tables import write_sweep_tables
 from trainyard.utils.csv_files import write_table
 
 FAILED = ("failed", {"error": "RuntimeError: <b>bad</b>", "log": "results/sweeps/s/logs/x.txt"})
@@ -46,14 +47,18 @@ def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2)
 def write_scaling_results(results, seconds, **columns):
     """The tables of a scaling study whose repeats took so long, by scale; returns its config."""
     study = {"script": "train.py", "scales": list(seconds), "repeats": max(map(len, seconds.values()))}
+    config = check_config({"scaling": {"wide": study}})
     row = {"verdict": "", "speedup": 1.0, "efficiency": 1.0, "images_per_second": 5.0, "gpu_hours": None, **columns}
     medians = [sorted(each)[len(each) // 2] for each in seconds.values()]
     table = pd.DataFrame({"scale": list(seconds), "train_seconds": medians}).assign(**row)
     write_table(table, results / "scaling/wide/scaling.csv")
     for scale, repeats in seconds.items():
         for number, each in enumerate(repeats, start=1):
-            path = results / "scaling/wide" / scale / (f"repeat-{number}" if number > 1 else "") / "summary.json"
+            run = f"{scale}/repeat-{number}" if number > 1 else scale
+            path = results / "scaling/wide" / run / "summary.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"train_seconds": each, "sessions": [{"code": f"commit-{scale}"}]}))
+            summary = {"train_seconds": each, "sessions": [{"code": f"commit-{scale}"}]}
+            summary["spec_digest"] = result_digest(config.scaling["wide"], run, "no dataset")
+            path.write_text(json.dumps(summary))
             os.utime(path, (number > 1 and 1_800_000_000,) * 2)
-    return check_config({"scaling": {"wide": study}})
+    return config

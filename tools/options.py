@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from trainyard.config import config, datasets, scaling, sweep, train, user_programs  # noqa: E402
+from trainyard.config import config, datasets, scaling, sweep, train, trees, user_programs  # noqa: E402
 
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
 OPTIONS = ROOT / "docs/options.md"
@@ -37,10 +37,11 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`datasets.<name>` with `source: python`", datasets.Python),
     ("`train`, in sweeps and scaling studies", train.Train),
     ("`train.schedule`", train.Schedule),
-    ("`profile`", train.ProfiledSteps),
     ("`train.augment`", train.Augment),
     ("`sweeps.<name>`", sweep.Sweep),
     ("`sweeps.<name>` with `train`", sweep.TrainSweep),
+    ("`sweeps.<name>` with `trees`", sweep.TreeSweep),
+    ("`trees`, in sweeps", trees.Trees),
     ("`sweeps.<name>` with a `command` or a `function`", sweep.ProgramSweep),
     ("`sweeps.<name>` with a `command`", sweep.CommandSweep),
     ("`sweeps.<name>` with a `function`", sweep.FunctionSweep),
@@ -50,11 +51,11 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`sweeps.<name>.stop`", sweep.Stop),
     ("`scaling.<name>`", scaling.Scaling),
     ("`scaling.<name>` with `train`", scaling.TrainScaling),
+    ("`scaling.<name>.ddp`", scaling.Ddp),
     ("`scaling.<name>` with a `script`", scaling.ScriptScaling),
     ("Your own program: a `command`, a `function` or a `script`", user_programs.ProgramOptions),
     ("Your own program: a `command` or a `script`", user_programs.CommandOptions),
     ("`metrics` of a `command` or a `script`", user_programs.Metrics),
-    ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),
     ("`pricing`", config.Pricing),
 ]

@@ -24,7 +24,7 @@ from peers.participants import Peer, participants
 from peers.picture import draw
 from peers.records import FILE, key_of, over_limit_before, read_runs
 from peers.runner import ROOT, Run
-from peers.tables import PAGE, SUMMARY, participants_table, results, summary, write_page
+from peers.tables import PAGE, participants_table, results, summary, write_page
 from peers.works import Work, measured_works, works
 
 QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
@@ -63,9 +63,9 @@ def main() -> int:
                 "",
                 *found,
             ]
-        write_page({"participants": participants_table(every_peer, versions), "results": found})
-        write_page({"peers": summary(shown, runs, every_peer)}, SUMMARY)
-        print(f"wrote {PAGE} and the table of {SUMMARY}")
+        all_works = summary(shown, runs, every_peer)
+        write_page({"participants": participants_table(every_peer, versions), "peers": all_works, "results": found})
+        print(f"wrote {PAGE}")
     return 0
 
 

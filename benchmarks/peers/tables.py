@@ -11,7 +11,6 @@ from peers.participants import HERE, Peer
 from peers.works import GPUS_PER_NODE, HOSTS, Work
 
 PAGE = HERE / "README.md"
-SUMMARY = HERE.parents[1] / "docs/compare.md"
 RUNS = Sequence[Mapping[str, Any]]
 OWN = "trainyard"
 
@@ -162,7 +161,7 @@ def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer]) ->
 
 
 def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
-    """The table of docs/compare.md: seconds from the submission to the end of the last trial, in all works."""
+    """The table of all works: seconds from the submission to the end of the last trial, in all works."""
     column = COMMON[0]
     shown = {work.title: found for work in works.values() if (found := runs_of(runs, work))}
     complete = {title: _completed(found, peers) for title, found in shown.items()}

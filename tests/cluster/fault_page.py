@@ -12,44 +12,24 @@ from fault_table import SWEEP, TRAINING, TRIALS
 HEAD = """\
 # The table of faults
 
-Each row is a real run on the [test cluster](slurm.md#a-cluster-on-one-machine): `snakemake --profile profiles/slurm`
-starts a small sweep or training, a fault is injected once a part of the work is finished, and the same command runs
-again unless the first one has recovered by its retries. [tests/cluster/fault_table.py](../tests/cluster/fault_table.py)
-holds the rows. In each of them, the tests check that
+A sweep or training runs on the [test cluster](slurm.md#a-cluster-on-one-machine), a fault is injected once a part of it
+has finished, and the same command runs again if retries have not recovered. The tests
+([fault_table.py](../tests/cluster/fault_table.py)) check that nothing finished is lost or runs twice, that the results
+have the bits of an undisturbed run, that the job ends in time and says what failed, and that no process, GPU, port,
+lock or file is left (except Ray's folder in `/tmp` on a host that was cut off, until the next job there).
 
-- no finished trial or epoch is lost or runs a second time;
-- the work is complete at the end, and its results have the same bits as those of an undisturbed run;
-- the job ends within the stated time after the fault, and its output names what failed;
-- no process, GPU, port, lock or temporary file is left on any host, except for Ray's folder in `/tmp` on a host that
-  was cut off: Slurm kills what runs there when it returns, and the next job there removes the folder.
-
-Measured on {day} on a machine with {cores} cores at a load of {load:.0f}, by
-
-<!-- not run: takes 40 minutes -->
-```sh
-make test-all
-```
-
-"to the end" is the time from the fault to the end of the job that it hit, "to recover" the time from there until all
-work was finished, with the queue and the start of the next job. Both grow with the load of the machine.{busy}
+Measured on {day} by `make test-all`, on {cores} cores at a load of {load:.0f}.{busy}
 """
 COLUMNS = {
     "fault": "fault",
-    "jobs": "jobs submitted",
-    "finished_before": "finished before",
-    "lost": "lost",
-    "repeated": "repeated",
-    "seconds_to_end": "seconds to the end",
-    "bound_seconds": "at most",
-    "seconds_to_recover": "seconds to recover",
-    "holds": "holds",
+    "seconds_to_end": "seconds until the job ended",
+    "seconds_to_recover": "from there until all was finished",
 }
+SHOWN_IF_ANY = {"lost": "lost", "repeated": "repeated", "fails": "does not hold"}
 TITLES = {
-    "Sweep": "## Sweeps\n\nSix trials on two slots; two of them had finished before the fault.",
-    "Trial": "## Trials\n\nAll in one sweep. The times are from the fault to the end of the attempt, and from there to"
-    " the end of the next one.",
-    "Training": "## Trainings\n\nThree epochs on one GPU of each of two hosts, with a checkpoint after every epoch "
-    "(`checkpoint_every_seconds: 0`); one had ended before the fault.",
+    "Sweep": "## Sweeps\n\nSix trials on two slots; two had finished.",
+    "Trial": "## Trials\n\nAll in one sweep; the times are those of the attempt and of the next one.",
+    "Training": "## Trainings\n\nThree epochs on a GPU of each of two hosts, each with a checkpoint; one had ended.",
 }
 
 
@@ -60,7 +40,7 @@ def main() -> None:
     day = time.strftime("%Y-%m-%d", time.gmtime(max(row["time"] for row in rows)))
     load = sum(row["load"] for row in rows) / len(rows)
     cores = os.cpu_count() or 1
-    busy = " It was busy with other work: on a quiet one they are a fraction of these." if load > 3 * cores else ""
+    busy = " On a quiet machine, the times are a fraction." if load > 3 * cores else ""
     parts = [HEAD.format(day=day, cores=cores, load=load, busy=busy)]
     for group, title in TITLES.items():
         chosen = sorted((row for row in rows if row["group"] == group), key=lambda row: row["number"])
@@ -81,9 +61,11 @@ def unmeasured(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
-    lines = [list(COLUMNS.values()), ["---"] + ["---:"] * (len(COLUMNS) - 2) + ["---"]]
-    lines += [[_text(row[name]) for name in COLUMNS] for row in rows]
+    """The rows as a Markdown table; what is lost, repeated or does not hold has a column if there is any."""
+    rows = [{**row, "fails": not row["holds"]} for row in rows]
+    columns = COLUMNS | {name: title for name, title in SHOWN_IF_ANY.items() if any(row[name] for row in rows)}
+    lines = [list(columns.values()), ["---"] + ["---:"] * (len(columns) - 1)]
+    lines += [[_text(row[name]) for name in columns] for row in rows]
     found = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([*found, *(f"\n{row['fault']}: {row['defect']}" for row in rows if row["defect"])])
 
@@ -93,7 +75,7 @@ def soak(row: dict[str, Any]) -> str:
     faults = ", ".join(f"{name} {count}" for name, count in row["faults"].items())
     parts = [
         f"{row['trials']} short trials on eight slots of four hosts, with a random fault every few seconds for",
-        f"{row['fault_seconds']:.0f} s (seed {row['seed']}): {faults}. It took {row['seconds']:.0f} s in all,",
+        f"{row['fault_seconds']:.0f} s (seed {row['seed']}): {faults}. It took {row['seconds']:.0f} s,",
         f"{row['jobs']} jobs, {row['commands']} commands and {row['attempts']} attempts; {row['failed']} failed",
         f"or were interrupted. {row['finished']} trials finished, {row['repeated']} of them more than once.",
     ]
@@ -102,7 +84,7 @@ def soak(row: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "**no**"
+        return "**yes**" if value else ""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

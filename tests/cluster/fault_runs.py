@@ -240,7 +240,7 @@ class Sweep(Run):
         return max(journal_files(self.sweep_folder), key=lambda path: path.stat().st_mtime_ns)
 
     def config(self) -> dict[str, Any]:
-        slots = {"nodes": self.nodes, "gpus_per_node": 2, "gpus_per_trial": self.nodes}
+        slots = {"jobs": self.nodes, "gpus_per_node": 2, "gpus_per_trial": self.nodes}
         grid = {"n": list(range(self.trials)), "lasts": [self.lasts]}
         return {"sweeps": {"s": {"function": "mine:run", "grid": grid, "slots": slots, **self.options}}}
 
@@ -337,7 +337,7 @@ class Training(Run):
         train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
         return {
             "datasets": TINY["datasets"],
-            "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["2x1"], "checkpoint_every_seconds": 0}},
+            "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["2x1"], "keep_checkpoints": "all"}},
         }
 
     def write(self) -> None:

@@ -308,7 +308,7 @@ def shorten_timeout(run: Training) -> None:
     """Let ranks wait for each other for 15 s only."""
     path = run.seen / "config.yaml"
     config = yaml.safe_load(path.read_text())
-    config["scaling"]["s"]["collective_timeout_minutes"] = 0.25
+    config["scaling"]["s"]["ddp"] = {"timeout_minutes": 0.25}
     path.write_text(yaml.safe_dump(config))
 
 
@@ -376,7 +376,7 @@ def free_ports(run: Run) -> None:
 
 
 def kill_sampler(run: Training) -> None:
-    found = processes_named(run.rank(0)[0], "training.telemetry")
+    found = processes_named(run.rank(0)[0], "cluster.telemetry")
     assert found
     for process in found:
         process.signal(signal.SIGKILL)
@@ -388,7 +388,7 @@ KILLED_AT_ITS_RETURN = (
     "ty-ray-*",
 )  # once a host is back, Slurm kills there what was given up, without a signal before
 SWEEP = [
-    Fault("driver killed", kill_driver, 60, shows=("SIGKILL",)),
+    Fault("driver killed", kill_driver, 60, shows=("task 0: Killed",)),
     Fault("worker of a slot killed", kill_worker, 60, shows=("the worker's process ended: it was killed.*see .*log",)),
     Fault("GPU on which every trial fails", break_gpu, 60, shows=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
     Fault("Ray's head killed", kill_ray("gcs_server"), 120),
@@ -429,7 +429,7 @@ TRAINING = [
         60,
         job=Training,
         before=shorten_timeout,
-        shows=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
+        shows=("rank 0 timed out in a collective operation.* takes longer than timeout_minutes of `ddp`",),
     ),
     Fault("host lost", lose_rank_1, 120, job=Training),
     Fault("slurmstepd of the step killed", kill_slurmstepd_of_step, 120, job=Training),

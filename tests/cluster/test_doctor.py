@@ -19,9 +19,8 @@ CONFIG = {
     **TINY,
     "sweeps": {"s": {**TINY["sweeps"]["lr"], "slots": SLOTS}, "own": OWN},
     "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["2x2"], "repeats": 2}},
-    "trees": {"t": {"dataset": "tiny"}},
 }
-JOBS = ("fit_trees t", "stage tiny", "sweep own", "sweep s", "train x_2x2", "x_2x2_repeat-2")
+JOBS = ("stage tiny", "sweep own", "sweep s", "train x_2x2", "x_2x2_repeat-2")
 PARTITIONS = {"gpu": {"max_runtime": 1440, "max_threads": 8, "max_gpu": 2, "available_gpu_models": ["a100"]}}
 # A folder of the login node alone, on which no program can be executed.
 NOEXEC = 'mount -t tmpfs -o noexec tmpfs "$TMPDIR" && exec "$@"'
@@ -77,9 +76,8 @@ def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_di
     )
     assert re.search(r"Slurm job \d+ on n1, n2; GPUs per node: 2 a100", texts["node"])
     expected = {
-        "shared files": "read and written on n1, n2",
-        "locks": "a lock of this machine holds on the nodes",
-        "claims": "the nodes agree on the order of hard links",
+        "shared files": "n1, n2: files and hard links of others are there",
+        "locks": "n1, n2: a lock of the login node holds here",
         "temporary files": "GiB free in /tmp",
         "CPUs": "n1, n2: a step can use its",
         "network": "n2 reached n1 at 10.77.0.1 through eth0; all-reduce with gloo",
@@ -111,7 +109,7 @@ def short_qos(cluster: Cluster) -> Iterator[None]:
 
 OVERRIDES = """
 set-resources:
-  fit_trees: {slurm_account: labb}
+  train: {slurm_account: labb}
   stage: {runtime: 1441}
 """
 
@@ -123,10 +121,10 @@ def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shar
     assert done.returncode == 1
     failures = {name: text for name, verdict, text in findings(done.stdout) if verdict == "FAILS"}
     expected = {
-        "jobs": "not submit fit_trees t: The given account labb appears to be invalid. Available accounts: ",
+        "jobs": "not submit train x_2x2, train x_2x2_repeat-2: The given account labb appears to be invalid",
         "stage tiny": "above the limit of gpu, 1-00:00:00",
         "sweep s": "2 h100 GPUs per node",
-        "limits": "60 minutes of walltime, but QOS short allows 30",
+        "limits": "1441 minutes of walltime, but QOS short allows 30",
     }
     assert {name: text in failures.get(name, "") for name, text in expected.items()} == dict.fromkeys(expected, True), (
         done.stdout

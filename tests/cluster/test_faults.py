@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import fault_page
 import pandas as pd
 import pytest
 from fault_runs import FaultyTrials, Run, ended_at_last, seconds_since, write_record
@@ -81,6 +82,16 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         assert run.is_complete(), "what ended last has removed results"
         assert run.results() == expected
         save(replace(measured, holds=True), run.output())
+
+
+def test_the_page_shows_what_was_lost_or_does_not_hold_if_anything_was():
+    measured = Measured("Sweep", "driver killed", 2, 2, 0, 0, 0.4, 60, 9.9, holds=True)
+    rows = [{**asdict(each), "defect": ""} for each in (measured, replace(measured, lost=1, holds=False))]
+    assert fault_page.table(rows[:1]).splitlines()[0].count("|") == 4
+    header, _, good, bad = fault_page.table(rows).splitlines()
+    assert header.endswith(" | lost | does not hold |")
+    assert good.endswith("| 9.9 | 0 |  |")
+    assert bad.endswith("| 9.9 | 1 | **yes** |")
 
 
 @pytest.mark.slow

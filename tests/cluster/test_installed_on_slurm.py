@@ -25,7 +25,8 @@ def test_a_script_goes_from_nothing_to_a_report(cluster, shared_dir):
     assert "wrote profiles/slurm/config.yaml" in trainyard("init")
     profile = read_file(project.folder / "profiles/slurm/config.yaml")
     assert profile["default-resources"]["slurm_partition"]
-    assert re.search(r"Python +ok +Python .*, torch \(not installed\), Ray", trainyard("doctor", "--job", check=False))
+    said = trainyard("doctor", "--job", check=False)
+    assert re.search(r"Python +ok +n1: Python .*, torch \(not installed\), Ray", said)
     assert "sweep train: 20 of 20 trials pending" in trainyard("plan", "--profile", "slurm")
     output = trainyard("run", "--profile", "slurm")
     assert "sweep train: 20 trials finished, 0 failed" in output

@@ -1,12 +1,13 @@
-"""The scripts of jobs start the step in which Snakemake runs the rule, with the options of the plugin."""
+"""What the scripts of jobs run: the program of one of Trainyard's own rules, or what the plugin has other rules run."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from project import ROOT
 from slurm_cluster.cluster import Cluster
-from submitting import nothing_is_left, snakemake_command
+from submitting import nothing_is_left, snakemake, snakemake_command
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +64,40 @@ def folders(cluster: Cluster) -> dict[bool, Path]:
     return found
 
 
-def test_a_job_starts_snakemake_once(folders):
+# Prints the parents of the processes that run a program of Trainyard or Snakemake on this host.
+PARENTS = """
+import pathlib
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    words = (folder / "cmdline").read_text().split("\\0")
+    program = [word for word in words if word.endswith(("/sweep.py", "snakemake"))]
+    if program and "srun" not in words:
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        print(pathlib.Path("/proc", parent, "comm").read_text().strip(), "started", program[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("site", ["cluster", "second_site"])
+def test_the_first_process_of_a_step_is_the_program_of_the_rule(request, site):
+    cluster = request.getfixturevalue(site)
+    folder = cluster.shared / "first-process"
+    folder.mkdir()
+    (folder / "train.py").write_text(PARENTS)
+    sweep = {"command": f"{sys.executable} train.py {{lr}}", "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 1}}
+    snakemake(cluster, folder, {"sweeps": {"s": sweep}}, "--", "sweeps")
+    nothing_is_left(cluster)
+    (output,) = folder.glob("results/sweeps/s/trials/*/output-1.log")
+    started = output.read_text().splitlines()
+    assert f"slurmstepd started {ROOT}/scripts/sweep.py" in started
+    assert not [line for line in started if "snakemake" in line]
+    (log,) = folder.glob("results/logs/slurm/rule_sweep/s/*.log")
+    assert "Snakemake version" not in log.read_text()
+
+
+def test_jobs_of_other_rules_are_those_of_the_plugin(folders):
     def starts(own):
         return [log.read_text().count("Snakemake version") for log in folders[own].rglob("rule_*/*.log")]
 
-    assert starts(own=True) == [1, 1]
-    assert starts(own=False) == [2, 2]
+    assert starts(own=True) == starts(own=False) == [2, 2]
 
 
 def test_a_rule_sees_the_same_variables_of_slurm_as_with_the_plugin(folders):

@@ -3,13 +3,11 @@
 One that would end in the same way again is not submitted again.
 """
 
-import signal
 import sys
 from contextlib import contextmanager
 
 import pytest
 import yaml
-from fault_runs import processes_named
 from slurm_cluster.waiting import wait_until
 from submitting import GATED_JOBS, snakemake_in_background
 
@@ -58,25 +56,6 @@ def test_a_preempted_job_is_submitted_again_without_a_retry(cluster, shared_dir)
         assert running.wait(600) == 0, (shared_dir / "snakemake.out").read_text()
     assert [job.state for job in jobs_of(cluster, shared_dir)] == ["PREEMPTED", "FAILED", "COMPLETED"]
     assert (shared_dir / "snakemake.out").read_text().count("was preempted: submitting job 0 again") == 2
-
-
-def test_jobs_end_as_their_rules_do_if_slurmstepd_of_their_steps_was_killed(cluster, shared_dir):
-    """It takes the output of Snakemake, which would otherwise fail, or wait for ever for a rule that has failed."""
-    either = GATED_JOBS.replace("touch {output}", "[ {output} = succeeds ] && touch {output}")
-    (shared_dir / "Snakefile").write_text(either)
-    command = (cluster, shared_dir, {}, "--retries", "0", "--", "succeeds", "fails")
-    with snakemake_in_background(*command, snakefile=shared_dir / "Snakefile") as running:
-        wait_until(lambda: len(starts(shared_dir)) == 2, what="both jobs to work", while_running=running)
-        for host in cluster.hosts.values():
-            for process in processes_named(host, "slurmstepd"):
-                if process not in processes_named(host, "batch"):
-                    process.signal(signal.SIGKILL)
-        for name in ("succeeds", "fails"):
-            (shared_dir / f"go-{name}").touch()
-        assert running.wait(120) == 1
-    assert sorted(job.state for job in jobs_of(cluster, shared_dir)) == ["COMPLETED", "FAILED"]
-    logs = [path.read_text() for path in (shared_dir / "results/logs/slurm").rglob("*.log")]
-    assert sum("1 of 1 steps (100%) done" in text for text in logs) == 1, "the end of the output"
 
 
 def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(cluster, shared_dir):

@@ -55,13 +55,13 @@ def test_the_tasks_of_an_array_name_ports_and_checkpoints_after_their_job(cluste
     (shared_dir / "second_job").touch()
     again = "results/sweeps/unique/trials.csv"
     output = snakemake(cluster, shared_dir, config, "--forcerun", again, "--", "sweeps")
-    trials = pd.read_csv(done / "trials.csv", dtype={"trial": str}).set_index("lr")
-    assert trials.val_loss.to_dict() == {0.8: 0.05, 0.4: 0.025, 0.2: 0.0125, 0.1: 0.00625}, output
+    trials = pd.read_csv(done / "trials.csv", dtype={"trial": str}).set_index("task")
+    assert trials.val_loss.to_dict() == {0: 0.05, 1: 0.025, 2: 0.0125, 3: 0.00625}, output
     assert set(trials.status) == {"finished"}
     epochs = pd.read_csv(done / "epochs.csv", dtype={"trial": str})
-    own = epochs[epochs.trial == trials.trial[0.1]]
+    own = epochs[epochs.trial == trials.trial[3]]
     assert list(own.epoch) == [1, 2, 3, 4]
-    second = (done / "trials" / trials.trial[0.8] / "output-2.log").read_text()
+    second = (done / "trials" / trials.trial[0] / "output-2.log").read_text()
     assert second.startswith("epoch 3"), "the second job goes on from the checkpoint of the first"
     assert len(list(shared_dir.glob("checkpoint_*.json"))) == 4
     nothing_is_left(cluster)

@@ -41,10 +41,11 @@ SMALL = {
             "search": {"trials": 2},
             "slots": {"gpus_per_node": 2},
         },
+        "trees": {"trees": {"rounds": 2}, "slots": {"cpus_per_trial": 4}},
         "trees-sweep": {
-            "args": {"rounds": 9, "early_stopping": 2},
+            "trees": {"rounds": 9, "early_stopping": 2},
             "grid": {"learning_rate": [0.1, 0.5], "colsample_bytree": [1]},
-            "slots": {"slots_per_node": 2, "cpus_per_trial": 1},
+            "slots": {"cpus": 2, "cpus_per_trial": 1},
         },
     },
     "scaling": {
@@ -53,7 +54,6 @@ SMALL = {
         "tinyimagenet-resnet50": {"train": {"epochs": 1, "batch_size": 2}, "scales": ["1x1"]},
         "own-ddp": {"args": {"epochs": 2}, "scales": ["1x1"]},
     },
-    "trees": {"guide": {"cpus": 4, "rounds": 2}},
 }
 
 
@@ -87,8 +87,8 @@ def finished(cluster):
         "stage=2",
     ]
     configs = ["--configfile", *READY_MADE, "small.yaml", "--config"]
-    configs += ["sweeps=depth-sweep,own-trials,trees-sweep", "scaling=all"]
-    script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling", "trees"]))
+    configs += ["sweeps=depth-sweep,own-trials,trees,trees-sweep", "scaling=all"]
+    script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling"]))
     run_on_two_nodes(cluster, folder, script, cpus=4)
     return folder
 
@@ -99,14 +99,17 @@ def read(folder, path):
 
 def test_the_ready_made_sweep_and_trees_have_all_rows(finished):
     assert read(finished, "sweeps/depth-sweep/trials.csv")["model_args.blocks"].tolist() == [4, 8, 12]
-    assert read(finished, "trees/guide/trees.csv")["model"].tolist() == ["xgboost", "lightgbm"]
+    trees = read(finished, "sweeps/trees/trials.csv")
+    assert trees["library"].tolist() == ["xgboost", "lightgbm"]
+    assert trees["threads"].tolist() == [4, 4]
+    assert trees["val_accuracy"].notna().all()
 
 
 def test_the_ready_made_sweep_over_trees_is_packed_on_cpu_slots(finished):
     trials = read(finished, "sweeps/trees-sweep/trials.csv")
     assert trials["status"].tolist() == ["finished"] * 8
-    assert set(trials["model"]) == {"xgboost", "lightgbm"}
-    assert (trials["best_iteration"] <= 9).all()
+    assert set(trials["library"]) == {"xgboost", "lightgbm"}
+    assert (trials["best_round"] <= 9).all()
     ranking = read(finished, "sweeps/trees-sweep/ranking.csv")
     assert ranking["val_log_loss_best"].min() == trials["val_log_loss"].min() < 1
     timeline = read(finished, "sweeps/trees-sweep/timeline.csv")

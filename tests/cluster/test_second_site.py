@@ -42,7 +42,6 @@ def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_sit
 
 
 def test_a_job_ends_soon_after_its_sweep_if_slurmstepd_of_its_steps_was_killed(second_site: Cluster) -> None:
-    """Where signals go to the first process of a step only, the sweep is a step within that of Snakemake."""
     run = Sweep(second_site, second_site.shared / "killed", nodes=1)
     with ended_at_last(run):
         run.write()
@@ -67,7 +66,7 @@ def test_the_end_of_a_job_is_noticed_and_its_memory_is_recorded(second_site, sec
     assert pd.read_csv(second_dir / "results/sweeps/s/trials.csv")["status"].tolist() == ["finished"]
     record = json.loads((second_dir / "results/sweeps/s/memory.json").read_text())
     assert (record["requested_mib"], record["processes"], record["ended"]) == (15200, 2, True)
-    assert record["peak_mib"] > 100, "of Python, Ray and Snakemake"
+    assert record["peak_mib"] > 100, "of Python and Ray"
 
 
 # A model that writes a line per step. From step 12 on, each step waits for a file `go`, or until its process has been
@@ -106,7 +105,7 @@ def test_a_preempted_sweep_repeats_no_step(second_site, second_dir):
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"gpus_per_node": 2}}
     (second_dir / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
     program = f"{sys.executable} {ROOT}/scripts/"
-    script = f"export PYTHONPATH={second_dir}\n{program}sweep.py --config config.yaml --sweep s"
+    script = f"export PYTHONPATH={second_dir}\nsrun {program}sweep.py --config config.yaml --sweep s"
     shape = ["--nodes=1", "--ntasks=1", "--cpus-per-task=2", "--gres=gpu:2"]
 
     def steps() -> list[int]:

@@ -14,18 +14,20 @@ TRIALS = """
 import time
 
 def run(config, context):
-    time.sleep(config["lasts"] if config["n"] == 1 else 1)
+    time.sleep(1)
     context.report(val_accuracy=config["n"] / 100 + config["seed"] / 1000)
 """
 
-# Of eight, the first takes twelve seconds, and the others one.
-COST = "1 - (n - 2) * (n - 3) * (n - 4) * (n - 5) * (n - 6) * (n - 7) * (n - 8) * 11 / 5040"
 
-
-def write_sweep(folder, *, lasts=1.0, **sweep):
+def write_sweep(folder, **sweep):
     (folder / "mine.py").write_text(TRIALS)
-    args = {"seed": 0, "lasts": lasts}
-    sweep = {"function": "mine:run", "args": args, "grid": {"n": list(range(1, 9))}, "metric": "val_accuracy", **sweep}
+    sweep = {
+        "function": "mine:run",
+        "args": {"seed": 0},
+        "grid": {"n": list(range(1, 9))},
+        "metric": "val_accuracy",
+        **sweep,
+    }
     return {"sweeps": {"s": sweep}}
 
 
@@ -64,39 +66,5 @@ def test_when_a_job_is_cancelled_the_other_one_runs_the_seeds_of_the_best(cluste
     assert list(table["status"]) == ["finished"] * 18
     assert set(table[table["seed"] > 0]["n"]) == {7, 8}
     assert set(finished.values()) == {1}
-    assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
-    nothing_is_left(cluster)
-
-
-@pytest.mark.slow
-def test_idle_slots_of_a_job_and_of_the_one_that_resumes_it_run_further_seeds(cluster, shared_dir):
-    slots = {"gpus_per_node": 2}
-    plain = write_sweep(shared_dir, lasts=12.0, slots=slots)
-    request = snakemake(cluster, shared_dir, plain, "-n", "--", "sweeps")
-    config = write_sweep(shared_dir, lasts=12.0, slots=slots, fill=True, cost=COST)
-    filled = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
-
-    def asked(output):
-        return [line for line in output.splitlines() if "requests" in line]
-
-    assert asked(filled) == asked(request) != []
-
-    def seeds():
-        further = further_of(shared_dir, config)
-        return [each for each in read(shared_dir).attempts.values() if each.trial in further and each.metrics]
-
-    with snakemake_in_background(cluster, shared_dir, config, "--", "sweeps") as running:
-        wait_until(lambda: len(seeds()) >= 2, what="two further seeds to finish", while_running=running)
-        (run,) = read(shared_dir).sessions
-        cluster.run(["scancel", run.info.job])
-        assert running.wait(timeout=300) == 0, "one of Snakemake's retries goes on"
-    table, finished = results_of(shared_dir)
-    assert set(table["status"]) == {"finished"}
-    assert len(table) == 8 + len(seeds())
-    assert set(finished.values()) == {1}
-    assert len(read(shared_dir).sessions) == 2
-    assert "best mean val_accuracy" in (shared_dir / "snakemake.out").read_text()
-    jobs = pd.read_csv(shared_dir / "results/sweeps/s/jobs.csv")
-    assert jobs["failed"].sum() == 0
     assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
     nothing_is_left(cluster)

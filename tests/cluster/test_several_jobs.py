@@ -42,7 +42,20 @@ def run(config, context):
 """
 
 
-def write_sweep(folder: Path, *, trials: int, lasts: float, **slots: int | str) -> dict:
+MEETING = """
+import pathlib
+import time
+
+def run(config, context):
+    pathlib.Path(f"met-{config['n']}").touch()
+    while len(list(pathlib.Path().glob("met-*"))) < 3:
+        time.sleep(0.1)
+    time.sleep(config["lasts"])
+    context.report(val_accuracy=config["n"] / 100)
+"""
+
+
+def write_sweep(folder: Path, *, trials: int, lasts: float, **slots: int) -> dict:
     (folder / "mine.py").write_text(TRIALS)
     grid = {"n": list(range(trials)), "lasts": [lasts]}
     return {"sweeps": {"s": {"function": "mine:run", "grid": grid, "slots": {"gpus_per_node": 1, **slots}}}}
@@ -67,18 +80,19 @@ def check_results(folder: Path, *, trials: int) -> pd.DataFrame:
 
 
 def test_three_jobs_share_a_sweep(cluster, shared_dir):
+    """The first trial of each waits for those of the others."""
     config = write_sweep(shared_dir, trials=12, lasts=1.0, jobs=3)
+    (shared_dir / "mine.py").write_text(MEETING)
     plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
     assert "requests 3 jobs with 1 slot of 1 GPU" in plan
     snakemake(cluster, shared_dir, config, "--", "sweeps")
     timeline = check_results(shared_dir, trials=12)
     assert len(timeline) == 12, "none ran twice"
     jobs = pd.read_csv(shared_dir / "results/sweeps/s/jobs.csv")
-    assert 2 <= len(jobs) <= 3
+    assert len(jobs) == 3
     assert jobs["finished"].sum() == 12
     assert (jobs["wait_seconds"] > -1).all(), "Slurm's times are whole seconds"
     assert (jobs["submitted"] < jobs["start"]).all()
-    assert list(jobs["predicted_wait_seconds"].dropna().unique()) == [0.0], "the cluster was free"
     spans = timeline.groupby("job")[["start", "end"]].agg({"start": "min", "end": "max"}).sort_values("start")
     assert (spans["start"].iloc[1:].to_numpy() < spans["end"].cummax().iloc[:-1].to_numpy()).all(), "at the same time"
     nothing_is_left(cluster)
@@ -95,8 +109,10 @@ def test_two_jobs_keep_a_budget_and_the_sweep_ends_well(cluster, shared_dir):
     assert "walltime: 2 min" in plan, "half of 4.2 minutes"
     snakemake(cluster, shared_dir, config, "--", "sweeps")
     done = read(shared_dir)
-    assert sum(run.end - run.job_start for run in done.sessions) <= 1.01 * 3600 * hours
-    assert len({run.info.job for run in done.sessions}) == 2
+    spent = sum(run.end - run.job_start for run in done.sessions)
+    assert spent <= 1.01 * 3600 * hours + 6, "with a machine that pauses at the end of both"
+    # Two jobs end with their walltime. What they leave of the budget is given to two more if a trial fits it.
+    assert len({run.info.job for run in done.sessions}) in (2, 4)
     statuses = Counter(pd.read_csv(shared_dir / "results/sweeps/s/trials.csv")["status"])
     assert 15 < statuses["finished"] < 60
     assert statuses["finished"] + statuses["pending"] == 100, "none was interrupted"
@@ -110,36 +126,19 @@ def test_two_jobs_keep_a_budget_and_the_sweep_ends_well(cluster, shared_dir):
 
 @pytest.mark.slow
 def test_the_number_of_jobs_is_chosen_from_what_is_known_and_is_no_reason_to_run_anything_again(cluster, shared_dir):
-    config = write_sweep(shared_dir, trials=6, lasts=1.0, jobs="auto")
+    config = write_sweep(shared_dir, trials=6, lasts=1.0, jobs=16)
+    config["sweeps"]["s"]["goal"] = "cheapest"
     plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
-    assert "requests 6 jobs (auto: as many as find a trial) with 1 slot of 1 GPU" in plan
+    assert "requests 6 jobs with 1 slot of 1 GPU and 1 CPU (cheapest, of at most 16)" in plan
     snakemake(cluster, shared_dir, config, "--", "sweeps")
     check_results(shared_dir, trials=6)
     assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
-    config = write_sweep(shared_dir, trials=9, lasts=1.0, jobs="auto")
+    config["sweeps"]["s"]["grid"]["n"] = list(range(9))
     output = snakemake(cluster, shared_dir, config, "--", "sweeps")
-    assert "requests 1 job (auto: each has 10 times its start-up of work)" in output
+    assert "requests 1 slot of 1 GPU and 1 CPU (cheapest, of at most 16)" in output
     assert output.count("counts as done: the sweep needs nothing more of it") >= 8
     assert len(check_results(shared_dir, trials=9)) == 9, "none ran twice"
     assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
-    nothing_is_left(cluster)
-
-
-@pytest.mark.slow
-def test_the_plan_recommends_small_jobs_where_no_large_one_can_start(cluster, shared_dir):
-    """Five of eight GPUs are taken, by their walltimes for one to five hours."""
-    config = write_sweep(shared_dir, trials=16, lasts=1.0, jobs=4)
-    config["sweeps"]["s"]["slots"]["gpus_per_node"] = 2
-    others = [cluster.submit("sleep 3600", "--gres=gpu:1", f"--time={60 * n}", cwd=shared_dir) for n in range(1, 6)]
-    wait_until(lambda: cluster.gpus_allocated() == 5, what="five GPUs to be taken")
-    output = snakemake(cluster, shared_dir, config, "--", "plan")
-    assert "idle GPUs now: 3" in output
-    found = pd.read_csv(shared_dir / "results/plan/queue.csv").set_index(["jobs", "gpus"])
-    assert list(found.index) == [(4, 2), (8, 1)], "no node has more than two GPUs"
-    assert list((found["first_start_seconds"] / 3600).round()) == [0, 0]
-    assert list((found["last_start_seconds"] / 3600).round()) == [5, 5], "each has eight GPUs in the end"
-    assert list(found["is_recommended"]) == [False, True]
-    cluster.run(["scancel", *map(str, others)])
     nothing_is_left(cluster)
 
 

@@ -49,12 +49,12 @@ def finished(cluster):
     folder.mkdir()
     (folder / "meeting.py").write_text(MEETING)
     trials = [{"model_args": {"folder": str(folder), "number": number}} for number in range(4)]
-    slots = {"nodes": 2, "gpus_per_node": 2}
+    slots = {"jobs": 2, "gpus_per_node": 2}
     train = {"model": "meeting:build", "batch_size": 32}
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
     numbers = [{"folder": str(folder), "number": number} for number in range(4)]
     on_cpus = {"function": "meeting:see", "trials": numbers}
-    on_cpus["slots"] = {"gpus_per_node": 0, "slots_per_node": 4}
+    on_cpus["slots"] = {"cpus": 4}
     studies = {"sweeps": {"s": sweep, "without_gpus": on_cpus}, "scaling": {"s": STUDY}}
     config = {"datasets": TINY["datasets"], "data": {"local": "/tmp/fast"}, **studies}
     output = snakemake(cluster, folder, config, "--", "sweeps", "scaling")
@@ -72,7 +72,7 @@ def test_a_run_ends_with_one_summary(finished):
     assert "Trainyard: " not in "".join(summary)
     for log in (finished / "results/logs/slurm").rglob("*.log"):
         assert "Trainyard: done" not in log.read_text(), "jobs have none"
-        assert log.read_text().count("Snakemake version") == 1
+        assert "Snakemake version" not in log.read_text()
 
 
 def test_losses_agree_from_one_gpu_to_four_nodes(finished):
@@ -128,7 +128,7 @@ def test_a_sweep_without_gpus_gets_none_and_is_charged_for_its_cpus(finished, cl
 def test_a_log_has_the_allocation_and_its_sbatch_line(finished, log):
     first, *others = (finished / f"results/logs/{log}.log").read_text().splitlines()
     assert re.search(r"Slurm job \d+ on n\d.*; GPUs per node: (none|[12] a100), CPUs per node: \d$", first)
-    assert [line for line in others if re.search(r"submitted with: sbatch --parsable .* --wrap=.*snakemake", line)]
+    assert [line for line in others if re.search(r"submitted with: sbatch --parsable .* --wrap=.* srun .*\.py", line)]
 
 
 def test_data_are_copied_to_each_node_once_and_removed_at_the_end(finished, cluster):

@@ -25,7 +25,7 @@ class Soak(Sweep):
     """A sweep in four jobs with two GPUs each. A trial may lose many attempts, none of which is its own fault."""
 
     trials, lasts = 300, 5.0
-    options = {"slots": {"nodes": 4, "gpus_per_node": 2}, "retries": 50, "max_failed_fraction": 1}
+    options = {"slots": {"jobs": 4, "gpus_per_node": 2}, "retries": 50, "max_failed_fraction": 1}
 
 
 def worker(run: Sweep, dice: random.Random) -> None:

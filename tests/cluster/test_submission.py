@@ -28,14 +28,13 @@ CONFIG = {
         for name, slots in {
             "whole": {"gpus_per_node": 2},
             "shared": {"gpus_per_node": 1, "gpus_per_trial": 0.25, "cpus_per_trial": 2},
-            "cpus": {"gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2},
-            "pair": {"nodes": 2, "gpus_per_node": 1},
+            "cpus": {"cpus": 8, "cpus_per_trial": 2},
+            "pair": {"jobs": 2, "gpus_per_node": 1},
             "wide": {"nodes_per_trial": 2, "gpus_per_node": 2},
         }.items()
     }
     | {name: {"command": "true", "goal": "fastest", "slots": {"gpus_per_node": 2}} for name in ("one", "done")},
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
-    "trees": {"d": {"dataset": "tiny", "cpus": 8}},
 }
 COMMON = (
     "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem {memory} "  # without quotes, as the shell passes it
@@ -55,7 +54,6 @@ EXPECTED = {  # by the --comment of the job
     "rule_train_wildcards_s_4x2": (
         "--nodes=4 --requeue --ntasks=4 --cpus-per-task=6 --ntasks-per-node=1 -D {cwd} --gres=gpu:a100:2"
     ),
-    "rule_fit_trees_wildcards_d": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
 }
 MEMORY = {  # of a host's 16000 MB, of which a GPU's share is half
     "rule_sweep_wildcards_whole": 14000,
@@ -68,7 +66,6 @@ MEMORY = {  # of a host's 16000 MB, of which a GPU's share is half
     "rule_sweep_wildcards_done": 4000,
     "rule_train_wildcards_s_1x2": 14000,
     "rule_train_wildcards_s_4x2": 14000,
-    "rule_fit_trees_wildcards_d": 8000,
 }
 MINUTES = {"rule_sweep_wildcards_done": 10}  # by default 60
 SHARE = ", limited to the share of a node"
@@ -82,7 +79,6 @@ IN_WORDS = {  # nodes, GPUs and CPUs per node, memory, minutes
     "sweep pair": ("1", "1 a100", "1", f"7.6 GB (assuming 5.8 GB per slot{SHARE})", "60"),
     "training at 1x2": ("1", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),
     "training at 4x2": ("4", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),
-    "trees d": ("1", "none", "8", "8 GB (assuming 5.8 GB per job)", "60"),
 }
 REQUEST = "nodes: {}, GPUs per node: {}, CPUs per node: {}, memory per node: {}, walltime: {} min"
 # An sbatch that records its arguments and the answer of --test-only, and submits nothing.
@@ -114,7 +110,7 @@ def submitted(cluster):
             record_attempt(journal, name, seconds=1.0)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
     options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
-    targets = ["--", "sweeps", "scaling", "trees"]
+    targets = ["--", "sweeps", "scaling"]
     output = cluster.run([*snakemake, *options, "-n", *targets], cwd=folder).stdout
     path = [f"PATH={program.parent}:{Path(sys.executable).parent}:/usr/bin:/bin", f"ASKED={asked}"]
     cluster.run(["env", *path, *snakemake, *options, *targets], cwd=folder, check=False)

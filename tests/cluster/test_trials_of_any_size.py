@@ -10,7 +10,7 @@ from submitting import nothing_is_left, snakemake
 
 TRAIN = {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2}
 PAIRS = {"jobs": 2, "gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 2}
-NODES = {"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 1}
+NODES = {"jobs": 2, "nodes_per_trial": 2, "gpus_per_node": 1}
 CONFIG = {
     "datasets": TINY["datasets"],
     "data": {"local": "/tmp"},

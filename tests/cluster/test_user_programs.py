@@ -121,7 +121,7 @@ OWN = {
         name: {
             "script": script,
             "launcher": name,
-            "python": "trainyard",
+            "env": "trainyard",
             "workdir": "keep" if name == "accelerate" else "trial",
             "metrics": {"pattern": r"epoch (?P<epoch>\d+): (?P<ranks>\d+) ranks, .*, (?P<images_per_second>\d+) img/s"},
             "scales": ["2x2" if name == "srun" else "2x1"],
@@ -209,7 +209,7 @@ def test_a_function_is_called_in_one_process_for_all_trials(finished):
 def test_a_script_on_two_nodes_saves_its_state_within_its_grace_period(cluster, shared_dir, launcher):
     """Slurm passes SIGUSR1 for `node_step` to all processes of a step, and ends a step soon after one of its tasks."""
     (shared_dir / "saving.py").write_text(SAVING)
-    study = {"script": "saving.py", "launcher": launcher, "python": "trainyard", "scales": ["2x1"]}
+    study = {"script": "saving.py", "launcher": launcher, "env": "trainyard", "scales": ["2x1"]}
     (shared_dir / "config.yaml").write_text(yaml.safe_dump({"scaling": {"s": study}}))
     program = f"{sys.executable} {ROOT}/scripts/train.py --config config.yaml --study s --scale 2x1"
     shape = ["--nodes=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=2", "--gres=gpu:1"]

@@ -20,14 +20,6 @@ from trainyard.planning.accounting import PADDING
 pytestmark = pytest.mark.slow
 
 # However long the start takes, the first trial leaves less time than it took, and a new job has enough for another.
-TIMED = """
-import time
-
-def run(config, context):
-    if config["seed"] == 0:
-        time.sleep(0.6 * (context.deadline - time.time()))
-    context.report(val_accuracy=0.5)
-"""
 LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=00:50:00", "MaxTRESPerUser=gres/gpu=8"))
 
 
@@ -68,8 +60,7 @@ def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
 
 def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_dir):
     """The first trial takes more than half of the remaining time, so that its job starts no other trial."""
-    (shared_dir / "timed.py").write_text(TIMED)
-    sweep = {"function": "timed:run", "grid": {"seed": [0, 1, 2]}, "resumable": False}
+    sweep = {"command": "test {seed} != 0 || sleep 140", "grid": {"seed": [0, 1, 2]}}
     snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
     tries = attempts_in(shared_dir / "results/sweeps/s")
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial started twice"
@@ -94,7 +85,7 @@ def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir
 
 def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shared_dir):
     sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
-    chosen = {**sweep, "slots": {"nodes": 4, "gpus_per_node": 4}, "goal": "fastest"}
+    chosen = {**sweep, "slots": {"jobs": 4, "gpus_per_node": 4}, "goal": "fastest"}
     sweeps = {"fixed": {**sweep, "slots": {"gpus_per_node": 16}}, "chosen": chosen}
     output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
     time = "limited by QOS normal: 50 min 0 s of walltime"

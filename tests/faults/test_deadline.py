@@ -8,7 +8,7 @@ import pytest
 from project import ONE_RANK, ROOT, TINY, Project
 from sweep_journals import attempts_in, record_attempt, session_of
 from trainyard.config.load import check_config
-from trainyard.packing.trial_queue import STOP_SECONDS
+from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.planning.plan import plan_sweep
 
 # Runs a program of scripts/ in a job whose walltime ends so many seconds after the first event of a kind, as the time
@@ -64,11 +64,6 @@ def slow(project: Project) -> Project:
     return project
 
 
-def lasting(*seconds):
-    trials = [{"lasts": each, "seed": number} for number, each in enumerate(seconds)]
-    return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "cost": "lasts"}}}
-
-
 def run_for(project, seconds, *options, program="sweep", after=None, check):
     paths = {"scripts": str(ROOT / "scripts"), "sessions": str(project.results / "sweeps/s/sessions")}
     code = DRIVER.format(**paths, seconds=seconds, program=program, after=after)
@@ -87,9 +82,7 @@ def journal_of(project):
 @pytest.mark.slow
 def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     """Ten minutes are left. A trial of two hours could start, but all of its progress would be lost."""
-    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
-    config = lasting(0.5, 0.6, 0.7, 7200)
-    config["sweeps"]["s"]["resumable"] = False
+    config = {"sweeps": {"s": {"command": "sleep {n}", "grid": {"n": [0.5, 0.6, 0.7, 7200]}, "cost": "n"}}}
     slow.write(config)
     trials = plan_sweep(check_config(config), "s", slow.results).state.trials
     with session_of(slow.results / "sweeps/s") as journal:  # measured on a machine that is not busy

@@ -70,7 +70,7 @@ def digests(results):
 
 def shards_done(results):
     path = results / "data/set/.staging/shards.jsonl"
-    return path.read_text().count('"shard"') if path.exists() else 0
+    return path.read_text().count('"event":"shard"') if path.exists() else 0
 
 
 def start_and_wait(project, *, inside=lambda *command: command, results=None):
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_in_the_middle_is_one_error_and_the_next_run_continu
         assert f"{disk.mount}/data/set/.staging/" in lines[-1]
         assert "no space left on device: make room on this file system" in lines[-1]
         assert lines[-1].endswith(" MiB are still to be written")
-        assert not list((disk.folder / "data/set").glob("[!.]*")), "nothing is taken for complete"
+        assert not list((disk.folder / "data/set").glob("[!.]*.*")), "nothing is taken for complete"
         done = shards_done(disk.folder)
         assert done >= 2
         filler.unlink()

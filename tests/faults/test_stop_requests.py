@@ -277,10 +277,12 @@ def test_snakemake_and_its_sweep_end_and_continue_together(project):
             assert lines == [
                 "  not done  sweep command",
                 "  answers   sweep command: 0 trials finished, 0 failed, 1 to run",
-                "              so far: no trial has finished",
+                "              no trial has finished",
+                lines[3],
                 f"  results   {project.results}: logs/",
                 "  next      run the same command to go on: what has finished is kept",
             ]
+            assert lines[3].endswith(" of slots on CPUs used, no GPU time")
             assert not re.search("Exception|Error|Traceback", output), output
     (project.folder / "go").touch()
     project.run(*command)

@@ -132,7 +132,7 @@ def failures(tmp_path_factory):
         {key: str(project.folder / value) if key.endswith("mark") else value for key, value in options.items()}
         for options in trials
     ]
-    slots = {"gpus_per_node": 2, "gpus_per_trial": "auto"}
+    slots = {"gpus_per_node": 2}
     project.write(config(trials=marked, retries=1, slots=slots))
     project.stage()
     return project, project.run(*sweep_command(project)).stdout
@@ -164,15 +164,6 @@ def test_a_trial_that_is_out_of_memory_halves_its_micro_batches(failures):
     events = [each for each in read_records(project.results / "sweeps/s") if each["event"] == "halved"]
     assert [(each["trial"], each["micro_batch"]) for each in events] == [(row["trial"], 16), (row["trial"], 8)]
     assert "out of memory; continues with micro-batches of 8 images x 4" in output
-
-
-def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures):
-    """With `gpus_per_trial: auto`."""
-    project, output = failures
-    assert "gpus_per_trial: auto is 1 here, because there is no GPU" in output
-    events = read_records(project.results / "sweeps/s")
-    assert {event["gpus_per_trial"] for event in events if event["event"] == "started"} == {1}
-    assert "share" not in {event["event"] for event in events}
 
 
 @pytest.mark.slow

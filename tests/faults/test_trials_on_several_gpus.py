@@ -35,7 +35,7 @@ def rows_of(project):
 
 def ranks(project):
     """The processes of ranks that run, and their agents."""
-    return with_words(f"packing.trial_rank {project.folder}")
+    return with_words(f"kinds.train_rank {project.folder}")
 
 
 def table(project, name="trials"):

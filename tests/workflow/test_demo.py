@@ -18,8 +18,10 @@ def test_the_demo_learns(done):
     assert trials["val_accuracy"].between(0.85, 1).all()
     scaling = pd.read_csv(done.results / "scaling/width/scaling.csv")
     assert scaling["val_accuracy"].between(0.95, 1).all()
-    trees = pd.read_csv(done.results / "trees/digits/trees.csv")
-    assert trees["val"].between(0.93, 1).all()
+    trees = pd.read_csv(done.results / "sweeps/trees/trials.csv")
+    assert trees["library"].tolist() == ["xgboost", "lightgbm"]
+    assert trees["threads"].tolist() == [2, 2], "all CPUs of the slot"
+    assert trees["val_accuracy"].between(0.93, 1).all()
 
 
 def test_the_demo_ends_with_a_summary(done):
@@ -28,8 +30,8 @@ def test_the_demo_ends_with_a_summary(done):
     assert output.count("Trainyard: done after ") == 1
     summary = output.partition("Trainyard: done after ")[2]
     for line in (
-        "  finished  dataset digits, dataset prices, dataset tiny, sweep depth, sweep lr, scaling ranks (1x1, ",
-        ", scaling width (1x2), trees digits, and 1 more\n",
+        "  finished  dataset digits, dataset prices, dataset tiny, sweep depth, sweep lr, sweep prices, sweep trees, ",
+        ", and 1 more\n",
         "  answers   sweep depth: 6 trials finished, 0 failed\n",
         f"best val_accuracy (highest): {best['val_accuracy']:.6g} at its last epoch, 5 of 5, by trial {best['trial']} ",
         "its config: results/sweeps/depth/best.yaml\n",
@@ -89,11 +91,11 @@ def test_the_report_answers_on_its_first_page(report):
         "these trials take at least",
         "Scaling width",
         "There is no recommendation",
-        "best validation accuracy",
+        "Sweep trees",
     ):
         expect(overview).to_contain_text(text)
     pictures = overview.locator("img").all()
-    assert [is_drawn(picture) for picture in pictures] == [True] * 4, "the metric of each sweep, each speedup"
+    assert [is_drawn(picture) for picture in pictures] == [True] * 6, "the metric of each sweep, each speedup"
     first = overview.locator("section").first.inner_text()
     order = [first.index(text) for text in ("best val_accuracy", "Cost: ", "What to do next", "wasted")]
     assert order == sorted(order)
@@ -110,7 +112,7 @@ def test_the_menu_of_the_report_is_in_the_order_of_interest(report):
     menu = report.locator("nav.h-screen")
     names = menu.locator("ul").inner_text().split("RESULTS")[1].split("\n")
     assert [name.strip() for name in names if name.strip()] == [
-        "Overview", "Sweeps", "Scaling", "Tree models", "Data"]  # fmt: skip
+        "Overview", "Sweeps", "Scaling", "Data"]  # fmt: skip
     menu.get_by_text("Sweeps", exact=True).click()
     menu.get_by_text("depth", exact=True).click()
     assert menu.locator("tbody td:nth-child(2)").all_inner_texts() == [

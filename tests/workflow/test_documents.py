@@ -30,7 +30,7 @@ from trainyard.config.train import Train
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "config/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/peers/README.md"]
-TUTORIAL = "docs/tutorial.md"  # test_tutorial.py runs its commands, one after another
+QUICKSTART = "docs/quickstart.md"  # test_quickstart.py runs its commands, one after another
 COMMENT = r"<!-- (?P<comment>(?:(?!-->).)*) -->"
 BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*) ?(?P<file>.*?)\n(?P<text>.*?)^ *```$", re.M | re.S)
 NAMES = {"<sweep>": "lr", "<study>": "ranks", "<scale>": "1x1", "<dataset>": "tiny", "<job>": "123"}
@@ -73,14 +73,14 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     """Parametrize a test with the blocks of a kind."""
     chosen = [each for each in BLOCKS if each.kind == kind]
     if kind in ("run", "output"):
-        chosen = [each for each in chosen if each.page != TUTORIAL]
+        chosen = [each for each in chosen if each.page != QUICKSTART]
     return pytest.mark.parametrize("block", chosen, ids=lambda each: f"{each.page}:{each.line}")
 
 
 def test_it_is_clear_of_every_block_how_it_is_checked():
     unknown = [f"{each.page}:{each.line}" for each in BLOCKS if each.kind == "unknown"]
     assert not unknown, f"give these blocks a language and a comment, as {Path(__file__).name} explains: {unknown}"
-    assert TUTORIAL in {each.page for each in BLOCKS}
+    assert QUICKSTART in {each.page for each in BLOCKS}
 
 
 @pytest.fixture(scope="module")
@@ -181,12 +181,12 @@ def test_configs_are_valid(block, tmp_path):
 
 def completed(raw: dict) -> dict:
     """The config with what examples leave out: the dataset of a study, the trials of a sweep, the scales."""
-    studies = [study for section in ("sweeps", "scaling", "trees") for study in raw.get(section, {}).values()]
+    studies = [study for section in ("sweeps", "scaling") for study in raw.get(section, {}).values()]
     for study in studies:
         if not {"command", "function", "script"} & study.keys():
             study.setdefault("dataset", "digits")
     for study in raw.get("sweeps", {}).values():
-        if not {"command", "function", "grid", "trials", "sample", "search"} & study.keys():
+        if not {"command", "function", "trees", "grid", "trials", "sample", "search"} & study.keys():
             study["grid"] = {"lr": [0.1]}
     for study in raw.get("scaling", {}).values():
         study.setdefault("scales", ["1x1"])

@@ -1,4 +1,4 @@
-"""The environments of Snakemake's `--sdm`, and those of docs/deployment.md: a program runs where it says."""
+"""The environments of Snakemake's `--sdm`, and those of docs/install.md: a program runs where it says."""
 
 import re
 import shlex

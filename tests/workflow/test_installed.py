@@ -71,7 +71,7 @@ def test_the_wheel_has_what_the_clone_has_and_nothing_else(installed):
     assert {path.name for path in package.iterdir()} == {
         "Snakefile", "config", "docs", "envs", "profiles", "scripts", "workflow"
     }  # fmt: skip
-    assert {path.name for path in (package / "docs").iterdir()} == {"options.md", "tutorial.md"}, (
+    assert {path.name for path in (package / "docs").iterdir()} == {"options.md", "quickstart.md"}, (
         "as messages name them"
     )
     assert (package / "scripts/trainyard/py.typed").exists()

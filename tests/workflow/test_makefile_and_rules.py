@@ -3,7 +3,9 @@
 import os
 import pty
 import re
+import shutil
 import subprocess
+import sys
 
 import pytest
 from project import ROOT
@@ -36,6 +38,20 @@ def test_headings_are_bold_unless_no_color_is_set(no_color, expected):
 def test_headings_in_a_file_are_plain():
     command = ["make", "--no-print-directory", "--eval", "probe: ; $(say) hello", "probe"]
     assert subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout == "== hello\n"
+
+
+def test_a_clone_has_the_command_of_all_documents_also_from_another_folder(tmp_path):
+    clone, python = tmp_path / "clone of mine", "clone of mine/.venv/bin/python"
+    (clone / ".venv/bin").mkdir(parents=True)
+    for name in ("scripts", "pyproject.toml"):
+        (clone / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "Makefile", clone)
+    (tmp_path / python).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / python).chmod(0o755)
+    subprocess.run(["make", "--silent", "--old-file=.venv/ready", ".venv/bin/trainyard"], cwd=clone, check=True)
+    command = ["bash", "-euc", 'PATH="$PWD/clone of mine/.venv/bin:$PATH"; trainyard --version; trainyard check --help']
+    said = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True).stdout
+    assert said.startswith("trainyard 0.1.0\nusage: trainyard check")
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)

@@ -77,4 +77,4 @@ def test_the_run_of_the_github_action(tmp_path):
         line = [str(Path(sys.executable).with_name("snakemake")), "--show-failed-logs", *options]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / ".test/results/trees/tiny/trees.csv").exists()
+    assert (tmp_path / ".test/results/sweeps/trees/trials.csv").exists()

@@ -49,19 +49,6 @@ def messages(output):
     return re.findall(r"^Job \d+: (.*)$", output, re.MULTILINE)
 
 
-def test_sweeps_whose_results_another_search_learns_from_run_first(project):
-    tables = ["results/sweeps/first/trials.csv", "results/sweeps/second/trials.csv"]
-    search = {"trials": 2, "values": {"x": [1, 2]}, "evidence": [tables[0], str(project.folder / tables[1])]}
-    own = {key: value for key, value in OWN.items() if key != "grid"}
-    project.write({"sweeps": {"first": OWN, "second": OWN, "third": {**own, "search": search}}})
-    output = project.snakemake("-np", "--", "sweeps")
-    updated = re.findall(r"Input files updated by another job: (.*)", output)
-    assert set(tables) in [set(each.split(", ")) for each in updated]
-    search["evidence"] = ["results/sweeps/third/trials.csv"]
-    project.write({"sweeps": {"third": {**own, "search": search}}})
-    assert "is the table of this sweep" in project.snakemake("-c1", "--", "sweeps", check=False)
-
-
 def test_the_dry_run_shows_how_many_jobs_of_what_size_are_requested(project):
     output = project.snakemake(*ON_SLURM, "--", "sweeps")
     counts = dict(re.findall(r"^(\w+) +(\d+)$", output.split("Job stats:")[1], re.MULTILINE))

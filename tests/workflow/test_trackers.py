@@ -1,19 +1,19 @@
-"""The recipes of docs/trackers.md work with W&B, MLflow and Aim, offline, as written."""
+"""The examples of docs/trackers.md work with W&B and MLflow, offline, as written."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 from project import ROOT, TINY
 
 pytestmark = pytest.mark.slow
 FOLDER = ROOT / ".tools/trackers"
 PYTHON = FOLDER / "bin/python"
-FILE = re.compile(r"^```(?:python|yaml) (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-TRACKERS = ("wandb", "mlflow", "aim")
+EXAMPLES = "examples/trackers"
+TRACKERS = ("wandb", "mlflow")
 
 # What each tracker has recorded, read by itself: {trial: {step: loss}}. The argument is a folder.
 READ = {
@@ -54,21 +54,6 @@ for path in Path(folder).rglob("mlflow.db"):
         for point in client.get_metric_history(run.info.run_id, METRIC):
             add(run.data.tags["trial"], point.step, point.value)
 """,
-    "aim": """
-import subprocess
-from aim import Repo
-from pathlib import Path
-
-for path in Path(folder).rglob(".aim"):
-    aim = [str(Path(sys.executable).with_name("aim")), "storage", "--repo", str(path.parent), "reindex", "--yes"]
-    subprocess.run(aim, check=True, capture_output=True)  # as the server does in the background
-    for run in Repo(str(path.parent)).iter_runs():
-        for metric in run.metrics():
-            if metric.name == METRIC:
-                steps, (values, *_) = metric.data.items_list()
-                for step, value in zip(steps, values):
-                    add(run.name, int(step), float(value))
-""",
 }
 READER = """
 import json, sys
@@ -91,14 +76,21 @@ def trackers():
 
 @pytest.fixture
 def recipes(project, trackers):
-    """A folder with the files of the page, whose `python` has the trackers."""
-    for name, text in FILE.findall((ROOT / "docs/trackers.md").read_text()):
-        path = project.folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text.replace("python my/", f"{PYTHON} my/"))
+    """A folder with the examples, whose `python` has the trackers."""
+    shutil.copytree(ROOT / EXAMPLES, project.folder / EXAMPLES)
+    for config in (project.folder / EXAMPLES).glob("*.yaml"):
+        config.write_text(config.read_text().replace(" python ", f" {PYTHON} "))
     home = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "HOME": str(project.folder)}
     project.environment |= home
     return project
+
+
+def test_the_page_has_what_the_examples_do():
+    page = (ROOT / "docs/trackers.md").read_text()
+    for tracker in TRACKERS:
+        config = yaml.safe_load((ROOT / EXAMPLES / f"{tracker}.yaml").read_text())
+        command = config["sweeps"][f"with-{tracker}"]["command"]
+        assert command.replace(f"{EXAMPLES}/{tracker}_train.py", "train.py") in page
 
 
 def recorded(project, tracker, folder, metric):
@@ -117,7 +109,7 @@ def rows(project, sweep, metric):
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_command_tracks_its_trial(recipes, tracker):
-    recipes.config_file = recipes.folder / f"my/{tracker}.yaml"
+    recipes.config_file = recipes.folder / f"{EXAMPLES}/{tracker}.yaml"
     recipes.snakemake("--", "sweeps")
     found = recorded(recipes, tracker, recipes.results / f"sweeps/with-{tracker}/trials", "loss")
     expected = rows(recipes, f"with-{tracker}", "loss")
@@ -132,7 +124,7 @@ def test_trials_of_trainyards_own_loop_are_tracked_once(recipes):
     expected = rows(recipes, "lr", "val_loss")
     for tracker in TRACKERS:
         for _ in range(2):
-            recipes.run(str(PYTHON), f"my/to_{tracker}.py", "results/sweeps/lr")
+            recipes.run(str(PYTHON), f"{EXAMPLES}/to_{tracker}.py", "results/sweeps/lr")
         found = recorded(recipes, tracker, recipes.folder, "val_loss")
         assert found == {trial: pytest.approx(points, rel=1e-6) for trial, points in expected.items()}
 
@@ -143,13 +135,11 @@ def test_a_second_attempt_continues_the_run_of_its_trial(recipes, tracker):
     folder.mkdir()
     recipes.environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     directory = [] if tracker == "mlflow" else ["--dir", str(folder)]
-    command = [str(PYTHON), f"my/{tracker}_train.py", "--lr", "0.1", "--trial", "abc", *directory]
+    command = [str(PYTHON), f"{EXAMPLES}/{tracker}_train.py", "--lr", "0.1", "--trial", "abc", *directory]
     for _ in range(2):
         recipes.run(*command)
     if tracker == "mlflow":
         count = "import mlflow; print(len(mlflow.search_runs(experiment_names=['mine'], output_format='list')))"
-    elif tracker == "aim":
-        count = "from aim import Repo; print(len(Repo('trial').list_all_runs()))"
     else:  # two files, which `wandb sync` joins by their ID
         count = "import glob; print(len({path.split('-')[-1] for path in glob.glob('trial/wandb/offline-run-*')}))"
     assert recipes.run(str(PYTHON), "-c", count).stdout.split()[-1] == "1"

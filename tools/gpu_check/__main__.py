@@ -5,7 +5,8 @@
     python -m gpu_check correct             # numerics, host syncs, resuming, out of memory, compile, DDP, programs
     python -m gpu_check speed               # ResNet-50 on 64x64 images, and the small ResNets of the depth sweep
     python -m gpu_check whatif              # a profile, trainings that share the GPU
-    python -m gpu_check one NAME [NAME...]  # single checks; `one` without a name lists them
+    python -m gpu_check one NAME [NAME...]  # single checks
+    python -m gpu_check --list              # what each check shows if it passes, and what each column of speed means
 
 It takes --minutes and half a minute at most: a check that runs when the time is up is interrupted, and has failed.
 Without a GPU it ends with exit code 2, unless --toy is given: then everything runs at toy size on the CPU, which tests
@@ -42,7 +43,7 @@ from gpu_check import (
     speed,
     whatif,
 )
-from gpu_check.report import Report
+from gpu_check.report import Report, markdown_table
 from gpu_check.rig import Rig, first_line, free_memory
 
 Check = Callable[[Rig], None]
@@ -76,9 +77,8 @@ WHATIF: Final[dict[str, Check]] = {
     "profile": whatif.profile_step,
     "shared": whatif.measure_shared_gpu,
 }
-LONG: Final[dict[str, Check]] = {"auto_share": sharing.measure_auto_share}  # in no group
 GROUPS: Final = {"all": CORRECT | SPEED, "correct": CORRECT, "speed": SPEED, "whatif": WHATIF}
-ALL: Final = CORRECT | SPEED | WHATIF | LONG
+ALL: Final = CORRECT | SPEED | WHATIF
 HANG_SECONDS: Final = 20  # after the time limit, until a check that cannot be interrupted ends the program
 LAST_SECONDS: Final = 10  # after these, until the program ends without its tables
 
@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.names and arguments.what != "one":
         _parser().error(f"names of checks follow `one`, not `{arguments.what}`")
-    if arguments.what == "one" and not arguments.names:
-        print(*ALL, sep="\n")
+    if arguments.list or (arguments.what == "one" and not arguments.names):
+        print(_list())
         return 0
     if not (torch.cuda.is_available() or arguments.toy):
         print("no GPU: nothing was checked. With --toy, everything runs at toy size on the CPU", file=sys.stderr)
@@ -107,6 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             _run(name, check, rig)
     _print_summary(rig)
     return 1 if report.failed else 0
+
+
+def _list() -> str:
+    """The checks with what they show, and the columns of the table of speed, as Markdown."""
+    tables = {
+        "checks": {name: (check.__doc__ or "").partition("\n\n")[0] for name, check in ALL.items()},
+        "columns of speed": speed.COLUMNS,
+    }
+    return "\n\n".join(
+        f"### {title}\n\n{markdown_table([{'name': name, 'meaning': text} for name, text in rows.items()])}"
+        for title, rows in tables.items()
+    )
 
 
 def _print_summary(rig: Rig) -> None:
@@ -192,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME", help="checks of `one`")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), metavar="DIR")
     parser.add_argument("--minutes", type=float, default=8.5, help="time limit; what is left then is not run")
+    parser.add_argument("--list", action="store_true", help="print what each check and each column means, and end")
     parser.add_argument("--toy", action="store_true", help="toy size on the CPU, to test this program")
     return parser
 

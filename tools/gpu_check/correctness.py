@@ -39,7 +39,7 @@ LOSS_TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 3e-2}
 
 
 def check_numerics(rig: Rig) -> None:
-    """The mean loss of an epoch in each precision is close to that of a CPU in fp32."""
+    """The mean loss of an epoch is a CPU's in fp32, within 0.002 (fp32), 0.01 (TF32), 0.05 (bf16), 0.03 (fp16)."""
     images: dict[str, Any] = {"count": 640, "val_count": 128, "side": rig.size(16, 8)}
     device, on_cpu = rig.images(**images), synthetic_images(torch.device("cpu"), **images)
     for optimizer, lr in (("sgd", 0.05), ("adamw", 0.01)):
@@ -56,7 +56,7 @@ CHANCE_TOLERANCE = 0.05  # of a metric of 128 images: six of them
 
 
 def check_objective(rig: Rig) -> None:
-    """An epoch with an own loss, a further metric and averaged weights is close to that of a CPU."""
+    """An epoch with an own loss, top-5 accuracy and averaged weights has a CPU's validation loss, within 0.002."""
     images: dict[str, Any] = {"count": 640, "val_count": 128, "side": rig.size(16, 8)}
     spec = changed(SMALL, precision="fp32", loss="torch.nn:CrossEntropyLoss", metrics=["top5_accuracy"], ema_decay=0.9)
     devices = rig.device, torch.device("cpu")
@@ -103,13 +103,13 @@ def _augmented(split: Split) -> list[Tensor]:
     return [each.cpu() for batch in batches for each in (augment(batch.pixels, batch.indices), batch.labels)]
 
 
-TORCHVISION = Augment(resized_crop=0.3, flip=True, rand_augment=2, erasing=0.5)
+TORCHVISION = Augment(resized_crop=0.3, flip=True)
 DIFFERING = 0.01  # of the bytes; rounded coordinates move a pixel, and some operations amplify it
 FINE_TUNED: dict[str, Any] = {"freeze": ["0"], "lr_scale": {"*": 0.5}, "augment": Augment(mixup=0.2, cutmix=1.0)}
 
 
 def check_augmentation(rig: Rig) -> None:
-    """The augmentation of torchvision does the same as on a CPU, and so does a mixed and fine-tuned epoch."""
+    """Crops differ from a CPU's by more than 1 in less than 1 % of the bytes; a mixed epoch has a CPU's loss."""
     images = torch.from_numpy(random_images((512, 32, 32, 3), 10)[0])
     augment = Augmenter(TORCHVISION, size=512, seed=0, epoch=1, shape=(32, 32))
     ours, theirs = (augment(images.to(device), torch.arange(512)).cpu().int() for device in (rig.device, "cpu"))
@@ -127,7 +127,7 @@ FIRST_WATCHED = 5  # the steps before it allocate memory and select kernels
 
 
 def check_host_syncs(rig: Rig) -> None:
-    """No operation of a step waits for the GPU, according to torch's sync debug mode."""
+    """No operation of a step waits for the GPU, or its line is named, by torch's sync debug mode."""
     if not rig.has_gpu:
         rig.report.inform("host syncs", "needs a GPU")
         return
@@ -189,7 +189,7 @@ def check_fp16_overflow(rig: Rig) -> None:
 
 
 def check_resume(rig: Rig) -> None:
-    """A training that is stopped within an epoch and resumed equals one that is not, with deterministic kernels."""
+    """A training that is stopped within an epoch and resumed equals a whole one bit for bit, if `deterministic`."""
     for deterministic in (False, True):
         spec = changed(_RESUMED, deterministic=deterministic)
         whole, again, (resumed, step) = _trained(rig, spec), _trained(rig, spec), _interrupted(rig, spec)

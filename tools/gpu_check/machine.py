@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import torch
+from trainyard.cluster.telemetry import visible_gpus
 from trainyard.training.gpu_utilization import gpu_peak
-from trainyard.training.telemetry import visible_gpus
 
 from gpu_check.rig import Rig
 
@@ -22,11 +22,11 @@ def check_environment(rig: Rig) -> None:
     allocator = ask_settings()
     rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {cpus}, {allocator}")
     if rig.has_gpu:
-        rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU and no roofline")
+        rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU")
 
 
 def check_ceilings(rig: Rig) -> None:
-    """The memory bandwidth of a copy, and the arithmetic throughput of a bf16 matrix product."""
+    """The memory bandwidth and the bf16 throughput that this GPU really reaches, which no loop can exceed."""
     size = rig.size(2**30, 2**16)
     source = torch.empty(size, dtype=torch.uint8, device=rig.device)
     target = torch.empty_like(source)

@@ -20,7 +20,7 @@ MEMORY_LIMIT_BYTES = 2 * 2**30  # of the 5 GiB or so that the step below needs
 
 
 def check_out_of_memory(rig: Rig) -> None:
-    """A micro-batch that does not fit the memory is halved until it does."""
+    """With 2 GiB of memory, micro-batches are halved until they fit, eagerly and compiled."""
     if not rig.has_gpu:
         rig.report.inform("out of memory", "needs a GPU")
         return

@@ -14,7 +14,7 @@ from gpu_check.rig import Rig
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TIMEOUT_SECONDS = 150
 EPOCHS = 3
-SHOWN = ("images_per_second", "step_ms_p50", "data_wait_fraction", "mfu", "roofline_images_per_second", "gpu0_peak_mib",
+SHOWN = ("images_per_second", "step_ms_p50", "data_wait_fraction", "mfu", "gpu0_peak_mib",
          "startup_seconds", "warmup_seconds", "train_seconds", "checkpoint_seconds", "device")  # fmt: skip
 
 

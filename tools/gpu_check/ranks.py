@@ -25,7 +25,6 @@ TIMEOUT_SECONDS = 150
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "activation checkpointing": {"activation_checkpointing": True},
-    "sync_batchnorm": {"sync_batchnorm": True},
 }
 
 

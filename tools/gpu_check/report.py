@@ -68,7 +68,7 @@ class Report:
     def markdown(self) -> str:
         """The tables of all findings, as in benchmarks/README.md."""
         tables = {"checks": [finding._asdict() for finding in self.findings], **self.tables}
-        return "\n\n".join(f"### {name}\n\n{_markdown_table(rows)}" for name, rows in tables.items() if rows)
+        return "\n\n".join(f"### {name}\n\n{markdown_table(rows)}" for name, rows in tables.items() if rows)
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
@@ -80,7 +80,8 @@ class Report:
         self._path.write_text(json.dumps(content, indent=1))
 
 
-def _markdown_table(rows: list[dict[str, str]]) -> str:
+def markdown_table(rows: list[dict[str, str]]) -> str:
+    """Rows of equal columns as a Markdown table."""
     columns = list(rows[0])
     lines = [columns, ["---"] * len(columns), *([row.get(name, "") for name in columns] for row in rows)]
     return "\n".join(

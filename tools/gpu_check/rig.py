@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from trainyard.config.metric_names import DEFAULT_METRIC
 from trainyard.config.train import Train
 from trainyard.training.loaders import ImageBatch, InputData, MappedSplit, ResidentSplit, Split
 from trainyard.training.process_group import Group
@@ -129,7 +130,9 @@ def changed(spec: Train, **values: Any) -> Train:
 def start(spec: Train, data: InputData, *, group: Group | None = None, **options: Any) -> Trainer:
     """A training on the device of the data."""
     group = group or Group(rank=0, local_rank=0, world_size=1, device=data.mean.device)
-    return Trainer(spec, data, group, batch=batch_sizes(spec, world_size=group.world_size), **options)
+    return Trainer(
+        spec.judged_by(DEFAULT_METRIC), data, group, batch=batch_sizes(spec, world_size=group.world_size), **options
+    )
 
 
 class CallingSplit:

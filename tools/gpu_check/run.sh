@@ -61,5 +61,5 @@ if [ "$seconds" -ge 15 ]; then
     2> "$OUT/plain.log" | tee "$OUT/plain.jsonl"
 fi
 part more "${MORE_S:-600}" launch memory compile mps compiled_sweep
-echo "== ended after $SECONDS s; not run: small, profile, shared, auto_share"
+echo "== ended after $SECONDS s; not run: small, profile, shared"
 exit "$failed"

@@ -53,7 +53,7 @@ SHARING_SECONDS = 8
 
 
 def measure_shared_gpu(rig: Rig) -> None:
-    """Images per second of trainings of a small ResNet that share the GPU, also with MPS, and NVML's utilization."""
+    """Images per second of trainings of a small ResNet that share the GPU, also with MPS."""
     if not rig.has_gpu:
         rig.report.inform("shared GPU", "needs a GPU")
         return
@@ -74,13 +74,12 @@ def _add_shared_gpu(rig: Rig, count: int, *, mps: str) -> None:
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]
     found = [json.loads(each.communicate(timeout=120)[0].splitlines()[-1]) for each in running]
     rate = sum(each["images_per_second"] for each in found)
-    busy = " ".join(f"{each['busy']:.0%}" for each in found)
-    row = {"trainings": count, "MPS": mps, "img/s, together": f"{rate:,.0f}", "busy by NVML": busy}
+    row = {"trainings": count, "MPS": mps, "img/s, together": f"{rate:,.0f}"}
     rig.report.add_row("shared GPU", row)
 
 
 def train_beside_others(share: float, begins: float) -> None:
-    """Train on a share of the GPU from `begins` (Unix seconds) on; print images per second and utilization as JSON."""
+    """Train on a share of the GPU from `begins` (Unix seconds) on; print images per second as JSON."""
     torch.set_num_threads(2)
     worker_gpu.limit_gpu_memory(share)
     rig = Rig(torch.device("cuda", 0), Report(Path(os.devnull), seconds=600))
@@ -90,12 +89,11 @@ def train_beside_others(share: float, begins: float) -> None:
     next(epochs)
     time.sleep(max(0.0, begins - time.time()))
     began, images = time.monotonic(), 0
-    with worker_gpu.measure_gpu() as uses:
-        while time.monotonic() - began < SHARING_SECONDS:
-            next(epochs)
-            images += 12_800
+    while time.monotonic() - began < SHARING_SECONDS:
+        next(epochs)
+        images += 12_800
     rate = images / (time.monotonic() - began)
-    print(json.dumps({"images_per_second": rate, "busy": uses[0].busy if uses else 0.0}))
+    print(json.dumps({"images_per_second": rate}))
 
 
 if __name__ == "__main__":

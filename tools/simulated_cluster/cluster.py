@@ -1,8 +1,8 @@
-"""Simulated nodes and GPUs, which fail at random, behind the functions of Ray that the driver of a sweep calls."""
+"""Simulated nodes and GPUs, which fail at random, in place of the workers that Ray starts."""
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -53,17 +53,15 @@ class Account:
 
 
 class Cluster:
-    """The nodes of one job after another; it takes the place of the module `ray`.
+    """The nodes of one job after another, with the interface of `trainyard.packing.workers.Workers`.
 
     A node that fails is away until the job ends, whose driver survives it; a real job has one node, and ends with it.
     The next job has healthy nodes only. Failures are drawn for all GPUs of the cluster, so that they do not depend on
     what runs there.
     """
 
-    def __init__(
-        self, conditions: Conditions, trials: dict[str, Trial], *, seed: int, clock: Clock | None = None
-    ) -> None:
-        self.conditions, self.trials, self.clock, self.account = conditions, trials, clock or Clock(), Account()
+    def __init__(self, conditions: Conditions, trials: dict[str, Trial], *, seed: int) -> None:
+        self.conditions, self.trials, self.clock, self.account = conditions, trials, Clock(), Account()
         self.job, self.gpus = "", list[Gpu]()
         self._random = random.Random(seed)
         self._waiting = list[Worker]()  # for a GPU
@@ -141,11 +139,15 @@ class Cluster:
         """An answer arrives at the driver."""
         self._arrived[answer] = None
 
-    # ---- the interface of Ray
+    # ---- the interface of `Workers`
 
-    def remote(self, _: type) -> "_WorkerClass":
-        """What `ray.remote` makes of the class of the workers."""
-        return _WorkerClass(self)
+    have_ended = False
+
+    def create(self) -> Worker:
+        """A new worker, which waits for a free GPU."""
+        worker = Worker(self)
+        self.place(worker)
+        return worker
 
     def kill(self, worker: Worker) -> None:
         """End a worker."""
@@ -153,38 +155,20 @@ class Cluster:
             self._waiting.remove(worker)
         worker.die()
 
-    def wait(
-        self, answers: Sequence[Answer], *, num_returns: int, timeout: float | None, fetch_local: bool
-    ) -> tuple[list[Answer], list[Answer]]:
-        """The first answers of these that have arrived, and the others; none after `timeout` seconds."""
-        assert not fetch_local
-        assert num_returns == 1 or timeout == 0
+    def wait(self, answers: Iterable[Answer], *, seconds: float, count: int = 1) -> list[Answer]:
+        """The first answers of these that have arrived; none after some seconds."""
+        assert count == 1 or seconds == 0
         asked = set(answers)
-        end = math.inf if timeout is None else self.clock.now + timeout
-        self.clock.run_until(end, lambda: not asked.isdisjoint(self._arrived))
-        first = list(islice((each for each in self._arrived if each in asked), num_returns))
-        return first, [each for each in answers if each not in first]
+        self.clock.run_until(self.clock.now + seconds, lambda: not asked.isdisjoint(self._arrived))
+        return list(islice((each for each in self._arrived if each in asked), count))
 
-    def get(self, answer: Answer) -> Any:
+    def receive(self, answer: Answer) -> Any:
         """The value of an answer that has arrived."""
         self._arrived.pop(answer, None)
         if answer.error:
             raise answer.error
         return answer.value
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """The nodes, as Ray lists them."""
-        return [{"Alive": gpu.is_up} for gpu in self.gpus if gpu.number == 0]
-
-
-@dataclass(frozen=True)
-class _WorkerClass:
-    cluster: Cluster
-
-    def options(self, **_: Any) -> "_WorkerClass":
-        return self
-
-    def remote(self) -> Worker:
-        worker = Worker(self.cluster)
-        self.cluster.place(worker)
-        return worker
+    def has_node(self) -> bool:
+        """Whether a node is alive."""
+        return any(gpu.is_up for gpu in self.gpus)

@@ -4,34 +4,28 @@ import math
 import random
 import statistics
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 from trainyard.cluster import slurm_allocation
-from trainyard.cluster.ray.start import RunningRay
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
-from trainyard.packing import driver, live_view, outcomes, packer, shared_order, slot_pool, trial_queue
+from trainyard.packing import driver, live_view, shared_order
 from trainyard.planning import journal
 from trainyard.planning.order import lower_bound
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.utils.errors import UserError
 
-from simulated_cluster.clock import Clock
 from simulated_cluster.cluster import Account, Cluster, Conditions
 from simulated_cluster.workers import Trial
 
-WITH_TIME: Final = (driver, outcomes, packer, shared_order, slot_pool, trial_queue)  # modules
 WITH_CLOCK: Final = (journal, live_view)
-WITH_RAY: Final = (packer, slot_pool)
 END_SECONDS: Final = 15.0  # to shut a job down
 MAX_JOBS: Final = 100
 MEMORY: Final = Path("/dev/shm")  # a journal there costs no time to sync
@@ -48,14 +42,14 @@ class Work:
     noise: float = 0.1  # the same, of what no key explains
     max_seconds: float = 16 * 3600.0  # of the largest size; what no key explains adds at most 30 %
 
-    def config(self, conditions: Conditions, *, retries: int, jobs: int = 1) -> Config:
+    def config(self, conditions: Conditions, *, retries: int) -> Config:
         """The config of the sweep."""
         seeds = self.trials // self.sizes
         sizes = {"size": list(self._sizes())} if self.known else {}
         sweep: dict[str, Any] = {
             "command": "train {size} {seed}" if sizes else "train {seed}",
             "grid": {**sizes, "seed": {"start": 1, "stop": seeds if sizes else self.trials}},
-            "slots": {"gpus_per_node": conditions.gpus, "jobs": jobs},
+            "slots": {"gpus_per_node": conditions.gpus},
             "retries": retries,
         }
         if conditions.checkpoint_seconds is not None:
@@ -125,7 +119,7 @@ def run_sweep(
             jobs += 1
             if jobs > MAX_JOBS:
                 raise RuntimeError(f"{len(plan.forecast.pending)} trials are left after {MAX_JOBS} jobs")
-            seconds += _run_job(config, results, cluster, job=str(jobs), minutes=plan.request.walltime_minutes)
+            seconds += _run_job(config, results, cluster, job=str(jobs), minutes=plan.walltime_minutes)
         journals = journal.journal_files(results / "sweeps/s")
         retired = sum(path.read_text().count('"event":"slot_down"') for path in journals)
     account, useful = cluster.account, sum(durations.values())
@@ -145,16 +139,6 @@ def run_sweep(
 def _run_job(config: Config, results: Path, cluster: Cluster, *, job: str, minutes: float) -> float:
     """One job of a sweep; returns the seconds that it took."""
     began = cluster.clock.now
-    with simulate_modules(cluster.clock):
-        run_driver(config, results, cluster, job=job, minutes=minutes)
-    return cluster.clock.now - began
-
-
-def run_driver(
-    config: Config, results: Path, cluster: Cluster, *, job: str, minutes: float, order_job: int | None = None
-) -> bool:
-    """Run the driver in a job that begins now; returns whether it leaves no trial to a next one."""
-    began = cluster.clock.now
     cluster.begin_job(job)
     allocation = Allocation(
         job=job,
@@ -164,48 +148,30 @@ def run_driver(
         walltime_seconds=60 * minutes,
         gpus_per_node=cluster.conditions.gpus_per_node,
     )
-    _JOB.set((cluster, allocation))
-    is_done = False
-    with suppress(UserError):  # trials are left
-        driver.run_sweep(config, "s", results, order_job=order_job)
-        is_done = True
+
+    @contextmanager
+    def start(*_: object, **__: object) -> Iterator[tuple[Cluster, dict[str, float]]]:
+        cluster.clock.sleep(cluster.conditions.ray_seconds)
+        yield cluster, {"ray_seconds": cluster.conditions.ray_seconds}
+
+    with _simulate_modules(cluster, allocation), suppress(UserError):  # trials are left
+        driver.run_sweep(config, "s", results, start=start)
     cluster.end_job()
     cluster.clock.sleep(END_SECONDS)
-    return is_done
-
-
-_JOB: Final = ContextVar[tuple[Cluster, Allocation]]("the cluster and the allocation of this thread's job")
-
-
-class _Ray:
-    """The module `ray`, in the job of this thread."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_JOB.get()[0], name)
+    return cluster.clock.now - began
 
 
 @contextmanager
-def _start_ray(*_: Any, **__: Any) -> Iterator[RunningRay]:
-    cluster = _JOB.get()[0]
-    cluster.clock.sleep(cluster.conditions.ray_seconds)
-    yield RunningRay({"ray_seconds": cluster.conditions.ray_seconds}, threading.Event())
+def _simulate_modules(cluster: Cluster, allocation: Allocation) -> Iterator[None]:
+    """Let a driver run on a simulated cluster."""
+    clock = cluster.clock
 
-
-@contextmanager
-def simulate_modules(clock: Clock) -> Iterator[None]:
-    """Let drivers run on simulated clusters."""
     with ExitStack() as stack:
-        for module in WITH_TIME:
-            stack.enter_context(patch.object(module, "time", clock))
+        stack.enter_context(patch.object(shared_order, "time", clock))
         for module in WITH_CLOCK:
             stack.enter_context(patch.object(module, "read_clock", clock.time))
-        for module in WITH_RAY:
-            stack.enter_context(patch.object(module, "ray", _Ray()))
         # Syncing takes no time: how often the driver looks for the end of a sync would depend on the machine.
         stack.enter_context(patch.object(journal.Journal, "is_synced", lambda _: True))
-        stack.enter_context(patch.object(driver, "start_ray", _start_ray))
-        for name in ("record_memory", "remove_copies_at_exit"):
-            stack.enter_context(patch.object(driver, name, lambda *_, **__: nullcontext()))
-        stack.enter_context(patch.object(slurm_allocation, "current_allocation", lambda: _JOB.get()[1]))
-        stack.enter_context(patch.object(slurm_allocation, "job_id", lambda: _JOB.get()[0].job))
+        stack.enter_context(patch.object(slurm_allocation, "current_allocation", lambda: allocation))
+        stack.enter_context(patch.object(slurm_allocation, "job_id", lambda: cluster.job))
         yield

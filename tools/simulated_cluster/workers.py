@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ray.exceptions import RayActorError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.messages import TrialRequest, WorkerStarted
 from trainyard.packing.worker_gpu import GpuChecked
+from trainyard.packing.workers import ENDED, WorkerDiedError
 from trainyard.planning.journal import Resumed
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import TrialEnded
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simulated_cluster.cluster import Cluster
 
 GPU_ERROR: Final = "exit code 1: RuntimeError: CUDA error: uncorrectable ECC error encountered"
+NO_PROCESS: Final = 2**22 + 1  # above the highest PID
 KEPT: Final = 2  # checkpoints of a trial: the newest ones, from which it may resume
 
 
@@ -93,7 +94,9 @@ class Worker:
     def _start_there(self) -> None:
         assert self._gpu is not None
         startup = {"import_seconds": self._at.worker_seconds}
-        started = WorkerStarted(self._cluster.job, self._gpu.node, str(self._gpu.number), "simulated", startup)
+        started = WorkerStarted(
+            NO_PROCESS, self._cluster.job, self._gpu.node, str(self._gpu.number), "simulated", startup
+        )
         self._answer_after(self._at.worker_seconds, lambda: started)
 
     def _wake(self) -> Answer:
@@ -151,7 +154,7 @@ class Worker:
         if self._gpu:
             self._cluster.release(self._gpu)
         if answer := self._answer:
-            answer.error = RayActorError()
+            answer.error = WorkerDiedError(ENDED)
             self._clock.at(self._clock.now + noticed_after, lambda: self._cluster.arrive(answer))
 
     def _finished(self) -> TrialEnded:
@@ -193,7 +196,7 @@ class Worker:
         """A new answer that the driver waits for; an error at once, if the worker has died."""
         self._answer = answer = Answer()
         if not self._is_alive:
-            self._send(error=RayActorError())
+            self._send(error=WorkerDiedError(ENDED))
         return answer
 
     def _answer_after(self, seconds: float, content: Callable[[], Any]) -> None:

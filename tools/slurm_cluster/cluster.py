@@ -98,7 +98,7 @@ class Cluster(Client):
     def up(self, *, owned: bool = False) -> bool:
         """Start the cluster (True) or attach to it (False); call it under exclusive().
 
-        An owned cluster is only valid as long as this process lives.
+        An owned cluster ends with the thread that calls this, however that ends.
         """
         ensure_prerequisites()
         problem = self._attach_problem()
@@ -109,7 +109,7 @@ class Cluster(Client):
             self._clean()
         try:
             self._owner = Process.of(os.getpid())  # until everything is up
-            self._start()
+            self._start(owned=owned)
             self._owner = self._owner if owned else None
             self._save_record()
         except BaseException:  # including Ctrl-C: a partial cluster cannot be used
@@ -169,9 +169,10 @@ class Cluster(Client):
 
     # Parts of starting
 
-    def _start(self) -> None:
+    def _start(self, *, owned: bool) -> None:
         config.write_files(self.state, self.site)
-        self.spaces = Namespaces.open(log=self._log("head"), mark=(self.mark, self.state / "database"))
+        mark = (self.mark, self.state / "database")
+        self.spaces = Namespaces.open(log=self._log("head"), mark=mark, ends_with_caller=owned)
         self._set_up_head()
         self._start_on_head("munged", config.munged_command(self.state))
         if self.site.accounting:

@@ -123,25 +123,29 @@ class Namespaces:
     """The mount, network, UTS, IPC and PID namespaces of a host, which exist as long as their first process."""
 
     first: Process
+    ends_with_caller: bool = False  # whether the kernel kills the first process when that which created it ends
 
     @classmethod
-    def open(cls, *, log: Path, mark: tuple[str, Path]) -> Self:
+    def open(cls, *, log: Path, mark: tuple[str, Path], ends_with_caller: bool) -> Self:
         """Create namespaces. `mark` is (source, mount point) of a tmpfs that is mounted first.
 
         /proc remains that of the machine, for processes of the machine that enter all but the PID namespace.
         """
         script = f'mount -t tmpfs "$1" "$2" && exec {shlex.join(FIRST_PROCESS)}'
-        return cls._spawn(["sh", "-c", script, "sh", mark[0], str(mark[1])], log=log, before=[], options=[])
+        first = ["sh", "-c", script, "sh", mark[0], str(mark[1])]
+        return cls._spawn(["unshare"], first, log=log, ends_with_caller=ends_with_caller)
 
     def open_another(self, *, log: Path) -> Self:
         """Create namespaces with a copy of these mounts and their own /proc."""
-        before = ["nsenter", f"--target={self.first.pid}", "--mount"]
-        return self._spawn(FIRST_PROCESS, log=log, before=before, options=["--mount-proc"])
+        unshare = ["nsenter", f"--target={self.first.pid}", "--mount", "unshare", "--mount-proc"]
+        return self._spawn(unshare, FIRST_PROCESS, log=log, ends_with_caller=self.ends_with_caller)
 
     @classmethod
-    def _spawn(cls, first: Sequence[str], *, log: Path, before: Sequence[str], options: Sequence[str]) -> Self:
+    def _spawn(cls, unshare: Sequence[str], first: Sequence[str], *, log: Path, ends_with_caller: bool) -> Self:
         kinds = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
-        arguments = [*before, "unshare", *kinds, *options, *first]
+        arguments = [*unshare, *kinds, *first]
+        if ends_with_caller:
+            arguments = ["setpriv", "--pdeathsig=KILL", *arguments]
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -152,7 +156,7 @@ class Namespaces:
         # and a closed terminal do not end the host.
         holder = os.posix_spawnp(arguments[0], arguments, daemon_environment(), file_actions=actions, setsid=True)
         child = wait_until(lambda: _child_of(holder, log=log), what="the first process of a host")
-        return cls(first=child)
+        return cls(first=child, ends_with_caller=ends_with_caller)
 
     def command(self, argv: Sequence[str], *, cwd: Path | str | None = None) -> list[str]:
         """The command line that runs argv as a process of this host.

@@ -14,8 +14,6 @@ rule download:  # on this machine: compute nodes often have no internet access
         "results/data/{name}/download.json",
     log:
         "results/logs/download/{name}.log",
-    benchmark:
-        "results/benchmarks/download/{name}.tsv"
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
@@ -38,8 +36,6 @@ rule weights:  # as rule download, on this machine
         "results/weights/{model}-{weights}.json",
     log:
         "results/logs/weights/{model}-{weights}.log",
-    benchmark:
-        "results/benchmarks/weights/{model}-{weights}.tsv"
     wildcard_constraints:
         model=r"\w+",
         weights="[A-Z0-9_]+",
@@ -67,8 +63,6 @@ rule stage:
         "results/data/{name}/meta.json",
     log:
         "results/logs/stage/{name}.log",
-    benchmark:
-        "results/benchmarks/stage/{name}.tsv"
     conda:
         "../../envs/trainyard.yaml"
     envmodules:

@@ -1,9 +1,8 @@
 # Per kind of study: its name in messages and in the report, and the inputs of its tables and plots.
-NOUNS = {"data": "dataset", "sweeps": "sweep", "scaling": "scaling", "trees": "trees"}
+NOUNS = {"data": "dataset", "sweeps": "sweep", "scaling": "scaling"}
 TABLE_INPUTS = {
     "sweeps": rules.sweep.output,
     "scaling": project.summaries,
-    "trees": rules.fit_trees.output,
 }
 EVENT_FILES_INPUTS = {
     "sweeps": rules.sweep.output,
@@ -13,7 +12,6 @@ PLOT_INPUTS = {
     "data": rules.stage.output,
     "sweeps": [rules.sweep.output, "results/sweeps/{name}/strategies.csv"],
     "scaling": "results/scaling/{name}/scaling.csv",
-    "trees": rules.fit_trees.output,
 }
 
 
@@ -41,7 +39,6 @@ rule tables:
         rules.scaling.input,
         expand("results/tables/sweeps/{name}.html", name=project.config.sweeps),
         expand("results/tables/scaling/{name}.html", name=project.config.scaling),
-        expand("results/tables/trees/{name}.html", name=project.config.trees),
     message:
         "all tables are written"
 
@@ -57,7 +54,10 @@ rule plots:
 rule tensorboard:
     "Write event files for TensorBoard of all sweeps and scaling studies."
     input:
-        project.event_files(wanted_only=False),
+        expand("results/tensorboard/sweeps/{name}/runs.csv", name=project.config.sweeps),
+        expand(
+            "results/tensorboard/scaling/{name}/runs.csv", name=project.config.scaling
+        ),
     message:
         "all event files are written"
 
@@ -71,7 +71,10 @@ for kind, made_from in TABLE_INPUTS.items():
             f"table_{kind}"
         input:
             made_from,
-            project.table_renewal(kind),
+            project.renewal(
+                f"results/{kind}/{{name}}/{project.derived_tables[kind][-1]}.csv",
+                project.table_terms(kind),
+            ),
         output:
             expand(
                 "results/{kind}/{{name}}/{table}.csv",
@@ -87,8 +90,6 @@ for kind, made_from in TABLE_INPUTS.items():
             ),
         log:
             f"results/logs/tables/{kind}-{{name}}.log",
-        benchmark:
-            f"results/benchmarks/tables/{kind}-{{name}}.tsv"
         localrule: True
         conda:
             "../../envs/trainyard.yaml"
@@ -136,8 +137,6 @@ for kind, made_from in PLOT_INPUTS.items():
                 ),
             log:
                 f"results/logs/plots/{kind}-{{name}}.log",
-            benchmark:
-                f"results/benchmarks/plots/{kind}-{{name}}.tsv"
             wildcard_constraints:
                 name=plots.names,
             localrule: True
@@ -169,8 +168,6 @@ for kind, made_from in EVENT_FILES_INPUTS.items():
             f"results/tensorboard/{kind}/{{name}}/runs.csv",
         log:
             f"results/logs/event_files/{kind}-{{name}}.log",
-        benchmark:
-            f"results/benchmarks/event_files/{kind}-{{name}}.tsv"
         localrule: True
         conda:
             "../../envs/trainyard.yaml"
@@ -203,8 +200,6 @@ rule overview:
         ),
     log:
         "results/logs/overview.log",
-    benchmark:
-        "results/benchmarks/overview.tsv"
     localrule: True
     conda:
         "../../envs/trainyard.yaml"

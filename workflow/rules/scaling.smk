@@ -21,8 +21,6 @@ rule train:
         "results/scaling/{name}/{scale}/history.csv",
     log:
         "results/logs/train/{name}-{scale}.log",
-    benchmark:
-        "results/benchmarks/train/{name}-{scale}.tsv"
     conda:
         "../../envs/trainyard.yaml"
     envmodules:

@@ -15,7 +15,6 @@ rule sweep:
     input:
         project.dataset_of("sweeps"),
         project.weights_of("sweeps"),
-        ancient(project.evidence),
         project.renewal(
             "results/sweeps/{name}/trials.csv",
             project.sweep.digest,
@@ -27,8 +26,6 @@ rule sweep:
         "results/sweeps/{name}/epochs.csv",
     log:
         "results/logs/sweep/{name}.log",
-    benchmark:
-        "results/benchmarks/sweep/{name}.tsv"
     wildcard_constraints:
         name=project.sweep.names(several_jobs=False),
     retries: project.sweep.retries()
@@ -48,13 +45,11 @@ rule sweep:
         "{params.program} --sweep {wildcards.name} --log-file {log}"
 
 
-# No benchmark: a job for which no trial is left is not submitted, and would lack the file.
 rule sweep_job:
     "Run trials of a sweep in one of its jobs, each of which takes the next pending one."
     input:
         project.dataset_of("sweeps"),
         project.weights_of("sweeps"),
-        ancient(project.evidence),
     output:
         temp(touch("results/sweeps/{name}/jobs/{job}.done")),
     log:
@@ -94,8 +89,6 @@ rule sweep_tables:
         "results/sweeps/{name}/epochs.csv",
     log:
         "results/logs/sweep/{name}.log",
-    benchmark:
-        "results/benchmarks/sweep/{name}.tsv"
     wildcard_constraints:
         name=project.sweep.names(several_jobs=True),
     retries: 0

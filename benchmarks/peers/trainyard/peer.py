@@ -25,7 +25,7 @@ PEERS = [
     Peer(
         name="trainyard",
         title="Trainyard",
-        documentation=("../../docs/programs.md",),
+        documentation=("../../docs/your-script.md",),
         version=VERSION,
         submit=(CONFIG, RUN),
         resume=(RUN,),

@@ -1,4 +1,4 @@
-"""Checks of the user's code, the trainings and the tree models of a config, which a process of its own tries.
+"""Checks of the user's code and the trainings of a config, which a process of its own tries.
 
 What has passed is not tried again until the config, the code or the environment changes: the answer is kept in the
 user's cache folder.
@@ -18,12 +18,12 @@ from typing import Any, Final
 from trainyard.checks.code_probe import DRIVERS
 from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import ask_helper
-from trainyard.config.config import Config, Trees
+from trainyard.config.config import Config
 from trainyard.config.datasets import Python, Torchvision
 from trainyard.config.scaling import TrainScaling
-from trainyard.config.sweep import FunctionSweep, TrainSweep
+from trainyard.config.sweep import FunctionSweep
 from trainyard.config.train import BUILT_IN_MODELS, Train
-from trainyard.config.trials import expand, trainings, tree_trials
+from trainyard.config.trials import trainings, trials_to_check
 from trainyard.data.known_images import known_images
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
@@ -38,13 +38,14 @@ MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a s
 CHECKS_VERSION: Final = 1  # increment it when a change of the code finds more than before
 MOST_KEPT: Final = 300  # answers in the cache
 _TRIED: Final = ("pretrained", "freeze", "lr_scale", "metrics")  # and own losses, and models of others
-_TOGETHER_WITH: Final = ("model", "model_args", "metric_args", "small_images", "loss", "loss_args", "monitor")
+_OF_OPTIMIZER: Final = ("optimizer", "momentum", "optimizer_args")
+_TOGETHER_WITH: Final = ("model", "model_args", "metric_args", "small_images", "loss", "loss_args")
 
 
 def check_code(
     config: Config, results: Path, *, anew: bool = False, other_environment: bool = False
 ) -> Iterator[Finding]:
-    """Whether the user's code, the trainings and the tree models of a config work; from the cache, unless `anew`.
+    """Whether the user's code and the trainings of a config work; from the cache, unless `anew`.
 
     With `anew`, all trainings are tried; otherwise at most `MOST` of each study. `other_environment`: Snakemake creates
     the environment of the jobs, which has what may be missing here.
@@ -53,39 +54,33 @@ def check_code(
         UserError: they cannot be tried, since the other process ended.
     """
     most = sys.maxsize if anew else MOST
-    studies = [(f"trees.{name}.params", study) for name, study in config.trees.items()]
-    for name, sweep in config.sweeps.items():
-        studies += [(f"sweeps.{name}.args", Trees.of_trial(each.settings)) for each in tree_trials(sweep)[:most]]
-    needed = [*_packages(config), *dict.fromkeys(model for _, study in studies for model in study.models)]
+    needed = dict.fromkeys(_packages(config))
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         extras = ",".join(sorted({EXTRAS[name] for name in missing}))
         message = f"the config needs {', '.join(missing)}, missing where Snakemake runs"
         remedy = f"install trainyard[{extras}] there, as in `uv tool install 'trainyard[{extras}]'`"
         yield Finding("packages", "warns" if other_environment else "fails", message, remedy)
-    models: dict[str, list[Any]] = {}
+    request: dict[str, list[Any]] = {}
     if not (other_environment and importlib.util.find_spec("torch") is None):  # the user's code may import it
-        models["imports"] = list(_imports(config))
+        request["imports"] = list(_imports(config))
     if "torch" not in missing:
-        models["trainings"] = list(_trainings(config, results, most=most))
-    trees = [
-        (f"{place}.{model}", model, params)
-        for place, study in studies
-        for model in study.models
-        if model not in missing and (params := study.given(model))
-    ]
-    for request in (models, {"trees": trees}):
-        if any(request.values()):
-            yield from (Finding(*each) for each in _answer(request, anew=anew)["findings"])
+        request["trainings"] = list(_trainings(config, results, most=most))
+        request["ddp"] = list(_ddp_arguments(config))
+    if any(request.values()):
+        yield from (Finding(*each) for each in _answer(request, anew=anew)["findings"])
 
 
 def _packages(config: Config) -> Iterator[str]:
     """The packages of extras that a config needs."""
-    trains = any(isinstance(study, (TrainSweep, TrainScaling)) for _, study in config.studies())
+    trains = any(study.trains for _, study in config.studies())
     yield from ["torch"] * trains
     if trains or any(isinstance(dataset, Torchvision) for dataset in config.datasets.values()):
         yield "torchvision"
+    for sweep in config.sweeps.values():
+        for trial in trials_to_check(sweep):
+            yield from trial.spec.packages
     metrics = (study.program_metrics for _, study in config.studies())
-    if config.tensorboard or any(each and each.tensorboard for each in metrics):
+    if any(each and each.has_event_files for each in metrics):
         yield "tensorboard"
 
 
@@ -124,28 +119,25 @@ def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | N
         if isinstance(dataset, Python):
             called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
             yield f"datasets.{name}.factory", dataset.factory, "dataset", called
-    for name, sweep in config.sweeps.items():
-        if isinstance(sweep, FunctionSweep):
+    for place, study in config.studies():
+        if isinstance(study, FunctionSweep):
             called = {"args": ["config", "context"], "kwargs": {}}
-            yield f"sweeps.{name}.function", sweep.function, "function", called
-        paths = [(key, *path) for spec in trainings(sweep) for key, path in spec.import_paths.items()]
+            yield f"{place}.function", study.function, "function", called
+        paths = [(key, *path) for spec in trainings(study) for key, path in spec.import_paths.items()]
         for key, path, role in dict.fromkeys(paths):
-            yield f"sweeps.{name}.train.{key}", path, role, None
-    for name, study in config.scaling.items():
-        for key, (path, role) in study.train.import_paths.items() if isinstance(study, TrainScaling) else ():
-            yield f"scaling.{name}.train.{key}", path, role, None
+            yield f"{place}.train.{key}", path, role, None
 
 
 def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Place in the config, tried settings, and what is known of the images of each training that is tried."""
     for section, study in config.studies():
-        if not isinstance(study, (TrainSweep, TrainScaling)):
+        if study.base_training is None or study.dataset is None:
             continue
-        trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, TrainSweep) else []
-        specs = [(each.spec, each.values) for each in trials if isinstance(each.spec, Train)] or [(study.train, {})]
+        trials: list[tuple[Train, dict[str, Any]]]
+        trials = [(each.spec, each.values) for each in trials_to_check(study) if isinstance(each.spec, Train)]
         images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
         found = dict[str, tuple[str, dict[str, Any]]]()
-        for spec, values in specs:
+        for spec, values in trials or [(study.base_training, {})]:
             if tried := _tried(spec):
                 varied = [f"{key} = {value!r}" for key, value in values.items() if key.partition(".")[0] in tried]
                 place = f"{section}.train with {', '.join(varied)}" if varied else f"{section}.train"
@@ -154,12 +146,22 @@ def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[st
             yield place, tried, images
 
 
+def _ddp_arguments(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place in the config and arguments of DistributedDataParallel of each study that has some."""
+    for name, study in config.scaling.items():
+        if isinstance(study, TrainScaling) and study.ddp.arguments:
+            yield f"scaling.{name}", study.ddp.arguments
+
+
 def _tried(spec: Train) -> dict[str, Any]:
     """The settings of a training that are tried; empty if there is nothing to try."""
+    of_torch = _OF_OPTIMIZER if spec.optimizer_args else ()
+    if spec.schedule.arguments or spec.schedule.name == "step":  # which needs its `step_size`
+        of_torch = (*of_torch, "schedule")
     is_built_in = spec.model in BUILT_IN_MODELS  # their arguments are checked without building them
-    if is_built_in and not (spec.has_user_loss or any(getattr(spec, key) for key in _TRIED)):
+    if is_built_in and not (of_torch or spec.has_user_loss or any(getattr(spec, key) for key in _TRIED)):
         return {}
-    settings = spec.model_dump(mode="json", exclude_defaults=True, include={*_TRIED, *_TOGETHER_WITH})
+    settings = spec.model_dump(mode="json", exclude_defaults=True, include={*of_torch, *_TRIED, *_TOGETHER_WITH})
     mixing = {key: 1.0 for key in ("mixup", "cutmix") if getattr(spec.augment, key)}  # other labels for the loss
     return {"model": spec.model, **settings, **({"augment": mixing} if mixing else {})}
 

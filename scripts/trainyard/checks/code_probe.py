@@ -1,10 +1,11 @@
-"""Try the user's code, the trainings and the tree models of a config, in a process of its own: imports may do anything.
+"""Try the user's code and the trainings of a config, in a process of its own: imports may do anything.
 
 The request has up to three lists:
 
-    imports: [[place, path, role, arguments]]; trainings: [[place, spec, images]]; trees: [[place, model, parameters]]
+    imports: [[place, path, role, arguments]]; trainings: [[place, spec, images]]; ddp: [[place, arguments]]
 
-`arguments` are what the later call passes, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`.
+`arguments` of imports are what the later call passes, `{"args": [...], "kwargs": {...}}`, or null; `images` is a
+`KnownImages`.
 The answer is `{"findings": [[name, verdict, message]], "files": [path]}`, with the files of the user's code.
 """
 
@@ -37,11 +38,13 @@ def probe_code(request: dict[str, list[Any]]) -> dict[str, list[Any]]:
         given = [(place, Train.model_validate(spec), KnownImages(**images)) for place, spec, images in trainings]
         can_be_tried = [each for each in given if not failed & {path for path, _ in each[1].import_paths.values()}]
         findings += probe_trainings(can_be_tried)
-    if trees := request.get("trees"):
-        from trainyard.trees.boosting import find_mistakes
+    for place, arguments in request.get("ddp", ()):
+        from trainyard.training.process_group import ddp_arguments
 
-        found = (Finding(place, "fails", each) for place, *given in trees for each in find_mistakes(*given))
-        findings += dict.fromkeys(found)  # trials of a sweep may have the same
+        try:
+            ddp_arguments(arguments)
+        except UserError as error:
+            findings.append(Finding(place, "fails", str(error)))
     if not any(map(os.path.exists, DRIVERS)):  # a login node has no GPU
         findings = list(map(_excuse, findings))
     modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]

@@ -1,4 +1,4 @@
-"""Try what the config decides about trainings: their models, weights, losses and metrics, on a batch of zeros."""
+"""Try what the config decides about trainings: models, weights, optimizers, losses and metrics, on a batch of zeros."""
 
 import signal
 import time
@@ -20,6 +20,7 @@ from trainyard.training import models
 from trainyard.training.fine_tuning import freeze, load_pretrained, lr_scales
 from trainyard.training.loss_and_metrics import Objective, naming
 from trainyard.training.models import inner_model
+from trainyard.training.optimizers import try_arguments
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import USER_CODE_ERRORS, check_call, error_line, import_object
 
@@ -67,13 +68,14 @@ def _give_up(number: int, frame: object) -> None:
 def probe_training(spec: Train, images: KnownImages) -> Iterator[tuple[Verdict, str]]:
     """Try a training on what is known of its images; yields verdicts, with what was tried or why it could not be.
 
-    The model is built without memory for its parameters, unless it is a user's that needs them. Weights from a file are
-    loaded, the patterns of `freeze` and `lr_scale` are matched, a model of a user's or of timm computes outputs of a
-    batch, and own losses and metrics are computed from them.
+    The optimizer and the schedule are built. The model is built without memory for its parameters, unless it is a
+    user's that needs them. Weights from a file are loaded, the patterns of `freeze` and `lr_scale` are matched, a model
+    of a user's or of timm computes outputs of a batch, and own losses and metrics are computed from them.
 
     Raises:
         UserError: the training would fail with this error before its first step.
     """
+    try_arguments(spec)
     has_images = images.shape is not None and images.outputs is not None
     if has_images or models.is_known(spec.model):
         try:

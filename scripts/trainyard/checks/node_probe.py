@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainyard.checks.findings import Finding
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation
@@ -29,40 +30,14 @@ from trainyard.utils.import_path import SCRIPTS, helper_command
 from trainyard.utils.locks import LockHeldError, hold
 from trainyard.utils.text import describe_exit
 
-NONCE, LOCK, LOG = "nonce.json", "lock", "job.log"  # files of the job, besides the reports
+JOB, LOCK, LOG = "job.json", "lock", "job.log"  # files of the job, besides the reports of the nodes
 STEP_SECONDS = 150  # for a step; Python, torch and Ray may come from a slow file system
 LAST_CHARACTERS = 600  # of the output of a step that fails
+MIN_TMP_GIB = 1  # for Ray's files
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 MEETING = "meeting.json"
-
-
-@dataclass
-class NodeReport:
-    """What a step of the job found on one node."""
-
-    node: str
-    python: str  # version
-    nonce: str = ""  # as the node reads it from the shared folder
-    lock: str = ""  # the error of the lock that the login node holds; "" if the node could take it
-    lock_held: bool = False  # whether that error is that another process holds the lock
-    claims: str = ""  # what is wrong with claims on the shared file system, as jobs of a sweep make them; "" if nothing
-    tmp: str = ""  # the temporary folder
-    tmp_gib: float = 0.0  # free there
-    tmp_executes: bool = False  # whether programs can be executed there
-    cpus: int = 0  # that a step can use
-    machine_cpus: int = 0
-    driver: str = ""  # NVIDIA's
-    torch: str = ""  # version; "" without the extra `train`
-    cuda: str | None = None  # version that torch is built for
-    ray: str = ""  # version
-    devices: list[str] = field(default_factory=list)  # GPUs on which torch computes
-    device_error: str = ""  # of the first GPU on which it does not
-    import_error: str = ""
-
-    @property
-    def lacks_torch(self) -> bool:
-        """Whether torch is not installed, which only Trainyard's own trainings need."""
-        return not self.torch and not self.import_error
+LOCK_REMEDY = "keep the results on a file system with locks"
+TORCH = "install trainyard[train] to check this; only `train` in sweeps and scaling studies needs it"
 
 
 @dataclass
@@ -70,34 +45,33 @@ class JobReport:
     """What the job's first node found out about the job as a whole, as far as it got."""
 
     allocation: str = ""  # the job, its nodes and its resources
-    slurm_error: str = ""  # why `allocation` is empty
     nodes: list[str] = field(default_factory=list)
     cpus_per_node: int = 0
     gpus_per_node: int = 0
     step_error: str = ""  # the end of the output of a step that failed on a node
-    meeting: dict[str, str] = field(default_factory=dict)  # the address, and the backends that reduced
-    meeting_error: str = ""
-    ray: str = ""  # where Ray ran, and how long its start took
-    ray_error: str = ""
+    findings: list[Finding] = field(default_factory=list)
     has_ended: bool = False
 
     def write(self, folder: Path) -> None:
         """Write it, replacing an earlier version."""
-        write_json(folder / "job.json", asdict(self))
+        write_json(folder / JOB, asdict(self))
 
 
 def read_job(folder: Path) -> JobReport | None:
     """The report about the job; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        return JobReport(**json.loads((folder / "job.json").read_text()))
+        report = JobReport(**json.loads((folder / JOB).read_text()))
+        return replace(report, findings=[Finding(**each) for each in report.findings])  # type: ignore[arg-type]
     return None
 
 
-def read_nodes(folder: Path) -> Iterator[NodeReport]:
-    """The reports about the nodes."""
+def read_nodes(folder: Path) -> dict[str, list[Finding]]:
+    """The findings of each node that has reported."""
+    nodes = dict[str, list[Finding]]()
     for path in sorted(folder.glob("node-*.json")):
         with contextlib.suppress(OSError, ValueError):
-            yield NodeReport(**json.loads(path.read_text()))
+            nodes[path.stem.removeprefix("node-")] = [Finding(**each) for each in json.loads(path.read_text())]
+    return nodes
 
 
 # ---- the programs
@@ -122,17 +96,17 @@ def probe_job(folder: Path) -> None:
         allocation = slurm_allocation.current_allocation()
         assert allocation is not None, "SLURM_JOB_ID is not set"
     except (UserError, AssertionError) as error:
-        report.slurm_error = str(error)
+        report.findings = [Finding("node", "fails", str(error), "Slurm's programs must be on PATH on the nodes, too")]
+        report.has_ended = True
         report.write(folder)
         return
     report.allocation, report.nodes = str(allocation), list(allocation.nodes)
     report.cpus_per_node, report.gpus_per_node = allocation.cpus_per_node, allocation.gpus_per_node
     report.write(folder)
-    for stage in (_probe_nodes, _let_nodes_meet, _start_ray):
-        try:
-            stage(allocation, report, folder)
-        finally:
-            report.write(folder)
+    _probe_nodes(allocation, report, folder)
+    for check in (_let_nodes_meet, _start_ray):
+        report.write(folder)
+        report.findings.append(check(allocation, folder))
     report.has_ended = True
     report.write(folder)
 
@@ -145,10 +119,12 @@ def _probe_nodes(allocation: Allocation, report: JobReport, folder: Path) -> Non
     report.step_error = _run_step(["srun", *options, *helper_command("checks.node_probe"), "node", str(folder)])
 
 
-def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> None:
-    """Start one rank on each node with the launcher of trainings."""
-    if len(allocation.nodes) == 1 or importlib.util.find_spec("torch") is None:
-        return
+def _let_nodes_meet(allocation: Allocation, folder: Path) -> Finding:
+    """Ranks on two nodes, started by the launcher of trainings, meet at its address and reduce a value."""
+    if len(allocation.nodes) == 1:
+        return Finding("network", "ok", "not needed: no job of the config has several nodes")
+    if importlib.util.find_spec("torch") is None:
+        return Finding("network", "unknown", "the nodes did not meet: torch is not installed", TORCH)
     from trainyard.scaling import launchers, rank_failures, rendezvous
 
     private = folder / "ranks"
@@ -162,14 +138,16 @@ def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> 
     )
     error = _run_step(line)
     with contextlib.suppress(OSError, ValueError):
-        report.meeting = json.loads((folder / MEETING).read_text())
-        return
+        how = json.loads((folder / MEETING).read_text())
+        return Finding("network", "ok", f"{allocation.nodes[1]} reached {allocation.nodes[0]} at {how}")
     first = rank_failures.first_failure(private)
-    report.meeting_error = rendezvous.problem(private) or (f"{first.node}: {first.message}" if first else error)
+    message = rendezvous.problem(private) or (f"{first.node}: {first.message}" if first else error)
+    remedy = "the names and addresses of nodes must be right on all nodes, and no firewall between them"
+    return Finding("network", "fails", message, remedy)
 
 
-def _start_ray(allocation: Allocation, report: JobReport, folder: Path) -> None:
-    """Start Ray on this node as a sweep does, and run a task."""
+def _start_ray(allocation: Allocation, folder: Path) -> Finding:
+    """Ray starts on this node as for a sweep, and runs a task."""
     from trainyard.cluster.ray.start import start_ray
 
     began = time.monotonic()
@@ -179,9 +157,11 @@ def _start_ray(allocation: Allocation, report: JobReport, folder: Path) -> None:
 
             answer = ray.remote(num_cpus=1)(platform.node).remote()
             ray.get(answer, timeout=STEP_SECONDS)
-        report.ray = f"started on {host.node_name()}, ran a task and ended in {time.monotonic() - began:.0f} s"
+        seconds = time.monotonic() - began
+        return Finding("Ray", "ok", f"started on {host.node_name()}, ran a task and ended in {seconds:.0f} s")
     except Exception as error:
-        report.ray_error = f"{type(error).__name__}: {error}"[-LAST_CHARACTERS:]
+        message = f"{type(error).__name__}: {error}"[-LAST_CHARACTERS:]
+        return Finding("Ray", "fails", message, "see the message; Ray needs free ports and memory on the nodes")
 
 
 def _run_step(line: list[str]) -> str:
@@ -199,66 +179,140 @@ def _run_step(line: list[str]) -> str:
 
 
 def probe_node(folder: Path) -> None:
-    """Write the report about this node."""
-    report = NodeReport(node=host.node_name(), python=platform.python_version())
-    with contextlib.suppress(OSError, ValueError):
-        report.nonce = json.loads((folder / NONCE).read_text())
+    """Write what is found on this node."""
+    job = read_job(folder)
+    assert job is not None, f"another folder than on the login node is at {folder}: work on a shared file system"
+    node = host.node_name()
+    findings = [
+        check_lock(folder),
+        check_claims(folder, node),
+        check_temporary_folder(),
+        check_cpus(job.cpus_per_node),
+        *check_libraries(job.gpus_per_node),
+    ]
+    write_json(folder / f"node-{node}.json", [asdict(each) for each in findings])
+
+
+def check_lock(folder: Path) -> Finding:
+    """A lock of the login node holds here: two programs do not train the same study at the same time."""
     try:
         with hold(folder / LOCK):  # as the login node does
             pass
-    except LockHeldError as error:
-        report.lock, report.lock_held = str(error), True
+    except LockHeldError:
+        return Finding("locks", "ok", "a lock of the login node holds here")
     except (UserError, OSError) as error:
-        report.lock = str(error)
-    report.claims = _try_claims(folder, report.node)
-    report.tmp = tempfile.gettempdir()
-    report.tmp_gib = shutil.disk_usage(report.tmp).free / 2**30
+        return Finding("locks", "fails", str(error), LOCK_REMEDY)
+    message = "a file that the login node has locked can be locked here: locks are local to a node"
+    remedy = "do not start the same study twice; ask for NFS without `nolock`, or Lustre with `-o flock`"
+    return Finding("locks", "warns", message, remedy)
+
+
+def check_claims(folder: Path, node: str) -> Finding:
+    """A link to a name that exists fails, as in the log of claims: no two jobs of a sweep claim the same trial."""
+    claims = ClaimLog(folder)
+    message = ""
+    try:
+        if claims.append(node):
+            message = "an entry that the login node had written was written a second time"
+        while not message and not claims.append(node):
+            if not claims.read():  # it was refused because of an entry that must be there
+                message = "an entry that another node has written is not there"
+    except (UserError, OSError) as error:
+        message = str(error)
+    if message:
+        remedy = "keep the results on a file system with hard links that nodes share"
+        return Finding("shared files", "fails", message, remedy)
+    return Finding("shared files", "ok", "files and hard links of others are there: sweeps may have several jobs")
+
+
+def check_temporary_folder() -> Finding:
+    """The temporary folder has space, and programs can be executed there."""
+    folder = tempfile.gettempdir()
+    gib = shutil.disk_usage(folder).free / 2**30
+    message = f"{gib:.1f} GiB free in {folder}"
+    if gib < MIN_TMP_GIB:
+        remedy = f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a folder of the nodes with more space"
+        return Finding("temporary files", "fails", message, remedy)
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(OSError):
         program = Path(name, "program")
         program.write_text("#!/bin/sh\nexit 0\n")
         program.chmod(0o700)
-        report.tmp_executes = subprocess.run([program], check=False).returncode == 0
-    report.cpus, report.machine_cpus = slurm_allocation.available_cpus(), os.cpu_count() or 1
-    _import_libraries(report)
-    write_json(folder / f"node-{report.node}.json", asdict(report))
+        if subprocess.run([program], check=False).returncode == 0:
+            return Finding("temporary files", "ok", message)
+    remedy = "torch.compile needs it: set TMPDIR to a folder of the nodes that permits it"
+    return Finding("temporary files", "warns", f"{message}, which forbids execution (noexec)", remedy)
 
 
-def _try_claims(folder: Path, node: str) -> str:
-    """What is wrong with the log of claims that the login node has begun in a folder; "" if nothing."""
-    claims = ClaimLog(folder)
-    try:
-        if claims.append(node):
-            return "an entry that the login node had written was written a second time"
-        while not claims.append(node):
-            if not claims.read():  # it was refused because of an entry that must be there
-                return "an entry that another node has written is not there"
-    except (UserError, OSError) as error:
-        return str(error)
-    return ""
+def check_cpus(count: int) -> Finding:
+    """A step can use the CPUs that the job has: it is not bound to fewer."""
+    wanted = min(count, os.cpu_count() or 1)
+    available = slurm_allocation.available_cpus()
+    if available >= wanted:
+        return Finding("CPUs", "ok", f"a step can use its {wanted}")
+    remedy = "ask the site's administrators about TaskPluginParam and the cgroups of steps"
+    return Finding("CPUs", "fails", f"a step is bound to {available} of its {wanted}", remedy)
 
 
-def _import_libraries(report: NodeReport) -> None:
-    """Import Ray and, if it is installed, torch, and compute on each GPU."""
-    report.driver = NVIDIA_DRIVER.read_text().splitlines()[0] if NVIDIA_DRIVER.exists() else ""
+def check_libraries(gpus: int) -> Iterator[Finding]:
+    """Ray can be imported, and torch if it is installed, which computes on each of the node's GPUs."""
+    python = platform.python_version()
+    has_torch = importlib.util.find_spec("torch") is not None
     try:
         import ray
 
-        report.ray = ray.__version__
-        if importlib.util.find_spec("torch") is None:
-            return
-        import torch
+        version = "(not installed)"
+        if has_torch:
+            import torch
 
-        report.torch, report.cuda = torch.__version__, torch.version.cuda
-        count = torch.cuda.device_count()
+            version = torch.__version__
     except Exception as error:
-        report.import_error = f"{type(error).__name__}: {error}"
+        yield Finding("Python", "fails", f"{python}: {type(error).__name__}: {error}", "install Trainyard again")
         return
-    for index in range(count):
+    yield Finding("Python", "ok", f"Python {python}, torch {version}, Ray {ray.__version__}")
+    if not gpus:
+        yield Finding("GPU", "ok", "not needed: no job of the config requests one")
+    elif has_torch:
+        yield _check_gpus(gpus)
+    elif _driver():
+        yield Finding("GPU", "unknown", f"{gpus} allocated, and not tried: torch is not installed", TORCH)
+    else:
+        yield _no_driver(gpus)
+
+
+def _check_gpus(wanted: int) -> Finding:
+    """Torch computes on each GPU of the job."""
+    import torch
+
+    names, problem = list[str](), ""
+    for index in range(torch.cuda.device_count()):
         try:
             assert torch.ones(8, device=f"cuda:{index}").sum().item() == 8
-            report.devices.append(torch.cuda.get_device_name(index))
+            names.append(torch.cuda.get_device_name(index))
         except Exception as error:
-            report.device_error = report.device_error or f"GPU {index}: {type(error).__name__}: {error}"
+            problem = problem or f"GPU {index}: {type(error).__name__}: {error}"
+    if len(names) == wanted:
+        listed = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+        return Finding("GPU", "ok", f"torch computes on {listed}; CUDA {torch.version.cuda}")
+    if names or problem:
+        message = f"torch computes on {len(names)} of {wanted}; {problem or 'it finds no others'}"
+        remedy = "check the node with `nvidia-smi`, and report it to its administrators"
+        return Finding("GPU", "fails", message, remedy)
+    driver = _driver()
+    if not driver:
+        return _no_driver(wanted)
+    build = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+    message = f"torch finds none of {wanted}; it {build}, and the node has {driver}"
+    return Finding("GPU", "fails", message, "install a torch for this driver: see https://pytorch.org/get-started")
+
+
+def _driver() -> str:
+    """NVIDIA's driver; "" without one."""
+    return NVIDIA_DRIVER.read_text().splitlines()[0] if NVIDIA_DRIVER.exists() else ""
+
+
+def _no_driver(gpus: int) -> Finding:
+    message = f"Slurm allocated {gpus}, but there is no NVIDIA driver: training would run on the CPU"
+    return Finding("GPU", "fails", message, "ask the site's administrators whether these GPUs are real")
 
 
 # ---- a rank
@@ -283,7 +337,8 @@ def meet_others(folder: Path) -> None:
         if group.is_main:
             address = os.environ["MASTER_ADDR"]
             interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-            write_json(folder / MEETING, {"address": address, "interface": interface, "backends": " and ".join(groups)})
+            through = f" through {interface}" if interface else ""
+            write_json(folder / MEETING, f"{address}{through}; all-reduce with {' and '.join(groups)}")
 
 
 if __name__ == "__main__":

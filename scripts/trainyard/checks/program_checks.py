@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.datasets import Dataset, ImageFolder, Table, Torchvision
 from trainyard.config.placeholders import SHELL, Command
 from trainyard.config.scaling import Scaling, ScriptScaling
 from trainyard.config.sweep import CommandSweep, Sweep
+from trainyard.config.user_programs import CommandOptions, Study
 from trainyard.data.known_images import KnownImages
 from trainyard.programs.user_environment import SCRIPT, find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
@@ -25,21 +26,21 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import expand_path
 from trainyard.utils.text import suggest
 
-_SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
-_INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
-_CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # followed by a module or code, not by a script
 _OF_PYTHON: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 _PLAIN: Final = re.compile(r"[\w./+@%-]+")  # without placeholders, variables and operators
-_REMEDY: Final = "activate your environment, or name it by `python:` or `env:`"
+_REMEDY: Final = "activate your environment, or name it by `env:`"
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
+S = TypeVar("S", bound=Study)
+
+
 @dataclass(frozen=True)
-class CheckedStudy:
+class CheckedStudy(Generic[S]):
     """A sweep or scaling study, its place in the config, and what is known of its images and of where it will run."""
 
     place: str
-    study: Sweep | Scaling
+    study: S
     images: KnownImages = field(default_factory=KnownImages)
     has_scheduler: bool = False  # it is a warning if a file is absent that only the nodes of a cluster may have
     dry_run: bool = False  # which may plan for another machine: with a scheduler, it may have scripts and environments
@@ -62,14 +63,14 @@ def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_schedu
         case Table():
             return _check_table(place, dataset, has_scheduler=has_scheduler)
         case ImageFolder(root=str(root)) | Torchvision(root=str(root)) if not expand_path(root).exists():
-            return _missing_file(f"{place}.root", root, "no such file or folder", has_scheduler=has_scheduler)
+            return missing_file(f"{place}.root", root, "no such file or folder", has_scheduler=has_scheduler)
     if known.shape and known.outputs and known.training_images:
         return Finding(place, "ok", f"not staged yet: {known}")
     message = f"{f'{known}; ' if str(known) else ''}the rest is known once its images are staged"
     return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
 
 
-def _missing_file(place: str, file: str, problem: str, *, has_scheduler: bool, is_sure: bool = True) -> Finding:
+def missing_file(place: str, file: str, problem: str, *, has_scheduler: bool, is_sure: bool = True) -> Finding:
     """A file that is not on this machine.
 
     It is a warning if only the nodes of a cluster may have it: not even the folder below `/` is here.
@@ -91,7 +92,7 @@ def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
             with open(path, encoding="utf-8-sig", newline="") as file:
                 columns = next((row for row in csv.reader(file) if row), [])
     except FileNotFoundError:
-        return _missing_file(f"{place}.path", str(path), "no such file", has_scheduler=has_scheduler)
+        return missing_file(f"{place}.path", str(path), "no such file", has_scheduler=has_scheduler)
     except (OSError, ValueError, csv.Error) as error:
         reason = " ".join(str(error).split())
         return Finding(f"{place}.path", "fails", f"{path}: is not a readable {path.suffix[1:]} file ({reason})")
@@ -101,63 +102,12 @@ def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
     return Finding(place, "ok", f"{path}: {len(columns)} columns, of which {dataset.target!r} is the target")
 
 
-# ---- scripts
-
-
-def check_script(checked: CheckedStudy) -> Iterator[Finding]:
-    """Whether the script that a study starts exists, if its command names it.
-
-    It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
-    """
-    match checked.study:
-        case CommandSweep(command=command):
-            key, found = "command", _find_script(_words(command))
-        case ScriptScaling(script=command):
-            key, found = "script", _find_script(_words(command))
-        case _:
-            return
-    if found is None:
-        return
-    place, (path, is_started) = f"{checked.place}.{key}", found
-    if Path(path).expanduser().exists():
-        yield Finding(place, "ok", f"{path} is there")
-    else:
-        is_sure = is_started and checked.absent == "fails"
-        yield _missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
-
-
-def _words(command: Command) -> list[str]:
-    """The words of a command; none if only a shell can split it."""
-    if not isinstance(command, str):
-        return command
-    line = command.replace("\\\n", " ").strip()  # without continued lines
-    try:
-        return [] if _SHELL.search(line) else shlex.split(line)
-    except ValueError:
-        return []
-
-
-def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
-    """The first word that looks like a script, and whether the command itself starts it; None if that is not clear."""
-    number = next((number for number, word in enumerate(words) if word.endswith(SCRIPT)), None)
-    if number is None:
-        return None
-    path, before = words[number], [word for word in words[:number] if word != "-u"]
-    if "{" in path or path.startswith("-") or any(map(_CODE_OPTION.fullmatch, before)):
-        return None
-    if not before:
-        return None if os.sep not in path and shutil.which(path) else (path, True)  # one on PATH is there
-    return path, len(before) == 1 and _INTERPRETER.fullmatch(Path(before[0]).name) is not None
-
-
 # ---- programs and environments
 
 
-def check_program(checked: CheckedStudy) -> Iterator[Finding]:
+def check_program(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding]:
     """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
     sweep, place = checked.study, f"{checked.place}.command"
-    if not isinstance(sweep, CommandSweep):
-        return
     absent: Verdict = "warns" if checked.may_be_elsewhere else "fails"
     try:
         environment = program_environment(find_interpreter(sweep))
@@ -170,7 +120,7 @@ def check_program(checked: CheckedStudy) -> Iterator[Finding]:
     elif name := _absent_program(command, environment):
         if os.sep in name and Path(name).exists():
             yield Finding(place, absent, f"{name}: is not executable", "`chmod +x` makes it so")
-        elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script` looks for scripts
+        elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script_source` looks for scripts
             yield Finding(place, absent, f"{name}: no such program on the PATH of the command", _REMEDY)
 
 
@@ -190,24 +140,22 @@ def _absent_program(command: Command, environment: Mapping[str, str]) -> str:
     return "" if is_known else name
 
 
-def check_environment(checked: CheckedStudy) -> Iterator[Finding]:
+def check_environment(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """Whether a program's environment has an interpreter, and for a distributed script its launcher."""
     study, place = checked.study, checked.place
-    if not isinstance(study, (CommandSweep, ScriptScaling)):
-        return
-    key = "env" if study.env else "python"
     try:
-        found = script_interpreter(study) if isinstance(study, ScriptScaling) else find_interpreter(study)
-        module = LAUNCHER_MODULES.get(study.launcher_name) if isinstance(study, ScriptScaling) else None
-        package = (module or "").partition(".")[0]
+        found, package = find_interpreter(study), ""
+        if isinstance(study, ScriptScaling):
+            found = script_interpreter(study)
+            package = (LAUNCHER_MODULES.get(study.launcher_name) or "").partition(".")[0]
         line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
         environment = program_environment(find_interpreter(study))
         if package and subprocess.run(line, env=environment, capture_output=True, check=False).returncode:
             yield Finding(f"{place}.launcher", checked.absent, f"{found} does not have {package}", _REMEDY)
         elif found is not None:
-            yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
+            yield Finding(f"{place}.env", "ok", f"{found} runs it")
     except UserError as error:
-        yield Finding(f"{place}.{key}", checked.absent, str(error))
+        yield Finding(f"{place}.env", checked.absent, str(error))
 
 
 def describe_environment(study: Sweep | Scaling) -> str:
@@ -221,7 +169,7 @@ def describe_environment(study: Sweep | Scaling) -> str:
             if _OF_PYTHON.fullmatch(name):
                 found = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
                 if found is None:
-                    return f"; there is no {name} on your PATH: activate your environment, or name it by python or env"
+                    return f"; there is no {name} on your PATH: activate your environment, or name it by env"
                 path = Path(found)
     except UserError as error:
         return f"; {error}"

@@ -28,14 +28,14 @@ from trainyard.checks.script_checks import script_problems
 from trainyard.cluster.slurm_queries import controller_settings
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
-from trainyard.config.metric_names import is_counter
-from trainyard.config.sweep import CommandSweep, FunctionSweep, Sweep
+from trainyard.config.metric_names import is_counter, is_timing
+from trainyard.config.sweep import Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.attempts import Fold
+from trainyard.planning.history_files import dataset_digest, read_state
 from trainyard.planning.journal import Ended, Epoch, Resumed
-from trainyard.planning.plan import dataset_digest, read_state
-from trainyard.planning.sweep_state import NOT_STAGED
+from trainyard.planning.trial_space import NOT_STAGED
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.results.best_config import best_config
 from trainyard.utils.errors import UserError
@@ -51,8 +51,6 @@ LEAST_ROWS: Final = 3  # of metrics in an undisturbed run
 MOST_FILES: Final = 100_000  # in the folder where programs run, whose changes are looked for
 CHECKPOINTS: Final = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|h5|npz)$|checkpoint", re.IGNORECASE)
 KILLED: Final = (-9, 137)  # exit codes
-# Metrics that differ from one run to the next although both are right: seconds, speeds, memory.
-SPEEDS: Final = re.compile(r"(^|_)(ms|secs?|seconds?|time|per|speed|throughput|fps|mfu|mem|memory|[mg]i?b)(_|$)", re.I)
 ROUNDING: Final = 1e-6  # of the largest value of a metric
 NEAR: Final = 0.03  # of the range of a metric in the undisturbed run: no difference that matters,
 FAR: Final = 0.15  # and a failure
@@ -65,8 +63,8 @@ def drill(config: Config, results: Path, *, minutes: float) -> Iterator[Finding]
     """The findings of the drill of each sweep of a command or function; no run takes longer than `minutes`."""
     for name, sweep in config.sweeps.items():
         place = f"sweeps.{name}"
-        if not isinstance(sweep, (CommandSweep, FunctionSweep)):
-            yield Finding(place, "ok", "Trainyard's own training loop continues after the step at which it was stopped")
+        if sweep.resumption:
+            yield Finding(place, "ok", sweep.resumption)
         elif sweep.dataset and dataset_digest(results, sweep) == NOT_STAGED:
             yield Finding(place, "unknown", "its dataset is not staged", "Snakemake's target `data` stages it")
         else:
@@ -125,9 +123,9 @@ class Runs:
         state = read_state(self._sweep, name, folder)
         trial = next(iter(state.trials))
         self._fold, self.trial_folder = Fold(state.folder), state.folder / "trials" / trial
-        self._checkpoints = (state.folder / "checkpoints" / f"{trial}-0", "*")  # of a function
-        if isinstance(self._sweep, CommandSweep):
-            self._checkpoints = (self.trial_folder, self._sweep.checkpoint or "")
+        self._checkpoints = (state.folder / "checkpoints" / trial, "*")  # of a function
+        if self._sweep.keeps_output:
+            self._checkpoints = (self.trial_folder, self._sweep.checkpoint_pattern or "")
 
     def checkpoint_time(self) -> float | None:
         """When the oldest checkpoint was written, in Unix seconds; None without one."""
@@ -191,8 +189,8 @@ class _Drill:
         expansion = expand(config.sweeps[name])
         raw = best_config(config, name, [*expansion.trials, *expansion.examples][:1], new_name=name)
         raw["sweeps"][name]["retries"] = 0
-        if isinstance(sweep := config.sweeps[name], CommandSweep):
-            raw["sweeps"][name]["grace_seconds"] = min(sweep.grace_seconds, site_grace_seconds())
+        if grace := config.sweeps[name].trial_grace_seconds:
+            raw["sweeps"][name]["grace_seconds"] = min(grace, site_grace_seconds())
         self._config = check_config(raw)
         self._sweep = self._config.sweeps[name]
 
@@ -267,7 +265,7 @@ class _Drill:
         if epochs != sorted(epochs):
             message = f"its epochs go back, in {', '.join(map(str, epochs[:5]))}"
             return self._find("unknown", message, "let `metrics` find the number of the epoch in each row")
-        if len(whole.rows) >= LEAST_ROWS or (isinstance(self._sweep, CommandSweep) and not self._sweep.metrics):
+        if len(whole.rows) >= LEAST_ROWS or (self._sweep.keeps_output and not self._sweep.program_metrics):
             return None
         rows, limit = count_of(len(whole.rows), "row"), format_duration(self._limit)
         if whole.is_finished:
@@ -290,16 +288,19 @@ class _Drill:
         if whole.rows and not (before.rows and after.rows):
             when = "after the interruption" if before.rows else f"in {format_duration(self._limit)} of its second run"
             return self._find("unknown", f"it reported no metrics {when}", "give it more to do, and more time")
+        starts_over = self._find(*describe_start(self._sweep, whole, before, after, saved=saved, elsewhere=elsewhere))
         if not whole.rows:
-            return self._find(*describe_start(self._sweep, whole, before, after, saved=saved, elsewhere=elsewhere))
-        first, begins = whole.rows[0]["epoch"], after.rows[0]["epoch"]
+            return starts_over
+        first = whole.rows[0]["epoch"]
+        begins = after.rows[0]["epoch"]
         is_whole = whole.is_finished and after.is_finished
         metrics = self._sweep.program_metrics
         if not is_whole and begins <= first and (metrics is None or metrics.numbers_rows):
             message = "it was not seen to resume: its rows have no numbers of epochs, and it did not finish in time"
             return self._find("unknown", message, "report `epoch`")
-        if after.epochs >= whole.epochs if is_whole else begins <= first:
-            return self._find(*describe_start(self._sweep, whole, before, after, saved=saved, elsewhere=elsewhere))
+        repeats_all = after.epochs >= whole.epochs if is_whole else begins <= first
+        if repeats_all:
+            return starts_over
         if begins <= first:  # its rows are counted from 1 again
             by = int(_last(whole) - _last(after))
             after.rows = [{**row, "epoch": row["epoch"] + by} for row in after.rows]
@@ -336,9 +337,9 @@ def describe_start(
     `elsewhere` those that each run has written where it was started.
     """
     own, others = (list(filter(CHECKPOINTS.search, files)) for files in (saved, elsewhere))
-    pattern = sweep.checkpoint if isinstance(sweep, CommandSweep) else None
-    if not isinstance(sweep, CommandSweep):
-        remedy = "save to and load from `context.checkpoint_dir`, or set `resumable: false`"
+    pattern = sweep.checkpoint_pattern
+    if not sweep.keeps_output:
+        remedy = "save to and load from `context.checkpoint_dir`"
     elif after.checkpoint and after.checkpoint_time < _first_epoch_until(before):
         message = f"it repeats all epochs but the first, of which {after.checkpoint} is, that it resumed from"
         return "warns", message, "have it save its last state, and not only its best one"
@@ -425,10 +426,13 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
     curve varies by itself is the median of its second differences: it is 1.65 standard deviations of white noise, three
     times of which the median of three differences never exceeds by chance.
     """
-    names = {name: None for row in rows for name in row if name != "epoch" and not SPEEDS.search(name)}
+    names = dict[str, None]()
+    for row in rows:
+        names |= dict.fromkeys(row)
     found = []
     for name in names:
-        if is_counter(name) and not name.lower().startswith(("lr", "learning")):
+        is_rate = name.lower().startswith(("lr", "learning"))
+        if is_timing(name) or (is_counter(name) and not is_rate):
             continue
         points = ([(row["epoch"], row[name]) for row in each if row.get(name) is not None] for each in (whole, rows))
         known, new = points

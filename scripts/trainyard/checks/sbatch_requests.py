@@ -19,7 +19,7 @@ from trainyard.cluster.slurm_queries import parse_resources, parse_time_limit
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of
 
-TARGETS = ("data", "sweeps", "scaling", "trees")  # the rules that need all jobs
+TARGETS = ("data", "sweeps", "scaling")  # the rules that need all jobs
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Site:
 
 
 def check_files_and_code(site: Site) -> Iterator[Finding]:
-    """The checks of `make check`: of them, only what is wrong is shown."""
+    """The checks of `trainyard check`: of them, only what is wrong is shown."""
     found = check_use(site.config, site.results, has_scheduler=True, other_environment=True)
     wrong = [each for each in found if each.verdict in WRONG]
     yield from wrong
@@ -84,13 +84,14 @@ def check_slurm(site: Site) -> Iterator[Finding]:
 def check_accounting(site: Site) -> Iterator[Finding]:
     """Slurm keeps accounting, and the user has an account."""
     try:
-        names = sorted({account for account, _ in slurm_queries.list_associations(site.user)})
+        allowed = dict(slurm_queries.list_associations(site.user))
     except UserError as error:
         remedy = "jobs run without it, but accounts and ended jobs cannot be looked up"
         yield Finding("accounting", "unknown", str(error), remedy)
         return
-    if names:
-        yield Finding("accounting", "ok", f"accounts of {site.user}: {', '.join(names)}")
+    if allowed:
+        accounts = ", ".join(f"{account} (QoS {', '.join(names)})" for account, names in sorted(allowed.items()))
+        yield Finding("accounting", "ok", f"accounts of {site.user}: {accounts}")
     else:
         remedy = "ask the site's administrators for an account"
         yield Finding("accounting", "unknown", f"there is no account for {site.user}", remedy)
@@ -131,36 +132,6 @@ def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Fi
     _, _, estimate = request.response.partition("to start at ")  # a time, `2026-11-21T03:12:36`, and the nodes
     start = f"could start {estimate.split()[0].replace('T', ' ')}" if estimate else "Slurm accepts it"
     return Finding(request.job, "ok", f"{request}, partition {kinds[0].name}; {start}")
-
-
-def check_account(site: Site) -> Iterator[Finding]:
-    """The user may charge the accounts and use the qualities of service that the jobs name."""
-    if not any(each.options.account or each.options.qos for each in site.requests):
-        yield Finding("account", "ok", "none requested: Slurm uses the user's default")
-        return
-    try:
-        yield compare_accounts(site.requests, slurm_queries.list_associations(site.user), site.user)
-    except UserError as error:
-        yield Finding("account", "unknown", str(error), "ask the site's administrators which accounts you may use")
-
-
-def compare_accounts(
-    requests: Sequence[SbatchRequest], associations: Sequence[tuple[str, Sequence[str]]], user: str
-) -> Finding:
-    """Whether a user's associations allow the accounts and qualities of service that the jobs name."""
-    accounts = {each.options.account for each in requests} - {None}
-    wanted_qos = {each.options.qos for each in requests} - {None}
-    charged = {account for account, _ in associations}
-    if wrong := accounts - charged:
-        known = ", ".join(sorted(charged)) or "(none)"
-        remedy = f"set slurm_account in the profile to one of: {known}"
-        return Finding("account", "fails", f"{', '.join(sorted(wrong))}: no account of {user}", remedy)
-    allowed = {name for account, names in associations if not accounts or account in accounts for name in names}
-    if wanted_qos - allowed:
-        remedy = f"set qos in the profile to one of: {', '.join(sorted(allowed))}"
-        return Finding("account", "fails", f"QoS {', '.join(sorted(wanted_qos - allowed))} is not allowed", remedy)
-    message = ", ".join(sorted(accounts)) or "the user's default"
-    return Finding("account", "ok", message + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 
 def check_limits(site: Site) -> Iterator[Finding]:
@@ -262,7 +233,6 @@ CHECKS: tuple[tuple[str, Callable[[Site], Iterable[Finding]]], ...] = (
     ("accounting", check_accounting),
     ("config", check_files_and_code),
     ("jobs", check_jobs),
-    ("account", check_account),
     ("limits", check_limits),
     ("preemption", check_preemption),
     ("memory", check_memory),

@@ -13,7 +13,7 @@ import psutil
 
 from trainyard.checks.findings import Finding
 from trainyard.cluster import host
-from trainyard.utils.typed_commands import script_call
+from trainyard.utils.typed_commands import trainyard_call
 
 MIN_FREE_GIB = 5  # of results: for checkpoints, tables and logs; datasets need more
 MIN_FREE_HOME_GIB = 0.5  # for the caches of torch and its compilers
@@ -46,7 +46,7 @@ def check_results(results: Path) -> Iterator[Finding]:
     if host.is_network_file_system(kind):
         yield Finding("shared files", "ok", f"{folder} is on a network file system ({kind})")
     else:
-        remedy = f"`{script_call('doctor', '--job')}` runs a job that reads and writes there"
+        remedy = f"`{trainyard_call('doctor', '--job')}` runs a job that reads and writes there"
         yield Finding("shared files", "unknown", f"{folder} is on {kind}, which may be local to this machine", remedy)
 
 

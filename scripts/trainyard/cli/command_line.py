@@ -11,13 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainyard.cluster import job_step, slurm_allocation, slurm_queries
+from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import end_rank, is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
-from trainyard.utils.import_path import IS_INSTALLED
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, script_call, snakemake_call
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, run_call, trainyard_call
 
 
 def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
@@ -25,9 +24,10 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
 
     A program that does not read the config has only the option for its log.
     """
-    call = script_call(Path(sys.argv[0]).stem)
+    program = Path(sys.argv[0]).stem
+    call = trainyard_call(OTHER_VERBS.get(program, program.replace("_", "-")))
     shared = argparse.ArgumentParser(
-        prog=call if IS_INSTALLED else None,
+        prog=call,
         description=description,
         epilog=f"example: {call} {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,20 +41,15 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
     return shared
 
 
-def run_program(
-    main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace, *, stops_at_signals: bool = False
-) -> NoReturn:
+def run_program(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
     """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
     SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`, and so do the
-    other signals that end a job, unless it is a rank. With `stops_at_signals`, a program in a Slurm job becomes a step
-    of its own if Slurm's signals would not reach it.
+    other signals that end a job, unless it is a rank.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
     if not is_rank():
-        if stops_at_signals:
-            job_step.become_task()
         interrupt_at_stop_request()
     code = _exit_code(main, arguments)
     _flush_output()
@@ -65,7 +60,7 @@ def run_program(
 
 def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
     try:
-        _log_allocation()
+        _take_up_allocation()
         return main(arguments) or 0
     except KeyboardInterrupt:
         logging.error("interrupted: finished work is kept; the same command continues from there")
@@ -104,21 +99,25 @@ def _flush_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _log_allocation() -> None:
-    """Log the allocation of a Slurm job and, once the accounting knows it, the command line that submitted it."""
+def _take_up_allocation() -> None:
+    """Log the allocation of a Slurm job and, once the accounting knows it, the command line that submitted it.
+
+    What this process starts then sees all nodes of the job: srun names only those of its step.
+    """
     try:
         given = slurm_allocation.current_allocation() if not is_rank() or os.environ["RANK"] == "0" else None
     except UserError as error:  # code that needs the allocation reports this error
         logging.warning("%s", error)
         return
     if given:
+        os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
         logging.info("%s", given)
-        threading.Thread(target=_log_submit_line, args=(given.job,)).start()  # the job does not wait for it
 
+        def log_submit_line() -> None:
+            line = slurm_queries.find_submit_line(given.job)
+            logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
 
-def _log_submit_line(job: str) -> None:
-    line = slurm_queries.find_submit_line(job)
-    logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
+        threading.Thread(target=log_submit_line).start()  # the job does not wait for it
 
 
 def set_up_logging(log_file: Path | None) -> None:
@@ -153,7 +152,7 @@ def results_expected(arguments: argparse.Namespace) -> Iterator[None]:
         path = Path(os.fsdecode(error.filename)) if error.filename else arguments.results
         if not path.absolute().is_relative_to(arguments.results.absolute()):
             raise
-        command = snakemake_call(arguments.config, "--", arguments.kind)
+        command = run_call(arguments.config, "--", arguments.kind)
         raise UserError(
             f"{arguments.kind} {arguments.name}: {path} does not exist yet. Make it with `{command}`, or on a cluster "
             "with its profile"

@@ -1,26 +1,25 @@
-"""The command `trainyard` of an installed Trainyard: a thin line over Snakemake and the programs in `scripts/`.
+"""The command `trainyard`: a thin line over Snakemake and the programs in `scripts/`.
 
 `trainyard check` runs `scripts/check.py`, `trainyard run` runs Snakemake with Trainyard's Snakefile, a profile and the
-config. In a clone, `python scripts/trainyard cli.commands check` does the same.
+config. In a clone, it is `.venv/bin/trainyard`, which `make env` writes.
 """
 
 import argparse
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
 
 from trainyard.cli.paths import find_profile  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
-from trainyard.utils.import_path import IS_INSTALLED, version  # noqa: E402
+from trainyard.utils.import_path import version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
 
@@ -32,6 +31,7 @@ VERBS: Final = {
     "plan": "show what is pending, what it needs and what it costs",
     "run": "run what is pending; the same command continues after whatever stopped it",
     "status": "show the progress; with --watch, while it runs",
+    "best": "print the best configuration so far, how sure that is, and the command to paste",
     "report": "write report.html",
     "dashboard": "show the sweeps in optuna-dashboard, also while they run",
     "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
@@ -47,8 +47,8 @@ OF_SNAKEMAKE: Final = {  # its options
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")  # what a run then prints
 
 
-def main() -> NoReturn:
-    """Run the verb of the command line in place of this process."""
+def main() -> None:
+    """Run the verb of the command line: Snakemake in this process, or a program in place of it."""
     verb, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
     try:
         if verb in ("", "-h", "--help", "help"):
@@ -57,14 +57,18 @@ def main() -> NoReturn:
         if verb == "--version":
             print(f"trainyard {version()}")
             sys.exit()
-        if IS_INSTALLED:
-            os.environ[TYPED] = shlex.join(sys.argv)
-        call = build_call(verb, words) if verb in OF_SNAKEMAKE else [sys.executable, str(find_program(verb)), *words]
-        if verb == "report":  # Snakemake lists what it adds, but does not say where the page is
-            if not (code := subprocess.run(call).returncode):
+        os.environ[TYPED] = shlex.join(["trainyard", *sys.argv[1:]])
+        if verb not in OF_SNAKEMAKE:
+            os.execv(sys.executable, [sys.executable, str(find_program(verb)), *words])
+        sys.argv = build_call(verb, words)
+        from snakemake.cli import main as run_snakemake  # takes more than a second to import
+
+        try:
+            run_snakemake()
+        except SystemExit as end:
+            if verb == "report" and not end.code:  # Snakemake lists what it adds, but does not say where the page is
                 print(f"the report: {Path(REPORT[1]).absolute()}")
-            sys.exit(code)
-        os.execv(call[0], call)
+            raise
     except UserError as error:
         sys.exit(f"trainyard: {error}")
     except KeyboardInterrupt:
@@ -125,9 +129,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
 
 def _refuse_unknown(options: Sequence[str]) -> None:
     """Raise a UserError at an option that Snakemake does not have: it would print all that it has."""
-    if not any(word.startswith("-") for word in options):
-        return
-    from snakemake.cli import get_argument_parser  # takes a second to import
+    from snakemake.cli import get_argument_parser  # takes more than a second to import
     from snakemake.exceptions import CliException
 
     parser, unknown = get_argument_parser(), list[str]()

@@ -4,9 +4,13 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from trainyard.planning.history import History
 
 
 @dataclass(frozen=True)
@@ -29,21 +33,20 @@ class Conclusion:
     @property
     def unit(self) -> str:
         """What the slots of a sweep count in its pictures."""
-        from trainyard.report.sweep_tables import counted_unit
-        from trainyard.utils.csv_files import read_table
+        return self._read_history().counted_unit
 
-        unit = self.config.sweeps[self.name].slots.unit
-        return counted_unit(unit, read_table(self.results / "sweeps" / self.name / "timeline.csv"))
+    def _read_history(self) -> "History":
+        from trainyard.planning.history_files import read_state
+
+        return read_state(self.config.sweeps[self.name], self.name, self.results)
 
     @cached_property
     def _text(self) -> str:
         try:
             if self.kind == "sweeps":
-                from trainyard.planning.plan import read_state
                 from trainyard.results.ranking import describe_ranking, rank_sweep
 
-                state = read_state(self.config.sweeps[self.name], self.name, self.results)
-                best = describe_ranking(rank_sweep(state))[0]
+                best = describe_ranking(rank_sweep(self._read_history()))[0]
                 text = f"{best[:1].upper()}{best[1:]}."
             elif self.kind == "scaling":
                 from trainyard.scaling.speedups import recommendation

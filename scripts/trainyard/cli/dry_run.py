@@ -6,16 +6,14 @@ Snakemake itself lists every job with its reason, also those that draw plots. It
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from trainyard.checks.findings import Finding
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
+from trainyard.cli.workflow import Workflow
 from trainyard.cluster.gpus import has_gpu
-from trainyard.planning.job_costs import PlannedJob
 from trainyard.utils.text import count_of
 
 # The rules of what users have configured, in the order of their lines, and the name of a job in the table.
@@ -26,35 +24,27 @@ LINES: Final = {
     "sweep": "sweep {name}",
     "sweep_job": "sweep {name}",
     "train": "train {name} {scale}",
-    "fit_trees": "trees {name}",
 }
-PIPE_WIDTH: Final = 160  # of the table, where there is no terminal
 
 
-Refusals = Callable[[Mapping[str, Any]], Iterable[Finding]]
-
-
-def show_plan(snakemake: Any, rows: Callable[[], Collection[PlannedJob]], refusals: Refusals) -> None:
-    """Have a dry run of a `snakemake.workflow.Workflow` print the plan; `rows` are those of all jobs of the config.
-
-    `refusals` returns what the scheduler would refuse of some jobs of Snakemake, by their names in the table.
-    """
+def show_plan(snakemake: Any, project: Workflow) -> None:
+    """Have a dry run of a `snakemake.workflow.Workflow` print the plan."""
     settings = snakemake.output_settings
     if settings.printshellcmds or settings.verbose or settings.debug_dag or settings.quiet:
         return
     for handler in logging.getLogger("snakemake.logging").handlers:
         if handler.name == "DefaultStreamHandler" and isinstance(handler, logging.StreamHandler):
-            handler.addFilter(_Plan(handler.stream, snakemake, rows, refusals))
+            handler.addFilter(_Plan(handler.stream, snakemake, project))
 
 
 class _Plan(logging.Filter):
     """Holds back what Snakemake prints, except for warnings, and prints the plan in its place."""
 
-    def __init__(
-        self, stream: Any, snakemake: Any, rows: Callable[[], Collection[PlannedJob]], refusals: Refusals
-    ) -> None:
+    def __init__(self, stream: Any, snakemake: Any, project: Workflow) -> None:
         super().__init__()
-        self._stream, self._snakemake, self._rows, self._refusals = stream, snakemake, rows, refusals
+        self._stream = stream
+        self._snakemake = snakemake
+        self._project = project
         self._jobs: list[Any] = []  # records of jobs
 
     def filter(self, record: Any) -> bool:
@@ -73,28 +63,18 @@ class _Plan(logging.Filter):
         shown = [job for job in self._jobs if job.rule_name in LINES and job.wildcards.get("job", "0") == "0"]
         shown.sort(key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
         names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
-        rows = [row for row in self._rows() if row.job in names and row.is_submitted]
-        table = _table(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu())
-        lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
-        others = sum(job.rule_name not in LINES for job in self._jobs)
-        rest = f"then {count_of(others, 'step')} here for tables, plots and the report; `-np` lists every job"
-        return [*table, *lines, *map(str, self._refusals(self._named_jobs())), *([rest] if others else [])]
+        rows = [row for row in self._project.planned_jobs() if row.job in names and row.is_submitted]
+        table = list[str]()
+        if rows:
+            from trainyard.cli.plan_table import draw_plan  # imports rich, which takes a tenth of a second
 
-    def _named_jobs(self) -> dict[str, Any]:
-        """The jobs of Snakemake that a run would submit, by their names in the table."""
+            table = [draw_plan(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu())]
+        lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
         jobs = self._snakemake.dag.needrun_jobs(exclude_finished=False)
         submitted = [job for job in jobs if job.rule.name in (*JOB_RULES, *SWEEP_RULES)]
-        return {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
-
-
-def _table(rows: list[PlannedJob], *, on_cpus: bool) -> list[str]:
-    if not rows:
-        return []
-    from rich.console import Console  # takes a tenth of a second to import
-
-    from trainyard.report.plan_table import plan_table
-
-    console = Console(width=None if Console().is_terminal else PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(plan_table(rows, on_cpus=on_cpus))
-    return [capture.get()]
+        by_name = {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
+        parts = [*table, *lines, *map(str, self._project.list_refusals(by_name))]
+        if others := sum(job.rule_name not in LINES for job in self._jobs):
+            steps = count_of(others, "step")
+            parts.append(f"then {steps} here for tables, plots and the report; `-np` lists every job")
+        return parts

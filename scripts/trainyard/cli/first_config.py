@@ -17,7 +17,7 @@ from trainyard.programs.script_findings import find_gpu_option, find_problems
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.typed_commands import script_call
+from trainyard.utils.typed_commands import trainyard_call
 
 TRIALS: Final = 20
 MOST_KEYS: Final = 4  # that a first sweep varies
@@ -55,7 +55,7 @@ def _number(option: ScriptOption) -> float:
 
 # By the name of an option, the values to search; what comes first is varied first.
 _VARIED: Final[tuple[tuple[str, Callable[[ScriptOption], Values | None]], ...]] = (
-    (r"(base_|init_|initial_|max_|peak_)?(lr|learning_rate)", partial(_around_default, 1e-4, 1e-1)),
+    (r"(base_|init_|initial_|max_|peak_)?(lr0?|learning_rate)", partial(_around_default, 1e-4, 1e-1)),
     (r"weight_decay|wd|l2(_reg)?", partial(_around_default, 1e-6, 1e-2)),
     (r"(train_)?(batch_size|bs)|per_device_train_batch_size", _doubled),
     (r"(\w+_)?(dropout|drop_rate|drop_path)(_rate|_prob)?", partial(_between, 0.0, 0.5)),
@@ -96,9 +96,10 @@ class Observed:
     """What a short run of a script has shown."""
 
     metrics: Metrics | None = None
-    metric: str = ""
-    writes_here: bool | None = None  # files in the folder that it runs in; None if it did not run
+    metric: str = ""  # that ranks trials
     values: tuple[float | None, ...] = ()  # of the metric, as it was reported
+    has_epochs: bool = True  # whether the rows of metrics name them, or steps
+    writes_here: bool = False  # files in the folder that it runs in
     problem: str = ""  # why no metric was found
 
     @property
@@ -139,10 +140,13 @@ def missing_options(script: Script, varied: Varied) -> list[str]:
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
-    """The options that name what the script reads, with paths that do not depend on the working directory."""
-    found = ((option, Path(option.default)) for option in script.options if option.is_input and not script.uses_hydra)
-    used = ((option, path) for option, path in found if path.parts and (path.exists() or not must_exist))
-    return [word for option, path in used for word in (option.flag, str(path.absolute()))]
+    """The words that name what the script reads, with paths that do not depend on the working directory."""
+    words = list[str]()
+    for option in script.options if not script.uses_hydra else ():
+        if option.is_input and option.default and (Path(option.default).exists() or not must_exist):
+            words += [option.flag] * option.flag.startswith("-")
+            words.append(str(Path(option.default).absolute()))
+    return words
 
 
 def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
@@ -157,7 +161,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
             "if it can resume, say which files in the trial's folder are its checkpoints, as in\n"
             f"  checkpoint: '*{script.checkpoint}'\n"
             f"  resume: {script.resume}\n"
-            f"and try it: {script_call('check', '--drill')}"
+            f"and try it: {trainyard_call('check', '--drill')}"
         ]
     started = find_started(build_command(script, varied), Path())
     for problem in find_problems(started, [(part, script) for part in started.scripts]):
@@ -168,17 +172,17 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
 
 def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     """The text of a config with one sweep."""
-    in_own_folder = bool(observed.writes_here)
-    command = build_command(script, varied, inputs=input_words(script) if in_own_folder else ())
-    sweep: dict[str, Any] = {"command": command}
-    if in_own_folder or (observed.writes_here is False and "{trial_dir}" not in command):
-        sweep["workdir"] = "trial" if in_own_folder else "keep"
+    command = build_command(script, varied)
+    in_own_folder = observed.writes_here or "{trial_dir}" not in command
+    if in_own_folder:
+        command = build_command(script, varied, inputs=input_words(script))
+    sweep: dict[str, Any] = {"command": command} | ({"workdir": "trial"} if in_own_folder else {})
     values = {key: InLine(values) for key, (_, values) in varied.items()}
     if not observed.metrics:
         sweep["sample"] = {"count": TRIALS, "values": values}
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
-        keys = ("file", "tensorboard", "pattern", "sample")
+        keys = ("file", "pattern", "sample")
         sweep["metrics"] = {key: value for key in keys if (value := getattr(observed.metrics, key))}
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})

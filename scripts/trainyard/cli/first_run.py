@@ -9,9 +9,9 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.placeholders import PORT, build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics
-from trainyard.planning.sweep_state import output_name
+from trainyard.planning.task import output_name
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.pattern_guess import (
     NoMetric,
@@ -33,10 +33,9 @@ from trainyard.programs.pattern_guess import (
 )
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, as_own_job, run_user_program, trial_environment
 from trainyard.programs.script_options import Script, ScriptOption
-from trainyard.programs.trial_messages import TrialEnded
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
 from trainyard.utils.guarded_process import ProcessGuard
-from trainyard.utils.typed_commands import script_call
+from trainyard.utils.typed_commands import trainyard_call
 
 GRACE_SECONDS: Final = 5.0
 FIRST_LINES: Final = 5_000  # of output that are kept,
@@ -55,23 +54,6 @@ _ULTRALYTICS: Final = re.compile(r"^(runs/\w+/[a-z]+)\d*(?=/results\.csv$)")  # 
 _STEP: Final = re.compile("step|iter|epoch", re.IGNORECASE)  # in the name of a column
 MOST_ROWS: Final = 50  # of a file of metrics without epochs; more are predictions, say
 log = logging.getLogger("init")
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Metrics that a run has reported, and the one that ranks trials, with its values."""
-
-    metrics: Metrics
-    metric: str
-    values: tuple[float | None, ...]
-    has_epochs: bool = True  # whether its rows name them, or steps
-
-    @property
-    def place(self) -> str:
-        """Where they are, for a message."""
-        if self.metrics.tensorboard:
-            return "event files of TensorBoard"
-        return self.metrics.file or "; ".join(self.metrics.sample_lines)
 
 
 class _Output:
@@ -127,21 +109,21 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
             stop_request=stop,
             on_line=output.take,
         )
-        ended = _end_of(run_user_program(run, guard))
+        ended = run_user_program(run, guard)
         inputs = {Path(option.default).parts[:1] for option in script.options if option.is_input}
         written = {path.relative_to(here).parts[:1] for path in here.rglob("*") if path.is_file()} - inputs
         rejected = NoMetric()
         found = _find_metrics(output.lines, [own, here], [str(value) for value in values.values()], rejected)
     if ended.error == OUT_OF_TIME:
-        longer = script_call("init", str(script.path), "--seconds", f"{10 * seconds:g}")
+        longer = trainyard_call("init", str(script.path), "--seconds", f"{10 * seconds:g}")
         log.info("%s still ran after %g s, and was ended; for a longer run: `%s`", script.path, seconds, longer)
-    is_known = bool(written) or ended.status is TrialStatus.FINISHED
-    writes_here = bool(written) if is_known else None
-    if found:
-        observed = Observed(found.metrics, found.metric, writes_here, found.values)
-        log.info("its metrics: %s, to be ranked by %s", found.place, found.metric)
-        log.info("this is a guess: %s", observed.guess)
-        return observed
+    writes_here = bool(written)
+    if found and found.metrics:
+        place = found.metrics.file or "; ".join(found.metrics.sample_lines)
+        place = "event files of TensorBoard" if found.metrics.has_event_files else place
+        log.info("its metrics: %s, to be ranked by %s", place, found.metric)
+        log.info("this is a guess: %s", found.guess)
+        return replace(found, writes_here=writes_here)
     if ended.status is TrialStatus.FAILED:
         python = shutil.which("python", path=run.environment.get("PATH"))
         log.info("%s failed here, so that its metrics are not known: %s (python: %s)", script.path, ended.error, python)
@@ -156,15 +138,6 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
     return Observed(writes_here=writes_here, problem=problem)
 
 
-def _end_of(run: Generator[Any, Any, TrialEnded]) -> TrialEnded:
-    try:
-        while True:
-            next(run)
-    except StopIteration as end:
-        ended: TrialEnded = end.value
-        return ended
-
-
 def _example(option: ScriptOption, values: Values) -> Any:
     if option.default is not None:
         return option.default
@@ -173,7 +146,7 @@ def _example(option: ScriptOption, values: Values) -> Any:
 
 def _find_metrics(
     lines: Sequence[str], folders: Sequence[Path], settings: Collection[str], rejected: NoMetric
-) -> _Found | None:
+) -> Observed | None:
     """The metrics of a run: in a file, unless its output has a better one, or else in event files of TensorBoard.
 
     `settings` are the values of the varied options, which may be in the name of a file.
@@ -182,14 +155,14 @@ def _find_metrics(
     guess = guess_pattern(lines, rejected)
     in_output = None
     if guess:
-        in_output = _Found(Metrics(pattern=guess.pattern, sample=guess.sample), guess.metric, guess.values)
+        in_output = Observed(Metrics(pattern=guess.pattern, sample=guess.sample), guess.metric, guess.values)
     if in_file and in_output:
         is_better = tells_more(in_output.metric, in_file.metric)
         return in_output if is_better or not in_file.has_epochs else in_file
     return in_file or in_output or next(filter(None, (_in_events(folder, rejected) for folder in folders)), None)
 
 
-def _in_files(folder: Path, settings: Collection[str], rejected: NoMetric) -> _Found | None:
+def _in_files(folder: Path, settings: Collection[str], rejected: NoMetric) -> Observed | None:
     """The file in a folder whose metric tells most."""
     best = None
     for path in sorted(folder.rglob("*")):
@@ -212,16 +185,16 @@ def file_pattern(name: str, settings: Collection[str] = ()) -> str:
     return pattern.replace("*", "[0-9]*", 1) if is_of_trainyard else pattern
 
 
-def _in_events(folder: Path, rejected: NoMetric) -> _Found | None:
+def _in_events(folder: Path, rejected: NoMetric) -> Observed | None:
     if not any(folder.rglob("*tfevents*")):
         return None
     if not importlib.util.find_spec("tensorboard"):
         log.info("its event files of TensorBoard need the package tensorboard: install trainyard[tensorboard]")
         return None
-    return _read(Metrics(tensorboard="**"), folder, rejected)  # the names of folders often have the time of the run
+    return _read(Metrics(file="**"), folder, rejected)  # the names of folders often have the time of the run
 
 
-def _read(metrics: Metrics, folder: Path, rejected: NoMetric) -> _Found | None:
+def _read(metrics: Metrics, folder: Path, rejected: NoMetric) -> Observed | None:
     """The metric in files that tells most; None if there is none, or if they are a table of something else."""
     collector = MetricsCollector(metrics, folder, began=0.0, burst=math.inf)
     rows = collector.new_rows(final=True)
@@ -229,4 +202,4 @@ def _read(metrics: Metrics, folder: Path, rejected: NoMetric) -> _Found | None:
     has_epochs = collector.counts_epochs or any(map(_STEP.search, collector.latest))
     if not metric or (len(rows) > MOST_ROWS and not has_epochs):
         return None
-    return _Found(metrics, metric, values, has_epochs)
+    return Observed(metrics, metric, values, has_epochs)

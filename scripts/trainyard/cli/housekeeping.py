@@ -12,12 +12,10 @@ from typing import Final, Literal, get_args
 from trainyard.checks.resume_drill import FOLDER as DRILL
 from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
-from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
-from trainyard.config.sweep import ProgramSweep
+from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.trials import result_digest
-from trainyard.planning.job_costs import is_trained
-from trainyard.planning.plan import dataset_digest, read_state
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.history import History
+from trainyard.planning.history_files import dataset_digest, is_trained, read_state
 from trainyard.results.retention import (
     RESULTS,
     is_concluded,
@@ -35,7 +33,7 @@ Kind = Literal["trials", "checkpoints", "data", "drill"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 SILENT_SECONDS: Final = 3600.0  # without a sign of life, after which a process on another machine has ended
 _BEATS: Final = ("sweeps/*/sessions/*.beat", f"{DRILL}/*/*/sweeps/*/sessions/*.beat")
-_LOCKS: Final = ("scaling/*/*/.lock", "scaling/*/*/*/.lock", "trees/*/.lock", "data/*/.lock")
+_LOCKS: Final = ("scaling/*/*/.lock", "scaling/*/*/*/.lock", "data/*/.lock")
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,14 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
     found: list[Removable] = []
     for name, sweep in config.sweeps.items():
         state = read_state(sweep, name, results)
-        if isinstance(sweep, ProgramSweep):
-            found.append(_of_trials(state, "best 1" if sweep.keep == "all" else sweep.keep))
-        left = [path for path in _listed(state.folder / "checkpoints") if _is_of_ended(state, path)]
-        found.append(_of_paths("checkpoints", f"sweep {name}", left, "nothing: their trials have ended"))
+        if not sweep.trains:
+            found.append(_of_trials(state, "best 1" if sweep.kept_files == "all" else sweep.kept_files))
+        ended = list[Path]()
+        for checkpoints in _listed(state.folder / "checkpoints"):
+            trial = checkpoints.name.partition("~")[0].partition("-")[0]
+            if trial in state.trials and is_concluded(state, trial):
+                ended.append(checkpoints)
+        found.append(_of_paths("checkpoints", f"sweep {name}", ended, "nothing: their trials have ended"))
     for name, study in config.scaling.items():
         found.append(_of_scaling(study, name, results))
     for path in _listed(results / "data"):
@@ -78,7 +80,7 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
     return sorted(inside, key=lambda each: KINDS.index(each.kind))
 
 
-def _of_trials(state: SweepState, keep: str) -> Removable:
+def _of_trials(state: History, keep: str) -> Removable:
     """The files of ended trials of a sweep that it need not keep."""
     by_trial = reduced_folders(state, keep)
     folders = {folder: kept for each in by_trial.values() for folder, kept in each.items()}
@@ -96,27 +98,22 @@ def _of_scaling(study: Scaling, name: str, results: Path) -> Removable:
         runs = []
     digests, paths = {run: result_digest(study, run, dataset) for run in runs}, list[Path]()
     for run, digest in digests.items():
-        if not isinstance(study, ScriptScaling):
+        if study.trains:
             paths += (path for path in sorted((folder / run).glob("checkpoints/*/*")) if path.name not in RESULTS)
-        elif study.checkpoint:
-            paths += sorted((folder / run / "out" / digest).glob(study.checkpoint))
+        elif study.checkpoint_pattern:
+            paths += sorted((folder / run / "out" / digest).glob(study.checkpoint_pattern))
 
     def remove_all() -> None:
         with ExitStack() as held:
             for run, digest in digests.items():
                 held.enter_context(hold(folder / run / ".lock"))
-                if not isinstance(study, ScriptScaling):
+                if study.trains:
                     keep_results(folder / run, digest)
             for path in paths:
                 remove(path)
 
     loss = f"the weights of {count_of(len(runs), 'finished run')}"
     return Removable("checkpoints", f"scaling study {name}", paths, loss, remove_all)
-
-
-def _is_of_ended(state: SweepState, checkpoints: Path) -> bool:
-    trial = checkpoints.name.partition("~")[0].rpartition("-")[0]
-    return trial in state.trials and is_concluded(state, trial)
 
 
 def _of_paths(kind: Kind, owner: str, paths: list[Path], loss: str) -> Removable:

@@ -40,13 +40,14 @@ class ImportedSweep:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.name).strip("-_")[:64] or "sweep"
         content = {"sweeps": {name: self.sweep}}
         try:
-            config = check_config(content, source=f"{source}, imported,")
+            config = check_config(content, source=f"the config of {source}")
         except ConfigError as error:
             raise UserError(
                 f"{source} cannot be imported; this would be its config:\n{write_yaml(content)}{error}"
             ) from None
-        for finding in check_script_source(CheckedStudy("", config.sweeps[name])):
-            self.note(f"{finding.message}{f': {finding.remedy}' if finding.remedy else ''}")
+        for finding in check_script_source(CheckedStudy[Any]("", config.sweeps[name])):
+            if finding.verdict != "ok":
+                self.note(f"{finding.message}{f': {finding.remedy}' if finding.remedy else ''}")
         lines = [f"Imported from {source}."]
         lines += ["What to look at, and what was not carried over:"] if self.notes else []
         for note in self.notes:

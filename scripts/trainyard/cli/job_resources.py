@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,39 +20,34 @@ from trainyard.config.datasets import ImageFolder, Python
 from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling, split_scale
 from trainyard.config.sweep import Slots
 from trainyard.config.trials import count_configured
-from trainyard.packing.completeness import describe_pause
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.history_files import dataset_digest, is_trained, read_state
 from trainyard.planning.job_costs import (
     PlannedJob,
-    are_fitted,
     describe_scale,
-    is_trained,
     plan_scale,
     summarize_cost,
     summarize_plan,
 )
 from trainyard.planning.job_marks import remove_complete_mark, remove_done_marks
-from trainyard.planning.job_request import useful_jobs
-from trainyard.planning.journal import JobsSubmitted, Journal
 from trainyard.planning.memory_request import (
     MemoryRequest,
     scale_memory,
     staging_memory,
     sweep_memory,
     tables_memory,
-    trees_memory,
 )
-from trainyard.planning.plan import Plan, dataset_digest, plan_sweep, read_state
-from trainyard.planning.queue_forecast import forecast_jobs
-from trainyard.planning.receipts import fitting_terms, staging_terms, training_terms
+from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.receipts import staging_terms, training_terms
+from trainyard.planning.slot_options import useful_jobs
+from trainyard.results.completeness import describe_pause
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import IS_INSTALLED
 from trainyard.utils.text import count_of, format_duration
 
 log = logging.getLogger("workflow")
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
-JOB_RULES: Final = ("stage", "sweep", "train", "fit_trees")
+JOB_RULES: Final = ("stage", "sweep", "train")
 SWEEP_RULES: Final = ("sweep", "sweep_job")  # for users, the first stands for both
 USEFUL_JOBS: Final = "useful_jobs"  # resource of `sweep_job`: how many of a sweep's jobs find something to do
 
@@ -100,10 +94,6 @@ class Jobs(ABC):
     def lacks_results(self, wildcards: Wildcards) -> bool:
         """Whether a job has something to do although its output exists, as after the loss of other files."""
         return False
-
-    def _describe_excess(self) -> str:
-        """That the walltime of a job on CPUs is longer than one may take, for messages; "" if it is not."""
-        return self._profile.describe_excess(self.rule, 0) if self._profile.submits else ""
 
     def cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node; Snakemake reduces the number to the CPUs of the machine."""
@@ -165,40 +155,12 @@ class StagingJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        return f"dataset {wildcards.name}: staging{self._describe_excess()}"
+        excess = self._profile.describe_excess(self.rule, 0) if self._profile.submits else ""
+        return f"dataset {wildcards.name}: staging{excess}"
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
         return staging_terms(self._config.datasets[wildcards.name])
-
-
-class TreeJobs(Jobs):
-    """Parameters and resources of the rule `fit_trees`."""
-
-    rule = "fit_trees"
-
-    @override
-    def job(self, wildcards: Wildcards, attempt: int) -> Job:
-        study = self._config.trees[wildcards.name]
-        return Job(gpus=int(study.needs_gpu), cpus=study.cpus)
-
-    @override
-    def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        node = self._profile.node_memory(self.rule, self.job(wildcards, attempt).gpus or 0)
-        return trees_memory(self._config, wildcards.name, self._results, node)
-
-    @override
-    def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        return f"trees {wildcards.name}: fitting{self._describe_excess()}"
-
-    @override
-    def digest(self, wildcards: Wildcards) -> str:
-        return fitting_terms(self._config.trees[wildcards.name])
-
-    @override
-    def lacks_results(self, wildcards: Wildcards) -> bool:
-        study, folder = self._config.trees[wildcards.name], self._results / "trees" / wildcards.name
-        return not are_fitted(study, folder, self._results)
 
 
 class SweepJobs(Jobs):
@@ -212,7 +174,6 @@ class SweepJobs(Jobs):
         super().__init__(config, results, profile)
         self._is_dry_run = is_dry_run
         self._plans: dict[tuple[str, int, str], Plan] = {}
-        self._predicting, self._predicted = threading.Lock(), set[str]()
 
     def _shows_plans(self) -> bool:
         """Otherwise the job's program alone shows its plan, on the same terminal or log."""
@@ -231,7 +192,6 @@ class SweepJobs(Jobs):
                 self._results,
                 limit_minutes=self.limit_minutes(name),
                 limit_gpus=self._profile.limits(self.rule).gpus,
-                limit_jobs=self.limit_jobs(name),
                 fixed_minutes=self._profile.fixed_minutes(self.rule),
                 gpu_models=self.gpu_models(name),
             )
@@ -240,7 +200,7 @@ class SweepJobs(Jobs):
     def names(self, *, several_jobs: bool) -> str:
         """A regular expression that matches the names of the sweeps with one job, or of those with several."""
         sweeps = self._config.sweeps.items()
-        return match_any(name for name, each in sweeps if (each.slots.most_jobs > 1) == several_jobs)
+        return match_any(name for name, each in sweeps if (each.slots.jobs > 1) == several_jobs)
 
     def job_count(self, name: str) -> int:
         """Jobs of a sweep as Snakemake knows them: those that all its trials can use.
@@ -249,16 +209,14 @@ class SweepJobs(Jobs):
         tables again, because their inputs would be others.
         """
         state, sweep = self.plan(name).state, self._config.sweeps[name]
-        if sweep.slots.jobs == "auto" and not self._profile.has_scheduler:
-            return 1
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
         return useful_jobs(least, count_configured(sweep) if sweep.search else len(state.trials))
 
     def _useful_jobs(self, name: str, attempt: int) -> int:
         """How many jobs of a sweep find something to do: none, once all trials have a result that can be read."""
         plan = self.plan(name, attempt)
-        jobs = min(plan.request.parallel_jobs, plan.state.requests.jobs or math.inf)
-        return int(jobs) if plan.forecast.pending or plan.state.to_reparse else 0
+        jobs = min(plan.parallel_jobs, plan.state.requests.jobs or math.inf)
+        return int(jobs) if plan.forecast.pending or plan.state.unread_count else 0
 
     def forget_complete(self) -> None:
         """Remove the marks that nothing is left to do from the sweeps in which something is."""
@@ -271,28 +229,6 @@ class SweepJobs(Jobs):
         for name in self._config.sweeps:
             remove_done_marks(self._results / "sweeps" / name)
 
-    def record_prediction(self, name: str, attempt: int) -> None:
-        """Record in a sweep's journal what Slurm's queue is predicted to make of its jobs, once for each run.
-
-        Raises:
-            UserError: the journal cannot be written.
-        """
-        with self._predicting:  # jobs are submitted in several threads
-            if name in self._predicted:
-                return
-            self._predicted.add(name)
-            plan = self.plan(name, attempt)
-            queue = self._profile.queue(self.rule, plan.request.slots.gpus_per_node)
-            try:
-                found = forecast_jobs(plan, queue, self._config, self._results, plan.request.walltime_minutes)
-                seconds = [each if each is not None and math.isfinite(each) else None
-                           for each in (found.first_start_seconds, found.end_seconds)]  # fmt: skip
-            except (UserError, ValueError):  # Slurm does not respond, or as no Slurm that is known
-                seconds = [None, None]
-            with Journal.of_new_session(self._results / "sweeps" / name) as journal:
-                journal.record(JobsSubmitted(first_start_seconds=seconds[0], end_seconds=seconds[1]))
-                journal.leave()
-
     def limit_minutes(self, name: str) -> float:
         """The longest walltime that a job of a sweep can request."""
         return self._profile.limit_minutes(self.rule, self._config.sweeps[name].slots.gpus_per_node)
@@ -301,58 +237,48 @@ class SweepJobs(Jobs):
         """The GPU models that a job of a sweep may get; empty if that is unknown."""
         return self._profile.gpu_models(self.rule, self._config.sweeps[name].slots.gpus_per_node)
 
-    def limit_jobs(self, name: str) -> float:
-        """The most jobs of a sweep with `jobs: auto`: one without a scheduler, where others would share its GPUs."""
-        if not self._profile.has_scheduler:
-            return 1
-        slots = self._config.sweeps[name].slots
-        return self._profile.limits(self.rule).count_jobs(gpus=slots.gpus, cpus=slots.cpus)
-
     @override
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
-        state = self.plan(wildcards.name).state
+        plan = self.plan(wildcards.name)
+        state, forecast = plan.state, plan.forecast
         table = state.folder / "trials.csv"
-        if table.exists() and self._shows_plans() and 0 < state.failed_before == len(state.unfinished):
-            failed = f"{state.failed_before} of {len(state.trials)} trials failed"
+        if table.exists() and self._shows_plans() and 0 < len(forecast.failed) == len(forecast.pending):
+            failed = f"{len(forecast.failed)} of {len(state.trials)} trials failed"
             _note(f"sweep {wildcards.name}: {failed}; `--forcerun {table}` runs them again")
         return state.space.digest
 
     @override
     def lacks_results(self, wildcards: Wildcards) -> bool:
-        state = self.plan(wildcards.name).state
-        return len(state.unfinished) > state.failed_before
+        forecast = self.plan(wildcards.name).forecast
+        return len(forecast.pending) > len(forecast.failed)
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
         number, plan = int(getattr(wildcards, "job", 0)), self.plan(wildcards.name, attempt)
         if number or not self._shows_plans():
-            return f"sweep {wildcards.name}{self._describe_number(wildcards, attempt)}"
+            if not hasattr(wildcards, "job"):
+                return f"sweep {wildcards.name}"
+            is_useful = attempt > 1 or number < self._useful_jobs(wildcards.name, attempt)
+            condition = "" if is_useful or not self._profile.submits else ", only if it is needed"
+            return f"sweep {wildcards.name}: job {number + 1} of {self.job_count(wildcards.name)}{condition}"
         if not plan.forecast.pending:
             return summarize_plan(plan)
         environment = describe_environment(plan.state.sweep)
         if not self._profile.has_scheduler:
             return f"{summarize_plan(plan, on_cpus=not has_gpu())}{environment}"
-        request, most = plan.request, plan.state.max_slots
-        most_gpus = most.gpus * (most.most_jobs if plan.state.sweep.goal else 1)  # without a goal, each may start alone
+        most = plan.state.sweep.slots
+        most_gpus = most.gpus * (most.jobs if plan.state.sweep.goal else 1)  # without a goal, each may start alone
         is_fixed = plan.fixed_minutes is not None
-        needed = 0 if is_fixed else request.needed_minutes
-        effect = self._profile.limits(self.rule).describe(needed, gpus=request.slots.gpus, max_gpus=most_gpus)
+        needed = 0 if is_fixed else plan.needed_minutes
+        effect = self._profile.limits(self.rule).describe(needed, gpus=plan.slots.gpus, max_gpus=most_gpus)
         if is_fixed:
             effect += self._profile.describe_excess(self.rule, most.gpus_per_node)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
-    def _describe_number(self, wildcards: Wildcards, attempt: int) -> str:
-        """Which of several jobs it is, and whether it may not be submitted; "" for the only one."""
-        if (number := getattr(wildcards, "job", None)) is None:
-            return ""
-        is_useful = attempt > 1 or int(number) < self._useful_jobs(wildcards.name, attempt)
-        condition = "" if is_useful or not self._profile.submits else ", only if it is needed"
-        return f": job {int(number) + 1} of {self.job_count(wildcards.name)}{condition}"
-
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
-        slots = self.plan(wildcards.name, attempt).request.slots
+        slots = self.plan(wildcards.name, attempt).slots
         gpus = slots.gpus_per_node if self._config.sweeps[wildcards.name].slots.has_gpus else None
         nodes = slots.nodes_per_trial
         return Job(nodes, gpus, slots.cpus_per_node, ("--ntasks-per-node=1",) if nodes > 1 else ())
@@ -360,7 +286,7 @@ class SweepJobs(Jobs):
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
         plan = self.plan(wildcards.name, attempt)
-        node = self._profile.node_memory(self.rule, plan.request.slots.gpus_per_node)
+        node = self._profile.node_memory(self.rule, plan.slots.gpus_per_node)
         return sweep_memory(self._config, plan, self._results, node)
 
     @override
@@ -369,7 +295,7 @@ class SweepJobs(Jobs):
             return len(self.plan(wildcards.name, attempt).forecast.pending)
 
         def runtime(wildcards: Wildcards, attempt: int) -> int:
-            return self.plan(wildcards.name, attempt).request.walltime_minutes
+            return self.plan(wildcards.name, attempt).walltime_minutes
 
         def useful(wildcards: Wildcards, attempt: int) -> int | None:
             return self._useful_jobs(wildcards.name, attempt) if hasattr(wildcards, "job") else None
@@ -387,7 +313,7 @@ class SweepJobs(Jobs):
         jobs, gpus = 1, self._profile.limits(self.rule).gpus
         for name in self._config.sweeps:
             limits: dict[str, Any] = {"limit_minutes": minutes, "limit_gpus": gpus, "gpu_models": self.gpu_models(name)}
-            jobs = max(jobs, plan_sweep(self._config, name, self._results, **limits).request.jobs)
+            jobs = max(jobs, plan_sweep(self._config, name, self._results, **limits).jobs)
         return jobs + 1 if jobs > 1 else None
 
     def check(self) -> None:
@@ -398,14 +324,13 @@ class SweepJobs(Jobs):
             if claims.requests.paused_at:
                 state = read_state(self._config.sweeps[name], name, self._results)
                 if state.unfinished:
-                    option = "-C" if IS_INSTALLED else "--config"
-                    raise UserError(f"{describe_pause(state)}; to run others without it: `{option} sweeps=<names>`")
+                    raise UserError(f"{describe_pause(state)}; to run others without it: `-C sweeps=<names>`")
             limit = self.limit_minutes(name)
             if math.isfinite(limit):
                 # A plan of its own: those of a partition file may not be known yet.
                 plan = plan_sweep(self._config, name, self._results, limit_minutes=limit)
                 if plan.forecast.pending and self._profile.fixed_minutes(self.rule) is None:
-                    plan.request.check_limit()
+                    plan.check_limit()
 
 
 @cache
@@ -432,13 +357,6 @@ class TrainJobs(Jobs):
         """As configured, or as the nodes have; None if neither is known."""
         given = self._config.scaling[wildcards.name].cpus_per_gpu
         return given or self._profile.cpus_per_gpu(self.rule, split_scale(wildcards.scale)[1])
-
-    def _describe_cpus(self, wildcards: Wildcards) -> str:
-        """That a GPU may wait for its CPUs, for messages; "" if there are enough, or it is not known."""
-        cpus = self._cpus_per_gpu(wildcards)
-        if cpus is None or cpus >= ENOUGH_CPUS_PER_GPU:
-            return ""
-        return f"; {count_of(cpus, 'CPU')} per GPU may keep it waiting: {ENOUGH_CPUS_PER_GPU} are enough for most"
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
@@ -476,7 +394,11 @@ class TrainJobs(Jobs):
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         effect = self._profile.limits(self.rule).describe(0, gpus=row.gpus, max_gpus=row.gpus)
         effect += self._describe_walltime(wildcards, study, row)
-        return f"{what}; {describe_scale(row)}{effect}{self._describe_cpus(wildcards)}"
+        cpus = self._cpus_per_gpu(wildcards)
+        if cpus is not None and cpus < ENOUGH_CPUS_PER_GPU:
+            count = count_of(cpus, "CPU")
+            effect += f"; {count} per GPU may keep it waiting: {ENOUGH_CPUS_PER_GPU} are enough for most"
+        return f"{what}; {describe_scale(row)}{effect}"
 
     def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
         """Why the walltime that the profile sets for a scale is not enough, or too much; "" if it suits."""
@@ -488,7 +410,7 @@ class TrainJobs(Jobs):
         walltime = format_duration(60 * minutes)
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
             return ""
-        if isinstance(study, ScriptScaling) and study.checkpoint is None:
+        if not (study.trains or study.checkpoint_pattern):
             return f"; longer than the walltime of {walltime}, and it cannot resume: set `runtime`"
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
         return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"

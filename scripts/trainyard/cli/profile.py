@@ -23,7 +23,6 @@ from trainyard.cluster.slurm_queries import (
 )
 from trainyard.config.scaling import MOST_CPUS_PER_GPU
 from trainyard.planning.memory_request import MemoryRequest, NodeMemory, node_memory
-from trainyard.planning.queue_forecast import Queue
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -153,7 +152,7 @@ class Profile:
         return list_gpu_models(self._named_partitions(rule, gpus), gpus, self.gpu_type)
 
     def _named_partitions(self, rule: str, gpus: int) -> list[Partition]:
-        return named_partitions(self._partitions, self._partition_names(rule, gpus))
+        return named_partitions(self._partitions, self.partition_names(rule, gpus))
 
     def cpus_per_gpu(self, rule: str, gpus: int) -> int | None:
         """The CPUs for each GPU on the nodes for a rule's jobs, at most `MOST_CPUS_PER_GPU`; None if unknown."""
@@ -162,17 +161,10 @@ class Profile:
         shares = [cpus // count for cpus, count in counts if count >= max(1, gpus)]
         return max(1, min([MOST_CPUS_PER_GPU, *shares])) if shares else None
 
-    def _partition_names(self, rule: str, gpus: int) -> str:
+    def partition_names(self, rule: str, gpus: int) -> str:
         """The partitions in which the jobs of a rule may start; "" for the default one."""
         fitting = (each.name for each in self._fitting_partitions(rule, gpus))
         return self.setting(rule, "slurm_partition") or ",".join(fitting)
-
-    def queue(self, rule: str, gpus: int) -> Queue:
-        """The queue to which the jobs of a rule are submitted, with this number of GPUs per node."""
-        names = {"slurm_account": "account", "qos": "qos", "constraint": "constraint"}
-        given = [f"--{option}={text}" for name, option in names.items() if (text := self.setting(rule, name))]
-        extra = self.setting(rule, "slurm_extra").split()
-        return Queue(self._partition_names(rule, gpus), self.gpu_type, (*given, *extra))
 
     def _fitting_partitions(self, rule: str, gpus: int) -> list[Any]:
         """The partitions of the partition file that the plugin would consider for a short job with these GPUs per node.

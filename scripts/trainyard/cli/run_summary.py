@@ -11,16 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.checks.script_checks import describe_spoiled_results
+from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.config.config import Config
 from trainyard.config.placeholders import SHELL
-from trainyard.packing.completeness import describe_failure, summarize_sweep
-from trainyard.planning.plan import read_state
-from trainyard.planning.sweep_state import SweepState
-from trainyard.results.answer import describe_answer, describe_deciding_trials
-from trainyard.results.best_config import FILE, find_files, has_study, paste_line, study_name, write_best
-from trainyard.results.provenance import describe_difference, describe_mismatch, read_sessions
-from trainyard.results.ranking import rank_sweep
+from trainyard.planning.added_trials import announce_end
+from trainyard.planning.history import History
+from trainyard.planning.history_files import read_state
+from trainyard.results.answer import Answer, answer_sweep
+from trainyard.results.best_config import FILE, has_study, study_name, write_best
+from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, describe_exit, format_duration
@@ -33,10 +32,10 @@ TAIL: Final = 10  # lines of Slurm's log
 # What Snakemake prints in a job from the error of its rule on.
 SNAKEMAKE_ERROR: Final = re.compile(r"^(RuleException:\n|\[[\w :]+\]\nError in rule ).*\Z", re.MULTILINE | re.DOTALL)
 # By rule. The tables of a sweep with several jobs are made once all its trials have ended.
-NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_tables": "sweep", "train": "scaling", "fit_trees": "trees"}
+NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_tables": "sweep", "train": "scaling"}
 OF_CONFIG: Final = ("--configfile", "--configfiles", "--config", "-C")  # each takes several values
 OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_job", "sweep_tables", "table_sweeps"), "scaling": ("table_scaling",)}
-State = Literal["finished", "failed", "interrupted", "left"]
+State = Literal["finished", "failed", "interrupted", "left", "kept"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class RunJob:
 def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -> list[RunJob]:
     """The jobs of a run that has ended, from a `snakemake.workflow.Workflow`, in the order of their names.
 
-    `failures` are by Snakemake's numbers of jobs.
+    `failures` are by Snakemake's numbers of jobs. If nothing had to run, these are the jobs whose outputs were kept.
     """
     dag, scheduler = workflow.dag, workflow.scheduler
 
@@ -72,13 +71,15 @@ def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -
             "interrupted": job in scheduler.running,
             "finished": dag.finished(job),
         }
-        state: State = next((state for state, holds in states.items() if holds), "left")
+        otherwise: State = "left" if needed else "kept"
+        state = next((state for state, holds in states.items() if holds), otherwise)
         name, scale, number = (str(job.wildcards.get(key, "")) for key in ("name", "scale", "job"))
         scale = scale or (number and f"job {int(number) + 1}")
         failure = failures.get(job.jobid) if failures and state == "failed" else None
         return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state, failure)
 
-    jobs = [read(job) for job in dag.needrun_jobs(exclude_finished=False)]
+    needed = list(dag.needrun_jobs(exclude_finished=False))
+    jobs = [read(job) for job in needed or dag.jobs]
     return sorted(jobs, key=lambda job: (job.rule, job.name, job.scale))
 
 
@@ -98,7 +99,7 @@ class RunSummary:
     @cached_property
     def trials_left(self) -> int:
         """How many trials of this run's sweeps are left to run, without those that have failed."""
-        return sum(len(state.unfinished) - state.failed_before for state in self._states.values())
+        return sum(len(state.unfinished) - len(state.failed) for state in self._states.values())
 
     @property
     def is_done(self) -> bool:
@@ -110,9 +111,15 @@ class RunSummary:
 
         A sweep writes it at its end, which an error or a signal may have prevented.
         """
-        for state in self._states.values():
+        for name, state in self._states.items():
             with suppress(StorageError):
-                write_best(self.config, state, rank_sweep(state))
+                write_best(self.config, state, self._answer_of[name])
+
+    def announce_ends(self) -> None:
+        """Tell who waits for the sweeps of this run that it has ended."""
+        for name in self._states:
+            with suppress(StorageError):
+                announce_end(name, self.results)
 
     def text(self) -> str:
         """The summary, in lines with a heading each."""
@@ -142,11 +149,13 @@ class RunSummary:
         return [name + f" ({', '.join(scales)})" * any(scales) for name, scales in found.items()]
 
     def _failures(self) -> list[str]:
-        failed = [job for job in self.jobs if job.state == "failed"]
         nouns = NOUNS | {"sweep_job": "sweep"}
-        names = (f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip() for job in failed)
-        whys = (job.failure.why if job.failure else f"see {job.log}" for job in failed)
-        return _first([f"{name}: {why}" for name, why in zip(names, whys, strict=True)])
+        lines = list[str]()
+        for job in (job for job in self.jobs if job.state == "failed"):
+            name = f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip()
+            why = job.failure.why if job.failure else f"see {job.log}"
+            lines.append(f"{name}: {why}")
+        return _first(lines)
 
     def _slurm_log(self) -> list[str]:
         """The path and the last lines of Slurm's log of the first job that failed before its program started."""
@@ -154,10 +163,11 @@ class RunSummary:
         if (log := next(logs, None)) is None:
             return []
         try:
-            text = log.read_text(errors="replace")
+            # Where the Snakemake of a job ran, without what it says about its end.
+            text = SNAKEMAKE_ERROR.sub("", log.read_text(errors="replace"))
         except OSError:
             return [f"{log}: Slurm could not write it: does the node see this folder?"]
-        return [f"{log}:", *(f"  {line}" for line in _last_lines(text))]
+        return [f"{log}:", *[f"  {line}" for line in text.splitlines() if line.strip()][-TAIL:]]
 
     def _touched(self, kind: str) -> list[str]:
         """The studies of a kind that this run worked on."""
@@ -165,31 +175,22 @@ class RunSummary:
         return [name for name in getattr(self.config, kind) if name in names]
 
     @cached_property
-    def _states(self) -> dict[str, SweepState]:
+    def _states(self) -> dict[str, History]:
         """What has become of the sweeps that this run worked on, by name."""
         return {name: read_state(self.config.sweeps[name], name, self.results) for name in self._touched("sweeps")}
 
-    def _answers(self) -> list[str]:
-        sweeps = [line for state in list(self._states.values())[:SHOWN] for line in self._sweep_answer(state)]
-        return sweeps + [line for name in self._touched("scaling")[:SHOWN] for line in self._scaling_answer(name)]
+    @cached_property
+    def _answer_of(self) -> dict[str, Answer]:
+        """The answers of these sweeps, by name."""
+        return {name: answer_sweep(state) for name, state in self._states.items()}
 
-    def _sweep_answer(self, state: SweepState) -> list[str]:
-        ranking = rank_sweep(state)
-        failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
-        best, *more = describe_answer(state, ranking)
-        best = f"so far: {best}" if self.interrupted else best
-        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *more]
-        if not state.unfinished:
-            lines += filter(None, [describe_deciding_trials(state, ranking), describe_mismatch(state)])
-        lines += describe_spoiled_results(state.sweep)
-        if ranking.best_trial:
-            files, line = find_files(state, ranking), paste_line(state, ranking)
-            its = "the first one's" if ranking.front else "its"
-            lines += [f"{its} files: {files}"] * bool(files)
-            lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
-            path = state.folder / FILE
-            lines += [f"{its} config: {path}"] * path.exists()
-        return [lines[0], *(f"  {line}" for line in lines[1:])]
+    def _answers(self) -> list[str]:
+        lines = list[str]()
+        for name, state in list(self._states.items())[:SHOWN]:
+            lines += describe_sweep(state, self._answer_of[name], self.config.pricing)
+        for name in self._touched("scaling")[:SHOWN]:
+            lines += self._scaling_answer(name)
+        return lines
 
     def _scaling_answer(self, name: str) -> list[str]:
         table = self.results / "scaling" / name / "scaling.csv"
@@ -209,7 +210,7 @@ class RunSummary:
             return ["correct the cause and run the same command again: what has finished is kept"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again
-            if failed := state.failed_before:
+            if failed := len(state.failed):
                 call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
                 trials = f"{count_of(failed, 'failed trial')} of sweep {state.name}"
                 steps.append(f"run {trials} again, once the cause is corrected: {call}")
@@ -239,12 +240,6 @@ def notify(command: str, text: str) -> str:
         return str(error)
     said = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
     return f"{describe_exit(ended.returncode)}: {said[-1]}" if ended.returncode else ""
-
-
-def _last_lines(slurm_log: str) -> list[str]:
-    """The last lines of Slurm's log; where the Snakemake of a job ran, those before what it says about its end."""
-    lines = (line for line in SNAKEMAKE_ERROR.sub("", slurm_log).splitlines() if line.strip())
-    return list(lines)[-TAIL:]
 
 
 def _first(lines: list[str]) -> list[str]:

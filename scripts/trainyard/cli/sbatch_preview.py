@@ -23,7 +23,7 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import answer_request
 from trainyard.checks.sbatch_requests import ask_sbatch
 from trainyard.checks.site_checks import check_request
-from trainyard.cli.slurm_executor import SlurmExecutor
+from trainyard.cli.slurm_executor import SlurmExecutor, comment_of
 from trainyard.cluster.slurm_queries import list_partitions
 from trainyard.utils.errors import UserError
 
@@ -35,8 +35,7 @@ class _WrittenError(BaseException):
 def write_line(job: Any, params: dict[str, Any], settings: Any, excluded_nodes: Collection[str] = ()) -> str:
     """The sbatch line of a job up to its script, as the plugin's `run_job` writes it."""
     validate_slurm_extra(job)
-    comment = f"rule_{job.name}_wildcards_{get_job_wildcards(job)}"
-    line = get_submit_command(job, {"comment_str": comment, **params}, settings, excluded_nodes)
+    line = get_submit_command(job, {"comment_str": comment_of(job), **params}, settings, excluded_nodes)
     return f"{line}{set_gres_string(job)}"
 
 

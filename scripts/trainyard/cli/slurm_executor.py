@@ -14,19 +14,13 @@ If Snakemake is killed, its jobs continue. Another Snakemake would submit each o
 fail because the results are in use.
 
 The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a job late. Here,
-the waits are a fraction of the time since the last submission, and Slurm is also asked once all output files of a job
-have appeared. One job's files are looked at in turn, so that the load on the file system and on Slurm does not grow
-with the number of jobs. And at its own end, Snakemake would wait for the time of the next check.
+the waits are a fraction of the time since the last submission, and Slurm is also asked soon after all output files of
+a job have appeared, or its sweep is complete. One job's files are looked at in turn, so that the load on the file
+system does not grow with the number of jobs. And at its own end, Snakemake would wait for the time of the next check.
 
 The plugin starts Snakemake twice in each job: one that only starts a step, and in the step the one that runs the rule.
-Here, the job's script starts the step itself. Jobs read the config from the results: the files of --configfile may be
-edited meanwhile, or be on no node.
-
-When a node that was cut off returns, Slurm kills there what it has started again elsewhere. The Snakemake in the killed
-job would delete the output files of its rule, which may be complete by now. Trainyard's own rules write theirs
-atomically and at the end, so that Snakemake deletes none in their jobs, only where it runs itself, once Slurm reports
-that a job has failed. A job of another rule, in a workflow that imports these, would leave half-written files that
-count as complete.
+Here, the script of a job of one of Trainyard's own rules starts a step that runs the rule's program. The Snakemake that
+submitted the job does the rest once it has ended. All other jobs are those of the plugin.
 """
 
 import asyncio
@@ -36,14 +30,15 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_executor_plugin_slurm.utils import get_job_wildcards
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
-from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
+from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
@@ -73,9 +68,8 @@ MAX_CHECK_SECONDS: Final = 180  # between checks
 RATE_SECONDS: Final = 10  # at least between checks of a Snakemake that has run for a while: six a minute
 IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
 LIST_SECONDS: Final = 15  # for which a listing of the queue holds at submissions: more than RATE_SECONDS
-LOOK_FRACTION: Final = 0.01  # of the time since the last submission, after which output files are looked at again
-LOOK_SECONDS: Final = (0.5, 5)  # bounds of the time between two looks at output files
-END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
+LOOK_SECONDS: Final = 0.25  # between two looks at the files of a job
+END_SECONDS: Final = 0.25  # from the last output file of a job until Slurm is asked, first
 PLUGIN_REFUSES: Final = "Job submission failed with exception: "
 # What the plugin says of a job that sbatch refuses, with what sbatch printed, or that it refuses itself.
 REFUSED: Final = re.compile(
@@ -83,25 +77,17 @@ REFUSED: Final = re.compile(
 )
 
 
-def register(
-    config_file: Path | None = None,
-    *,
-    own_rules: Any = None,
-    before_submission: Callable[[Any], None] = lambda job: None,
-    before_waiting: Callable[[Any], None] = lambda job: None,
-    after_failure: Callable[[Any, JobFailure], None] = lambda job, failure: None,
-) -> None:
+def register(project: Any = None, *, config_file: Path | None = None, own_rules: Any = None) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
     Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
-    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what a job needs;
-    `before_waiting` is called with a job that an earlier Snakemake has submitted, `after_failure` with one that
-    cannot be submitted or that has failed before its program started.
+    folder of Trainyard's own rules, as Snakemake names it. The `project`, a `Workflow`, is told of each job before it
+    is submitted, or waited for if an earlier Snakemake has submitted it, and of one that cannot be submitted or that
+    has failed before its program started.
     """
-    SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
-    SlurmExecutor.before_submission = staticmethod(before_submission)
-    SlurmExecutor.before_waiting = staticmethod(before_waiting)
-    SlurmExecutor.after_failure = staticmethod(after_failure)
+    SlurmExecutor.project = project
+    SlurmExecutor.config_file = config_file
+    SlurmExecutor.own_rules = own_rules
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
     if not plugin.common_settings.dryrun_exec:  # otherwise `cli/sbatch_preview.py` has chosen one that submits nothing
@@ -111,28 +97,26 @@ def register(
 class SlurmExecutor(Executor):  # type: ignore[misc]
     """Submits jobs to Slurm and follows them. Its public methods are the interface of executor plugins."""
 
+    project: Any = None
     config_file: Path | None = None
     own_rules: Any = None  # a SourceFile of Snakemake
-    before_submission: Callable[[Any], None] = staticmethod(lambda job: None)
-    before_waiting: Callable[[Any], None] = staticmethod(lambda job: None)
-    after_failure: Callable[[Any, JobFailure], None] = staticmethod(lambda job, failure: None)
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
         self._refused: set[int] = set()  # jobs, by Snakemake's number, that cannot be submitted
-        self._logs: dict[int, list[tuple[int, int] | None]] = {}  # the logs of jobs before their submission
+        self._logs: dict[int, list[int]] = {}  # the sizes of the logs of jobs before their submission
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
         self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
         # By sweep with several jobs, and by attempt: comments of those submitted or live
         self._used: dict[tuple[Path, int], set[str]] = {}
-        self._idle: list[Any] = []  # its jobs that are not submitted, because the others run all trials
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
         self._looks = 0  # at output files
-        # By Slurm job: when its files were changed, at the last look, if all were there
-        self._outputs: dict[str, list[float] | None] = {}
+        # By Slurm job: when its files had been changed at the first look, if all were there; and when all were new
+        self._outputs: dict[str, list[float]] = {}
+        self._appeared: dict[str, float] = {}
         try:
             Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
         except UserError as error:
@@ -161,29 +145,29 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         if job.is_group():
             self._submit(job)
             return
-        live = next((each for each in self._live_jobs(listed) if each.comment == _comment(job)), None)
+        live = next((each for each in self._live_jobs(listed) if each.comment == comment_of(job)), None)
         if not self._may_use(job, listed):
-            self._idle.append(job)
+            self._report_idle(SubmittedJobInfo(job))
             return
         if live is None:
             self._record_parameters(job)
             for log in job.log:
                 for mark in (final_mark, continued_mark):
                     mark(Path(log)).unlink(missing_ok=True)
-            self._logs[job.jobid] = _read_signatures(job.log)
+            self._logs[job.jobid] = _read_sizes(job.log)
             self._submit(job)
             return
         self.logger.info(
             f"Job {job.jobid} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
             f"{live.submitted}): waiting for it to end, then taking its results."
         )
-        self._prepare(self.before_waiting, job)
+        self._announce(job)
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
 
     def _submit(self, job: Any) -> None:
-        self._prepare(self.before_submission, job)
+        self._announce(job)
         try:  # first what the plugin would refuse with a stack trace
             if not job.is_group():
                 next(self.get_account_arg(job))
@@ -193,9 +177,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return
         super().run_job(job)
 
-    def _prepare(self, prepare: Callable[[Any], None], job: Any) -> None:
+    def _announce(self, job: Any) -> None:
         try:
-            prepare(job)
+            if self.project:
+                self.project.announce(job)
         except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
             self.logger.warning(str(error))
 
@@ -209,7 +194,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return True
         with self._listing:  # jobs are submitted in several threads
             used = self._used.setdefault((Path(job.output[0]).parent, job.attempt), set())
-            own, live = _comment(job), self._live_jobs(listed)
+            own, live = comment_of(job), self._live_jobs(listed)
             if job.attempt == 1:
                 used |= {each.comment for each in live if each.shares_sweep_with(own)}
             is_live = any(each.comment == own for each in live)
@@ -235,36 +220,36 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         """The Python of the jobs, as a word of a shell."""
         return shlex.quote(super().get_python_executable())
 
-    @property
-    def cores(self) -> str:
-        """The CPUs that the Snakemake in a job may use: all CPUs of its step."""
-        return "all"
-
-    def additional_general_args(self) -> str:
-        """Arguments of the Snakemake in a job: it runs the rule itself, unless tasks of an array share a script.
-
-        It has nothing to choose from, and the default scheduler starts a solver, which fails on a full /tmp.
-        """
-        of_array = super().additional_general_args() if self.array_jobs else ""
-        return f"{of_array} --scheduler greedy".lstrip()
-
     def format_job_exec(self, job: Any) -> str:
-        """The script of a job: Snakemake in a step on the first node, with the options that the plugin would use."""
+        """The command that a job's script runs."""
+        if self._runs_program(job):
+            return self._program_step(job)
         command: str = super().format_job_exec(job)
         if given := self.config_file and self.workflow.spawned_job_args_factory.get_configfiles_arg():
+            # The files that the user named may be edited meanwhile, or be on no node.
             command = command.replace(given, f"--configfiles {shlex.quote(str(self.config_file))}")
-        if all(each.rule.basedir == self.own_rules for each in (job.jobs if job.is_group() else [job])):
-            command += " --keep-incomplete"
-        if self.array_jobs:
+        return command
+
+    def _runs_program(self, job: Any) -> bool:
+        """Whether a job runs a program of Trainyard in the environment of this process."""
+        if job.is_group() or self.array_jobs or job.rule.basedir != self.own_rules:
+            return False
+        methods = {method.name for method in self.workflow.deployment_settings.deployment_method}
+        return methods.isdisjoint(("APPTAINER", "CONDA"))
+
+    def _program_step(self, job: Any) -> str:
+        """A step on the first node of a job whose first process is the program of the job's rule."""
+        python, script = self.get_python_executable(), shlex.quote(job_script.__file__)
+        modules, _, program = job.shellcmd.partition(f"exec {python} ")
+        has_gpus = bool(job.resources.get("gpu"))  # requested with --gpus
+        options = [get_cpu_setting(job, has_gpus), get_gpu_setting(job)]
+        # The node of the batch script. On several nodes, the program starts further steps.
+        step = ["srun", "-n1", "--nodes=1", "--relative=0", "--cpu-bind=none", *filter(None, options)]
+        task = [python, script, job_script.TASK, job_script.ENDED, program]
+        command = f"exec {' '.join([python, script, *step, *task])}"
+        if not modules:
             return command
-        step = [self.get_python_executable(), shlex.quote(job_script.__file__)]
-        if job.resources.get("mpi") is None:  # otherwise, its rule starts the step
-            has_gpus = bool(job.resources.get("gpu"))  # requested with --gpus
-            options = [get_cpu_setting(job, has_gpus), get_gpu_setting(job), get_node_setting(job)]
-            step += ["srun", "-n1", "--cpu-bind=q", *filter(None, options)]
-            task = [shlex.quote(job_script.__file__), job_script.TASK, job_script.ENDED, "snakemake"]
-            command = command.replace(" -m snakemake ", f" {' '.join(task)} ", 1)
-        return f"{' '.join(step)} {command}"
+        return f"exec bash -c {shlex.quote(job.env_modules.shellcmd(modules + command))}"
 
     def _excluded_nodes(self) -> set[str]:
         """The nodes that the user excludes: without those that the plugin adds, which are all of a job that lost one.
@@ -272,7 +257,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         Slurm starts no job on a node that is down.
         """
         named = self.workflow.executor_settings.exclude_failed_nodes or ""
-        return set(filter(None, (name.strip() for name in named.split(","))))
+        return set(re.findall(r"[^\s,]+", named))
 
     def _live_jobs(self, listed: Collection[UserJob]) -> list[UserJob]:
         """The jobs in this folder, but for those that Slurm is ending, for hours if their node does not respond."""
@@ -327,17 +312,20 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._end(info, final_state(info.external_jobid))
             if info.external_jobid not in self._settled:
                 yield info
-        idle, self._idle = self._idle, []
-        for each in idle:
-            self._report_idle(SubmittedJobInfo(each))
         jobs, self._to_submit = self._to_submit, []
         for each in jobs:
             if self._to_submit or not self.wait:  # one has just been refused, or Snakemake ends
                 self._to_submit.append(each)
             else:
                 await asyncio.to_thread(self.run_job, each)
-        submitted = any(FOUND not in info.aux for info in active_jobs)
-        self._plan_next_check(is_idle=not submitted and bool(active_jobs or jobs))
+        # Jobs that end soon after their submission are noticed soon; those that run for hours cost few checks.
+        first = self.workflow.executor_settings.init_seconds_before_status_checks
+        planned = max(first, CHECK_FRACTION * (time.monotonic() - self._submitted_at), self._rate_seconds)
+        if (active_jobs or jobs) and all(FOUND in info.aux for info in active_jobs):
+            planned = IDLE_SECONDS
+        ending = [time.monotonic() - seen for job, seen in self._appeared.items() if job not in self._settled]
+        soon = max(END_SECONDS, *ending) if ending else MAX_CHECK_SECONDS
+        self.next_seconds_between_status_checks = min(planned, soon)
 
     def _cancel_idle(self, active_jobs: Collection[Any], listed: Collection[UserJob]) -> bool:
         """Cancel jobs of sweeps without a trial to run that wait or are suspended; one that starts meanwhile goes on.
@@ -360,12 +348,6 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self.logger.info(f"{what} counts as done: the sweep needs nothing more of it.")
         self.report_job_success(info)
 
-    def _plan_next_check(self, *, is_idle: bool) -> None:
-        """Jobs that end soon after their submission are noticed soon; those that run for hours cost few checks."""
-        first = self.workflow.executor_settings.init_seconds_before_status_checks
-        planned = max(first, CHECK_FRACTION * (time.monotonic() - self._submitted_at), self._rate_seconds)
-        self.next_seconds_between_status_checks = IDLE_SECONDS if is_idle else min(planned, MAX_CHECK_SECONDS)
-
     @property
     def _rate_seconds(self) -> float:
         """The least time between two checks, which grows with the age of this Snakemake."""
@@ -373,30 +355,34 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     async def sleep(self) -> None:
         """Wait until the next check is due, which is soon after the output of a job is there, or Snakemake ends."""
-        began = look = time.monotonic()
+        began = time.monotonic()
         due = began + self.next_seconds_between_status_checks
-        while self.wait and (left := due - (now := time.monotonic())) > 0:
+        while self.wait and (left := due - time.monotonic()) > 0:
             if self._submitted_at > began:
                 first = self.workflow.executor_settings.init_seconds_before_status_checks
                 due = min(due, self._submitted_at + max(first, self._rate_seconds))
-            if now >= look:
-                if self._has_new_output():
-                    due = min(due, max(now + END_SECONDS, began + self._rate_seconds))
-                look = now + min(max(LOOK_SECONDS[0], LOOK_FRACTION * (now - self._submitted_at)), LOOK_SECONDS[1])
-            await asyncio.sleep(min(LOOK_SECONDS[0], left))
+            if self._has_new_output():
+                due = min(due, time.monotonic() + END_SECONDS)
+            await asyncio.sleep(min(LOOK_SECONDS, left))
 
     def _has_new_output(self) -> bool:
-        """Whether all output files of the next job in turn are there, and changed since the last look at them."""
+        """Whether the next job in turn has just ended by its files: all are there and new, or its sweep is complete.
+
+        Only True if no other has that Slurm has not ended yet. Slurm is asked about these ever more rarely.
+        """
         if not (jobs := list(self.active_jobs)):
             return False
         self._looks += 1
         info = jobs[self._looks % len(jobs)]
-        now = None
-        with suppress(OSError):  # one is not there
-            now = [Path(file).stat().st_mtime for file in info.job.output]
-        before = self._outputs.get(info.external_jobid, now)
-        self._outputs[info.external_jobid] = now
-        return now is not None and now != before
+        changes = _read_changes(info.job.output)
+        if not changes and _is_complete(info.job):
+            changes = [0.0]
+        before = self._outputs.setdefault(info.external_jobid, changes)
+        if not changes or info.external_jobid in self._appeared or not set(changes).isdisjoint(before):
+            return False
+        is_first = self._appeared.keys() <= self._settled
+        self._appeared[info.external_jobid] = time.monotonic()
+        return is_first
 
     def _may_continue(self, info: Any, job: UserJob) -> bool:
         """Whether a job is live, or Slurm ends it and may requeue it, or does not say yet how it ends."""
@@ -449,7 +435,11 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._settled.add(job_info.external_jobid)
         if job_info.external_jobid and (state := final_state(job_info.external_jobid)) in LOST:
             self._submit_again(job_info, LOST[state])
-        elif job_info.external_jobid and state == "CANCELLED" and _was_needless(job_info):
+        elif (
+            job_info.external_jobid
+            and state == "CANCELLED"
+            and job_info.external_jobid in _read_mark(job_info.job, CANCELLED)
+        ):  # another job of the sweep has cancelled it, as all trials were taken
             self._report_idle(job_info)
         elif not job_info.external_jobid and (refusal := TEMPORARY.search(_refusal_of(msg) or msg or "")):
             if refusal[0] not in self._refusals:
@@ -467,16 +457,20 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         """
         job, printed = info.job, (info.aux or {}).get("slurm_logfile")
         if refusal:
+            failure = JobFailure(f"its job cannot be submitted: {refusal}")
             self._refused.add(job.jobid)
             for log in map(Path, job.log):
                 with suppress(OSError):
                     log.parent.mkdir(parents=True, exist_ok=True)
                     with log.open("a") as file:
                         print(f"The job cannot be submitted: {refusal}", file=file)
-            self.after_failure(job, JobFailure(f"its job cannot be submitted: {refusal}"))
-        elif printed and _read_signatures(job.log) == self._logs.get(job.jobid):
+        elif printed and _read_sizes(job.log) == self._logs.get(job.jobid):
             why = f"Slurm job {info.external_jobid} ended before its program started"
-            self.after_failure(job, JobFailure(why, Path(printed)))
+            failure = JobFailure(why, Path(printed))
+        else:
+            return
+        if self.project:
+            self.project.note_failure(job, failure)
 
     def print_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
         """Print the error of a job; if its work continues in the next one, as planned, a line."""
@@ -524,16 +518,22 @@ def _refusal_of(message: str | None) -> str:
     return "; ".join(filter(None, lines))
 
 
-def _read_signatures(logs: Collection[Any]) -> list[tuple[int, int] | None]:
-    """Size and time of change of each log; None for one that has nothing in it: Snakemake makes empty ones."""
-    signatures = list[tuple[int, int] | None]()
+def _read_changes(files: Collection[Any]) -> list[float]:
+    """When each of some files was changed; [] if one is not there."""
+    with suppress(OSError):
+        return [Path(file).stat().st_mtime for file in files]
+    return []
+
+
+def _read_sizes(logs: Collection[Any]) -> list[int]:
+    """The size of each log; 0 for one that does not exist: Snakemake makes empty ones."""
+    sizes = list[int]()
     for log in logs:
-        size, changed = 0, 0
-        with suppress(OSError):  # it does not exist
-            status = Path(log).stat()
-            size, changed = status.st_size, status.st_mtime_ns
-        signatures.append((size, changed) if size else None)
-    return signatures
+        size = 0
+        with suppress(OSError):
+            size = Path(log).stat().st_size
+        sizes.append(size)
+    return sizes
 
 
 def _name(job: Any) -> str:
@@ -541,20 +541,15 @@ def _name(job: Any) -> str:
     return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
 
 
-def _comment(job: Any) -> str:
+def comment_of(job: Any) -> str:
     """The comment that the plugin gives a job."""
-    return "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
+    return "_wildcards_".join(filter(None, [f"rule_{job.name}", get_job_wildcards(job)]))
 
 
 def _is_complete(job: Any) -> bool:
     """Whether a job is one of several of a sweep in which no trial is left to run, by the present config."""
     mark = _read_mark(job, COMPLETE)
     return bool(mark) and job.params.get("results") in mark
-
-
-def _was_needless(info: Any) -> bool:
-    """Whether another job of the sweep has cancelled a job in the queue, because all trials were taken."""
-    return info.external_jobid in _read_mark(info.job, CANCELLED)
 
 
 def _read_mark(job: Any, name: str) -> list[str]:

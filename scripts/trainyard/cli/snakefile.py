@@ -55,25 +55,21 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     )
     dry_run = snakemake.output_settings.dryrun
     if dry_run and not is_module:
-        show_plan(snakemake, workflow.planned_jobs, workflow.list_refusals)
+        show_plan(snakemake, workflow)
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
         if not dry_run:
             workflow.begin()
     if not dry_run:
+        if not is_module:  # Snakemake prints no summary of a module either
+            workflow.answer_at_rest(snakemake)
         hold_until_end(Path(snakemake._snakemake_tmp_dir.name))
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         from trainyard.cli import slurm_executor
 
         rules = snakemake.current_basedir.join("workflow/rules")
         file = None if is_module else workflow.config_file.absolute()
-        slurm_executor.register(
-            file,
-            own_rules=rules,
-            before_submission=workflow.prepare_submission,
-            before_waiting=workflow.announce,
-            after_failure=workflow.note_failure,
-        )
+        slurm_executor.register(workflow, config_file=file, own_rules=rules)
     return workflow
 
 

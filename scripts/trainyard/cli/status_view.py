@@ -1,4 +1,4 @@
-"""The progress of all sweeps and scaling studies, as `scripts/status.py` shows it."""
+"""The progress of all sweeps and scaling studies, as `trainyard status` shows it."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,13 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.packing.session_watch import beat_file
 from trainyard.planning.attempts import Attempt, Fold, Session
-from trainyard.planning.job_costs import is_trained
+from trainyard.planning.history import History
+from trainyard.planning.history_files import is_trained
 from trainyard.planning.journal import SESSIONS
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.sweep_state import SweepState
 from trainyard.results.comparability import describe_finished_work
+from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration, format_time
 
@@ -56,10 +57,13 @@ def status_view(
         blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
         blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
-    lines = len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
+    best: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in map(_best, plans) if line]
+    if best:
+        blocks.append(best)
+    lines = len(best) + len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
-        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.most_jobs > 1
+        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
         title = f"sweep {plan.state.name}: " + f"{count_of(jobs, 'job')} " * is_shared
         title += "running" if _all_live(plan) else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
@@ -67,23 +71,25 @@ def status_view(
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
 
 
-def _notes(state: SweepState) -> list[str]:
-    """What users have requested, and what makes the values of finished trials hard to compare."""
-    return [*filter(None, [_describe_requests(state)]), *describe_finished_work(state)]
+def _best(plan: Plan) -> str:
+    """The best configuration so far; "" before there is one."""
+    ranking = rank_sweep(plan.state)
+    return f"sweep {plan.state.name}: {describe_ranking(ranking)[0]}" if ranking.best_trial else ""
 
 
-def _describe_requests(state: SweepState) -> str:
-    """What users have requested with `control.py` and still holds, and a budget that is reached; "" if nothing."""
-    requests, cancelled = state.requests, state.cancelled
-    return "; ".join(
-        [
-            *[f"paused since {format_time(since)}" for since in [requests.paused_at] if since],
-            *filter(None, [state.describe_budget()]),
-            *[f"at most {count_of(jobs, 'job')}" for jobs in [requests.jobs] if jobs],
-            *[f"{count_of(len(cancelled), 'trial')} cancelled" for _ in cancelled[:1]],
-            *[f"first {trial}" for trial in state.unfinished if trial in requests.first],
-        ]
-    )
+def _notes(state: History) -> list[str]:
+    """What users have requested with `control.py` and still holds, and what makes values hard to compare."""
+    requests, parts = state.requests, list[str]()
+    if requests.paused_at:
+        parts.append(f"paused since {format_time(requests.paused_at)}")
+    if budget := state.describe_budget():
+        parts.append(budget)
+    if requests.jobs:
+        parts.append(f"at most {count_of(requests.jobs, 'job')}")
+    if state.cancelled:
+        parts.append(f"{count_of(len(state.cancelled), 'trial')} cancelled")
+    parts += [f"first {trial}" for trial in state.unfinished if trial in requests.first]
+    return [*filter(None, ["; ".join(parts)]), *describe_finished_work(state)]
 
 
 def describe_other_run(config: Config, file: Path, results: Path) -> str:
@@ -97,12 +103,20 @@ def describe_other_run(config: Config, file: Path, results: Path) -> str:
     return f"{file} as it is now has not run with these results: the config of the last run is {last}"
 
 
+def sweep_has_ended(state: History) -> bool:
+    """Whether nothing of a sweep is left to run, or the run that was to run it has ended.
+
+    Nobody knows of a run that is killed whether it goes on.
+    """
+    return state.requests.has_last_run_ended or not (state.unfinished or state.fold.live)
+
+
 def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
     state, pending = plan.state, plan.forecast.pending
     running = len({attempt.trial for attempt in opened}.intersection(pending))
-    outcomes = [last.outcome for name in pending if (last := state.last_attempt(name))]
+    outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
     failed = outcomes.count(TrialStatus.FAILED)
-    ends = [end.outcome for name in state.trials if (end := state.end(name))]
+    ends = [end.outcome for record in state.records if (end := record.end)]
     counts = [*map(ends.count, (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED)), running]
     counts += [failed + ends.count(TrialStatus.UNREADABLE), len(pending) - running - failed, len(state.trials)]
     left = _seconds_left(plan, opened)
@@ -115,7 +129,7 @@ def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
     slots = sum(run.info.slots or 0 for run in _running(plan))
     if not slots or not seconds:
-        return plan.request.predicted_seconds
+        return plan.predicted_seconds
     waiting = [seconds[name] for name in plan.forecast.pending if name not in running]
     elapsed = {name: time.time() - attempt.start for name, attempt in running.items()}
     left = [max(0.0, seconds[name] - elapsed[name]) for name in plan.forecast.pending if name in running]

@@ -89,25 +89,32 @@ def _parameters(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> list[Any] | dict[str, Any]:
     """The values of a parameter: one, a list, or a range to draw from."""
-    low, high = parameter.get("min"), parameter.get("max")
-    are_integers = isinstance(low, int) and isinstance(high, int)
-    kinds = {"value": "constant", "values": "categorical", "min": "int_uniform" if are_integers else "uniform"}
-    kind = str(parameter.get("distribution") or next((kinds[key] for key in kinds if key in parameter), "normal"))
     if "value" in parameter:
         return [parameter["value"]]
     if "values" in parameter:
         if "probabilities" in parameter:
             found.note(f"`{name}`: its values are equally probable here")
         return list(parameter["values"])
-    shape, step = kind.removeprefix("q_"), parameter.get("q", 1) if kind.startswith("q_") else 0
+    kind = "normal"
+    if "min" in parameter:
+        are_integers = isinstance(parameter["min"], int) and isinstance(parameter.get("max"), int)
+        kind = "int_uniform" if are_integers else "uniform"
+    kind = str(parameter.get("distribution") or kind)
+    shape = kind.removeprefix("q_")
+    step = parameter.get("q", 1) if shape != kind else 0
     low, high, is_log = _bounds(name, shape, parameter, found)
     if step and step != 1 and not is_log:
         return {"low": _tidy(round(low / step) * step), "high": _tidy(round(high / step) * step), "step": step}
     if step and step != 1:
         found.note(f"`{name}`: drawn without its steps of {step:g}")
-    if shape == "int_uniform" or step == 1:
-        return {"low": round(low), "high": round(high), **({"log": True} if is_log else {}), "integer": True}
-    return {"low": _tidy(low), "high": _tidy(high), **({"log": True} if is_log else {})}
+    is_integer = shape == "int_uniform" or step == 1
+    as_bound = round if is_integer else _tidy
+    values = {"low": as_bound(low), "high": as_bound(high)}
+    if is_log:
+        values["log"] = True
+    if is_integer:
+        values["integer"] = True
+    return values
 
 
 def _bounds(name: str, shape: str, parameter: Mapping[str, Any], found: ImportedSweep) -> tuple[float, float, bool]:

@@ -1,5 +1,6 @@
 """The config as the Snakefile sees it: functions for the parameters and resources of the rules."""
 
+import atexit
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Final, NoReturn
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
-from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, TreeJobs, Wildcards, match_any
+from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunSummary, notify, read_jobs
@@ -31,7 +32,7 @@ from trainyard.config.weights import weights_receipt
 from trainyard.planning.added_trials import announce_config
 from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
-from trainyard.planning.receipts import TABLES, is_outdated, overview_terms, table_terms
+from trainyard.planning.receipts import is_outdated, overview_terms, table_terms
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 from trainyard.utils.files import write_json
@@ -44,7 +45,7 @@ _REQUESTS: Final = (
     "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem} "
     "({resources.memory}), walltime: {resources.runtime} min"
 )
-TABLE_LABELS: Final = {"sweeps": "trials: charts and table", "scaling": "table", "trees": "table"}
+TABLE_LABELS: Final = {"sweeps": "trials: charts and table", "scaling": "table"}
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class Workflow:
 
     name_pattern = NAME_PATTERN
     categories: Final = ordered_labels(
-        {"overview": "Overview", "sweeps": "Sweeps", "scaling": "Scaling", "trees": "Tree models", "data": "Data"}
+        {"overview": "Overview", "sweeps": "Sweeps", "scaling": "Scaling", "data": "Data"}
     )
-    # Made by tables.py
-    derived_tables: ClassVar = {"sweeps": ["strategies", "jobs", "ranking"], "scaling": ["scaling"], "trees": []}
+    # Made by tables.py, with a receipt for the last one
+    derived_tables: ClassVar = {"sweeps": ["strategies", "jobs", "ranking"], "scaling": ["scaling"]}
     # Of rules that run where Snakemake does. Snakemake's own default of mem_mb depends on the sizes of inputs, which it
     # cannot find out for a report, and warns.
     here: ClassVar = {"machine": 1, "mem_mb": 2000}
@@ -101,7 +102,7 @@ class Workflow:
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
         self.config_file = config_copy(self.config, self._results)
         site = (self.config, self._results, self._profile)
-        self.stage, self.train, self.fit_trees = StagingJobs(*site), TrainJobs(*site), TreeJobs(*site)
+        self.stage, self.train = StagingJobs(*site), TrainJobs(*site)
         self.sweep = SweepJobs(*site, is_dry_run=is_dry_run)
 
     def program(self, name: str) -> Callable[..., str]:
@@ -113,29 +114,22 @@ class Workflow:
 
         def command(wildcards: Wildcards, output: Any) -> str:
             options = ["--config", str(self.config_file), "--results", str(self._results)]
-            return f"{self._modules()}{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
+            python = shlex.quote(sys.executable)
+            before = ""
+            # With --sdm, Snakemake activates another environment for each rule. With conda, users' programs still run
+            # in the user's own one. A container has other paths.
+            if "APPTAINER" in self._deployment:
+                python = "python"
+            elif "CONDA" in self._deployment:
+                python = "python"
+                before = f"export {RECORD}={shlex.quote(record_environment())}; "
+            # Snakemake loads the modules before the command, and goes on without those that cannot be loaded. To load
+            # one twice does nothing. Their code may read any variable: +u.
+            if "ENV_MODULES" in self._deployment and self.config.env_modules:
+                before = f"set +u; module load {shlex.join(self.config.env_modules)} && {before}"
+            return f"{before}exec {python} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
 
         return command
-
-    def _modules(self) -> str:
-        """The start of a command that runs only where the environment modules can be loaded; "" without any.
-
-        Snakemake loads them before it, and goes on without those that cannot be loaded. To load one twice does nothing.
-        """
-        if "ENV_MODULES" not in self._deployment or not self.config.env_modules:
-            return ""
-        return f"set +u; module load {shlex.join(self.config.env_modules)} && "  # +u: their code may read any variable
-
-    def _python(self) -> str:
-        """The Python that runs Snakemake, unless Snakemake activates another environment for each rule (`--sdm`).
-
-        With conda, users' programs still run in the user's own environment. A container has other paths.
-        """
-        if "APPTAINER" in self._deployment:
-            return "exec python"
-        if "CONDA" in self._deployment:
-            return f"export {RECORD}={shlex.quote(record_environment())}; exec python"
-        return f"exec {shlex.quote(sys.executable)}"
 
     def begin(self) -> None:
         """Prepare a run: its jobs read this config, and inherit the name of the run."""
@@ -151,12 +145,6 @@ class Workflow:
         """
         if not self.config_file.exists():
             write_json(self.config_file, as_given(self.config))
-
-    def prepare_submission(self, job: Any) -> None:
-        """Make what a job of Snakemake needs, and record what the queue is predicted to make of a sweep's jobs."""
-        self.announce(job)
-        if not job.is_group() and job.resources.get("pending"):
-            self.sweep.record_prediction(job.wildcards.name, job.attempt)
 
     def announce(self, job: Any) -> None:
         """Tell the jobs of the sweep of a job what its config has gained."""
@@ -203,6 +191,21 @@ class Workflow:
         if not is_ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
+    def answer_at_rest(self, run: Any) -> None:
+        """Print the summary of a run, a `snakemake.workflow.Workflow`, also if nothing is to be done.
+
+        Snakemake calls neither `onstart` nor `onsuccess` then.
+        """
+        from snakemake.common import NOTHING_TO_BE_DONE_MSG
+        from snakemake.logging import logger
+
+        def note(record: logging.LogRecord) -> bool:
+            if self._is_main and record.msg == NOTHING_TO_BE_DONE_MSG:
+                atexit.register(self.print_summary, run, succeeded=True)
+            return True
+
+        logger.addFilter(note)
+
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.
 
@@ -210,6 +213,9 @@ class Workflow:
         With trials left to run, the exit code is 1, also if Snakemake succeeded.
         """
         seconds, has_failed = time.monotonic() - self._began, self._is_interrupted
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):  # of Snakemake, for jobs to submit: it would wait a second for it
+                thread.cancel()
         try:
             jobs, targets = read_jobs(run, self._failures), frozenset(run.dag_settings.targets)
             summary = RunSummary(
@@ -218,8 +224,10 @@ class Workflow:
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
                 has_failed |= succeeded and not summary.is_done
                 summary.write_best()
+                summary.announce_ends()
                 print(text := summary.text(), flush=True)
-                if self.config.notify and not self._is_interrupted and (problem := notify(self.config.notify, text)):
+                is_news = not self._is_interrupted and all(job.state != "kept" for job in jobs)
+                if self.config.notify and is_news and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
@@ -250,29 +258,31 @@ class Workflow:
 
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""
-        if not self._profile.has_scheduler:  # other jobs of a sweep would share its GPUs
-            return "--limit-jobs 1" * any(each.slots.jobs == "auto" for each in self.config.sweeps.values())
+        if not self._profile.has_scheduler:
+            return ""
         limits = {
             "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
             "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),
             "--limit-gpus": self._profile.limits("sweep").gpus if self.config.sweeps else math.inf,
-            "--limit-jobs": min(map(self.sweep.limit_jobs, self.config.sweeps), default=math.inf),
         }
         options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]
-        fixed = ((rule, self._profile.fixed_minutes(rule)) for rule in JOB_RULES)
-        options += [f"--set-minutes {rule}={each:g}" for rule, each in fixed if each is not None]
+        options += [f"--set-minutes {rule}={minutes:g}" for rule, minutes in self._fixed_minutes().items()]
         gpus = max((each.slots.gpus_per_node for each in self.config.sweeps.values()), default=0)
-        queue = self._profile.queue("sweep", gpus)
-        words = {"--partition": queue.partition, "--gpu-type": queue.gpu_type, "--sbatch": shlex.join(queue.options)}
+        words = {"--partition": self._profile.partition_names("sweep", gpus), "--gpu-type": self._profile.gpu_type}
         return " ".join([*options, *(f"{name}={shlex.quote(text)}" for name, text in words.items() if text)])
 
     def planned_jobs(self) -> list[PlannedJob]:
         """The jobs of all studies whose results are missing, as `plan.py` plans them with these options."""
-        minutes = {rule: each for rule in JOB_RULES if (each := self._profile.fixed_minutes(rule)) is not None}
+        minutes = self._fixed_minutes()
         runtime = self._profile.walltime_minutes() if self._profile.has_scheduler else None
         return list(
             plan_jobs(self.config, self._results, self.sweep.plan, runtime_minutes=runtime, set_minutes=minutes)
         )
+
+    def _fixed_minutes(self) -> dict[str, float]:
+        """The walltimes that `set-resources` gives rules, by rule."""
+        given = {rule: self._profile.fixed_minutes(rule) for rule in JOB_RULES}
+        return {rule: minutes for rule, minutes in given.items() if minutes is not None}
 
     def list_refusals(self, jobs: Mapping[str, Any]) -> list[Finding]:
         """What Slurm would refuse of jobs of Snakemake, by their names; nothing without a scheduler."""
@@ -303,12 +313,6 @@ class Workflow:
 
         return renew
 
-    def table_renewal(self, kind: str) -> Callable[[Wildcards], list[str]]:
-        """The same for the derived tables of a study."""
-        if kind not in TABLES:
-            return lambda wildcards: []
-        return self.renewal(f"{self._declared}/{kind}/{{name}}/{TABLES[kind]}", self.table_terms(kind))
-
     # ---- datasets
 
     def dataset_of(self, kind: str) -> Callable[[Wildcards], list[str]]:
@@ -329,12 +333,6 @@ class Workflow:
 
         return receipts
 
-    def evidence(self, wildcards: Wildcards) -> list[str]:
-        """The tables of other sweeps of the config from which the search of a sweep learns."""
-        name = wildcards.name
-        others = (each for each in self.config.evidence_of(name, self._results).values() if each not in (None, name))
-        return [str(self._declared / "sweeps" / str(each) / "trials.csv") for each in others]
-
     def job_marks(self, wildcards: Wildcards) -> list[str]:
         """The marks of the jobs of a sweep with several that have ended."""
         folder = self._declared / "sweeps" / wildcards.name / JOBS
@@ -354,15 +352,6 @@ class Workflow:
     def overview_terms(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config on which the overview depends, beside tables and plots."""
         return overview_terms(self.config)
-
-    def event_files(self, *, wanted_only: bool) -> list[str]:
-        """The receipts of TensorBoard's event files of all studies; with `wanted_only`, none without `tensorboard`."""
-        return [
-            str(self._declared / "tensorboard" / kind / name / "runs.csv")
-            for kind in ("sweeps", "scaling")
-            for name in getattr(self.config, kind)
-            if self.config.tensorboard or not wanted_only
-        ]
 
     def summaries(self, wildcards: Wildcards) -> list[str]:
         """The summary of every run of every scale of a study, in the config's order."""

@@ -24,9 +24,8 @@ from trainyard.utils.text import describe_exit
 CONTROL: Final = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 LONGEST_FOLDER: Final = 60  # the daemon makes Unix sockets there, whose paths have at most 107 characters
-START_SECONDS: Final = 30
+START_SECONDS: Final = 60  # for the daemon, and for a first program to use it
 QUIT_SECONDS: Final = 5
-PROBE_SECONDS: Final = 60
 # Creates a CUDA context, for which the daemon starts the server of MPS; prints the error code of the CUDA driver.
 PROBE: Final = """
 import ctypes
@@ -146,7 +145,7 @@ def _start(running: contextlib.ExitStack) -> str:
                 check=True,
             )
         probe = [sys.executable, "-c", PROBE]
-        code = subprocess.run(probe, text=True, capture_output=True, timeout=PROBE_SECONDS, check=False).stdout.strip()
+        code = subprocess.run(probe, text=True, capture_output=True, timeout=START_SECONDS, check=False).stdout.strip()
     except subprocess.CalledProcessError as error:
         lines = output.read_text(errors="replace").strip().splitlines()
         return f"{CONTROL} -d: {lines[-1] if lines else describe_exit(error.returncode)}"

@@ -14,16 +14,16 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.utils.files import expand_path
-from trainyard.utils.locks import is_at
+from trainyard.utils.guard import KILL_SECONDS, remove_unless_held
+from trainyard.utils.locks import LOCK_POLL_SECONDS, is_at
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
-MAX_PAUSE_SECONDS: Final = 0.05  # between two attempts at a lock
 RAY_PREFIX: Final = "ty-ray-"  # of private folders with the files of Ray
 HELD_MARK: Final = ".trainyard"  # in a temporary folder of Snakemake that is held, as those of other workflows are not
 ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists for a moment before it is locked
@@ -109,7 +109,7 @@ def _lock_shared(path: Path, is_complete: Callable[[Path], bool], fill: Callable
             raise
         os.close(lock)  # and retry: between two locks, the last user may have removed the folder
         if not is_alone:
-            time.sleep(random.uniform(0, MAX_PAUSE_SECONDS))  # so that two that try do not keep each other from it
+            time.sleep(random.uniform(0, LOCK_POLL_SECONDS))  # so that two that try do not keep each other from it
 
 
 def _lock_alone(lock: int) -> bool:
@@ -125,53 +125,42 @@ def remove_unheld(parent: Path, pattern: str, *, older_than_seconds: float = 0.0
     """Remove this user's folders in `parent` that no process holds; wait up to `wait_seconds` for their release."""
     end = time.monotonic() + wait_seconds
     while True:
-        held = [path for path in parent.glob(pattern) if not _remove_if_unheld(path, older_than_seconds)]
+        old = [path for path in parent.glob(pattern) if _is_ours(path, older_than_seconds)]
+        held = [path for path in old if not remove_unless_held(str(path))]
         if not held or time.monotonic() >= end:
             return
-        time.sleep(0.1)
+        time.sleep(LOCK_POLL_SECONDS)
 
 
-def _remove_if_unheld(path: Path, older_than_seconds: float) -> bool:
-    """Remove a folder; False if a process holds it."""
+def _is_ours(path: Path, older_than_seconds: float) -> bool:
+    """Whether a folder is this user's and so old."""
     try:
         info = path.lstat()
-        if info.st_uid != os.getuid() or time.time() - info.st_mtime < older_than_seconds:
-            return True  # not ours to remove
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # already removed, or not a folder
-        return True
-    try:
-        is_ours = _lock_alone(lock)
-        if is_ours:
-            shutil.rmtree(path, ignore_errors=True)
-        return is_ours
-    except OSError:  # the file system locks no folders
+    except OSError:  # already removed
         return False
-    finally:
-        os.close(lock)
+    return info.st_uid == os.getuid() and time.time() - info.st_mtime >= older_than_seconds
 
 
 # ---- copies of datasets
 
 PREFIX: Final = "ty-data-"
-RELEASE_SECONDS: Final = 5  # Ray's workers end shortly after Ray
 
 
 @contextlib.contextmanager
 def remove_copies_at_exit(policy: str) -> Iterator[None]:
     """At the end of the block, remove the copies that killed processes of this job have left on this node."""
-    for base in candidate_folders(policy, os.environ):
+    for base in candidate_folders(policy):
         remove_unheld(base, f"{_node_prefix()}*", older_than_seconds=ORPHAN_SECONDS)
     try:
         yield
     finally:
-        for base in candidate_folders(policy, os.environ):
-            remove_unheld(base, f"{copy_prefix()}*", wait_seconds=RELEASE_SECONDS)
+        for base in candidate_folders(policy):
+            remove_unheld(base, f"{copy_prefix()}*", wait_seconds=KILL_SECONDS)
 
 
 def copy_patterns(policy: str) -> list[str]:
     """Glob patterns that match every copy of this job on this node."""
-    return [f"{base}/{copy_prefix()}*" for base in candidate_folders(policy, os.environ)]
+    return [f"{base}/{copy_prefix()}*" for base in candidate_folders(policy)]
 
 
 def copy_prefix() -> str:
@@ -188,7 +177,7 @@ def _node_prefix() -> str:
     return f"{PREFIX}{os.getuid()}-{host.node_name()}+"
 
 
-def candidate_folders(policy: str, environment: Mapping[str, str]) -> list[Path]:
+def candidate_folders(policy: str) -> list[Path]:
     """Existing, writable folders for copies under the policy `data.local`, in order of preference."""
     if policy == "off":
         return []
@@ -199,6 +188,6 @@ def candidate_folders(policy: str, environment: Mapping[str, str]) -> list[Path]
         except OSError:
             return []
         return [path] if os.access(path, os.W_OK) else []
-    names = [environment.get("SLURM_TMPDIR"), environment.get("TMPDIR"), "/tmp", "/dev/shm"]
+    names = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     folders = dict.fromkeys(Path(name) for name in names if name)
     return [folder for folder in folders if folder.is_dir() and os.access(folder, os.W_OK)]

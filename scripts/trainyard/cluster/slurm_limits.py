@@ -134,18 +134,8 @@ class JobLimits:
 
     def _find_gpus(self) -> tuple[float, str]:
         """The most GPUs, by the limit on all types or by that on the requested type, and its origin."""
-        names = self._gpu_names
+        names = ["gres/gpu", *([f"gres/gpu:{self.gpu_type}"] if self.gpu_type else [])]
         return min(first_limit(self.levels, f"{name} {PER_JOB}", f"{name} {IN_ALL_JOBS}") for name in names)
-
-    @property
-    def _gpu_names(self) -> list[str]:
-        return ["gres/gpu", *([f"gres/gpu:{self.gpu_type}"] if self.gpu_type else [])]
-
-    def count_jobs(self, *, gpus: int, cpus: int) -> float:
-        """The most jobs with so many GPUs and CPUs each that can be in the queue and run at the same time."""
-        amounts = {RUNNING: 1, QUEUED: 1, f"cpu {IN_ALL_JOBS}": cpus}
-        amounts |= {f"{name} {IN_ALL_JOBS}": gpus for name in self._gpu_names}
-        return min(first_limit(self.levels, name)[0] / amount for name, amount in amounts.items() if amount)
 
     def describe(self, minutes: float, *, gpus: int, max_gpus: int) -> str:
         """How the limits affect a job that needs `minutes`, and requests `gpus` of at most `max_gpus`; "" for not."""

@@ -29,8 +29,8 @@ TEMPORARY: Final = re.compile(
 _OUTPUT_VARIABLES: Final = re.compile(r"SLURM_TIME_FORMAT|(SQUEUE|SINFO|SACCT|SCONTROL)_\w+")
 
 
-def run_slurm_command(*command: str, with_errors: bool = False) -> str:
-    """The standard output of a Slurm command, in the format that Slurm has by default; `with_errors`, and its messages.
+def run_slurm_command(*command: str) -> str:
+    """The standard output of a Slurm command, in the format that Slurm has by default.
 
     Raises:
         UserError: the command is missing, fails, or takes longer than a minute.
@@ -41,20 +41,7 @@ def run_slurm_command(*command: str, with_errors: bool = False) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise UserError(f"`{' '.join(command)}` failed: {str(reason).strip()}") from None
-    return done.stdout + done.stderr * with_errors
-
-
-def predict_start(options: Sequence[str]) -> float:
-    """When Slurm would start a job with these options of sbatch, in Unix seconds; infinite if it does not say.
-
-    `sbatch --test-only` submits nothing. Slurm assumes that all jobs before it take their whole walltimes.
-    """
-    try:
-        text = run_slurm_command("sbatch", "--test-only", *options, "--wrap=true", with_errors=True)
-    except UserError:  # no node can run it
-        return math.inf
-    found = re.search(r"to start at (\S+)", text)
-    return parse_timestamp(found[1]) if found else math.inf
+    return done.stdout
 
 
 def find_submit_line(job: str) -> str:
@@ -78,11 +65,12 @@ class JobRecord:
     requested_seconds: float | None  # walltime limit; None without a limit
     elapsed_seconds: float
     allocated_tres: str  # "billing=8,cpu=8,gres/gpu=2,mem=8000M,node=2"
+    submit_time: float  # Unix seconds
 
 
 def fetch_job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
     """The accounting records of jobs, by job ID; for a requeued job, the record of its last run."""
-    lines = _query_accounting(jobs, "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
+    lines = _query_accounting(jobs, "JobID,TimelimitRaw,ElapsedRaw,AllocTRES,Submit").splitlines()
     return dict(parse_job_record(line) for line in lines)
 
 
@@ -93,9 +81,10 @@ def _query_accounting(jobs: Sequence[str], columns: str) -> str:
 
 
 def parse_job_record(line: str) -> tuple[str, JobRecord]:
-    """Job ID and record from a line of `sacct --parsable2 --format JobID,TimelimitRaw,ElapsedRaw,AllocTRES`."""
-    job, limit, elapsed, tres = line.split("|")
-    return job, JobRecord(60.0 * int(limit) if limit.isdigit() else None, float(elapsed), tres)
+    """Job ID and record from a line of `sacct --parsable2 --format JobID,TimelimitRaw,ElapsedRaw,AllocTRES,Submit`."""
+    job, limit, elapsed, tres, submitted = line.split("|")
+    seconds = 60.0 * int(limit) if limit.isdigit() else None
+    return job, JobRecord(seconds, float(elapsed), tres, parse_timestamp(submitted))
 
 
 def keeps_accounting() -> bool:
@@ -246,19 +235,6 @@ def parse_gpus(gres: str) -> list[tuple[str, int]]:
 def named_partitions(partitions: Sequence[Partition], names: str) -> list[Partition]:
     """The partitions with these names, as in `gpu,long`; the default one without a name."""
     return [each for each in partitions if (each.name in names.split(",") if names else each.default)]
-
-
-def count_idle_gpus(partitions: Sequence[Partition], model: str = "") -> int:
-    """GPUs of this model, or of any, that no job has, on the nodes of partitions that take jobs."""
-    names = ",".join(sorted({each.name for each in partitions}))
-    options = ["--Node", "--states=idle,mixed", f"--partition={names}", "--Format=NodeList:.99,Gres:.99,GresUsed:.99"]
-    output = run_slurm_command("sinfo", "--noheader", *options)
-    nodes = {line.split()[0]: line.split()[1:3] for line in drop_cluster_lines(output)}  # a line for each partition
-
-    def count(gres: str) -> int:
-        return sum(number for name, number in parse_gpus(gres) if model in ("", name))
-
-    return sum(count(gres) - count(used) for gres, used in nodes.values())
 
 
 def list_gpu_models(partitions: Sequence[Partition], gpus: int, model: str = "") -> tuple[str, ...]:

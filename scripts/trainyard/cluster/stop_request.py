@@ -1,9 +1,9 @@
 """A request to stop: from the signal of Slurm, or of a terminal, to the process that saves its state and ends.
 
-    sweep   the driver (`interrupt_at_stop_request`)  >  a key in Ray's key-value store  >  the worker of each slot
+    sweep   the driver (`interrupt_at_stop_request`)  >  the worker of each slot (`stop_request_of_signals`)
     study   the launcher (`forward_stop_request`)  >  srun  >  the agent of each node (`forward_to_ranks`)  >  its ranks
 
-Each process that has something to save polls a `StopRequest` of its own. The last hop to a rank is SIGUSR1. SIGTERM
+Each process that has something to save polls a `StopRequest` of its own. The last hop is SIGUSR1. To a rank, SIGTERM
 would not do: with it, torchrun ends the other ranks when one has failed, and they would wait for that one in a
 collective. A site may send the signals of a job to all processes; after SIGTERM, a rank waits a moment for its agent.
 """
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 import psutil
@@ -30,12 +30,8 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *_HANGUPS
 # For what would not survive SIGTERM: tasks of srun, which forwards this signal to all of them, and ranks of torchrun.
 GENTLE_SIGNAL: Final = signal.SIGUSR1
 TERMINATED: Final = 128 + signal.SIGTERM  # exit code of a rank that torchrun has ended
-POLL_SECONDS: Final = 0.1  # after which a process that waits sees a request
+POLL_SECONDS: Final = 0.1  # after which a process that waits for a request, a file or a rank sees it
 AGENT_SECONDS: Final = 5.0  # after SIGTERM, for the request of the agent
-NEW_RANK_SECONDS: Final = 0.5  # between looks for ranks that have started after the request
-_DRIVER_POLL_SECONDS: Final = 0.5
-_KEY: Final = b"trainyard-stop"  # in Ray's key-value store: the attempts that must end
-_ALL: Final = "all"
 
 
 class StopRequest:
@@ -94,33 +90,6 @@ def ignore_signal(*_: object) -> None:
     """The handler after the first stop signal. With SIG_IGN, Python would report one that arrived just before."""
 
 
-# ---- from the driver of a sweep to its workers
-
-
-def request_stop_of_workers(*attempts: str) -> None:
-    """Request all workers of this Ray to end what they run; or only those that run these attempts."""
-    from ray.experimental import internal_kv  # here: Ray reads its environment on import
-
-    internal_kv._internal_kv_put(_KEY, " ".join(attempts or [_ALL]).encode())
-
-
-def await_stop_request(request: StopRequest, attempt: Callable[[], str]) -> None:
-    """In a thread of a worker: return once a signal or the driver has made the request, or Ray has ended.
-
-    `attempt` returns the one that the worker runs.
-    """
-    from ray.exceptions import RayError
-    from ray.experimental import internal_kv
-
-    with contextlib.suppress(RayError):
-        while not request.is_made:
-            meant = (internal_kv._internal_kv_get(_KEY) or b"").decode().split()
-            if _ALL in meant or attempt() in meant:
-                break
-            time.sleep(_DRIVER_POLL_SECONDS)
-    request.make()
-
-
 # ---- from the launcher of a study to its ranks
 
 
@@ -129,7 +98,8 @@ def forward_stop_request(process: "subprocess.Popen[Any]", *, through_srun: bool
 
     Call this in the main thread. srun forwards SIGUSR1 to all tasks; at SIGTERM, it would kill them.
     """
-    number, request = GENTLE_SIGNAL if through_srun else signal.SIGTERM, StopRequest()
+    number = GENTLE_SIGNAL if through_srun else signal.SIGTERM
+    request = StopRequest()
 
     def forward(*_: object) -> None:
         request.make()
@@ -164,7 +134,7 @@ def _forward() -> None:
                 if process.pid not in requested and "LOCAL_RANK" in process.environ():
                     process.send_signal(GENTLE_SIGNAL)
                     requested.add(process.pid)
-        signal.sigtimedwait(STOP_SIGNALS, NEW_RANK_SECONDS)
+        signal.sigtimedwait(STOP_SIGNALS, POLL_SECONDS)
 
 
 def stop_request_of_rank() -> StopRequest:

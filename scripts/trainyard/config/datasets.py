@@ -2,19 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from trainyard.config.train import FunctionPath, Section, hint, invalid
 
 Url = Annotated[
     str,
-    Field(pattern=r"^https?://[^/]+/.*[^/]$"),
-    hint("a URL begins with http:// or https:// and ends in the name of a file"),
-]
-Checksum = Annotated[
-    str,
-    Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$"),
-    hint("a checksum is md5:... or sha256:..., in full"),
+    Field(pattern=r"^https?://[^/]+/[^#]*[^/#]#(md5=[0-9a-f]{32}|sha256=[0-9a-f]{64})$"),
+    hint("a URL begins with http:// or https://, and ends in a file and its checksum, #md5=... or #sha256=..."),
 ]
 
 
@@ -61,19 +56,18 @@ class ImageFolder(Section):
     """
 
     source: Literal["imagefolder"] = Field(description="Image files.")
-    root: str | None = Field(None, description="A folder, or a `.zip`, `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz`.")
-    url: Url | None = Field(None, description="Instead of `root`: the URL of such an archive to download.")
-    checksum: Checksum | None = Field(None, description="Checksum of the archive at `url`: `md5:...` or `sha256:...`.")
+    root: str | None = Field(None, description="A folder, or a `.zip` or `.tar`, also a compressed one (`.tar.gz`).")
+    url: Url | None = Field(
+        None,
+        description="Instead of `root`: the URL of such an archive to download, and after it the checksum, `#md5=...` "
+        "or `#sha256=...`.",
+    )
     height: PositiveInt | None = Field(
         None,
-        description="Height in pixels. By default it is the most frequent one, and images of another size are bad.",
+        description="Height in pixels: images are resized, and cropped at the center. By default it is the most "
+        "frequent one, and images of another size are bad.",
     )
     width: PositiveInt | None = Field(None, description="Width in pixels; to be set with `height`.")
-    fit: Literal["crop", "stretch", "pad"] = Field(
-        "crop",
-        description="How images are resized to `height` and `width`: center crop, stretch or letterbox (black border).",
-    )
-    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grayscale.")
     on_bad_image: Literal["fail", "skip"] = Field(
         "fail",
         description="`fail` after all images are read and the bad ones are listed in `problems.csv`, or `skip` them.",
@@ -84,14 +78,11 @@ class ImageFolder(Section):
         lt=1,
         description="Fraction of the images for validation, stratified by class, if the split is random.",
     )
-    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "ImageFolder":
         if (self.root is None) == (self.url is None):
             raise invalid("give either root or url")
-        if self.url and not self.checksum:
-            raise invalid("url needs a checksum, as in md5:90528d7ca1a48142e341f4ef8d21d0de")
         if (self.height is None) != (self.width is None):
             raise invalid("give both height and width, or neither")
         return self
@@ -115,7 +106,6 @@ class Table(Section):
     val_fraction: float = Field(
         0.2, gt=0, lt=1, description="Fraction of the rows for validation, stratified by class."
     )
-    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
 
 class Python(Section):
@@ -131,7 +121,6 @@ class Python(Section):
     targets: list[str] | None = Field(
         None,
         min_length=1,
-        exclude_if=lambda value: value is None,  # a staged dataset is compared with its section
         description="For regression and multi-label: the names of the numbers that a label consists of, instead of "
         "`classes`. A model has one output for each. Needs `on_the_fly`.",
     )

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainyard.config.config import Config, Trees
+from trainyard.config.config import Config
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
-from trainyard.config.scaling import Scaling, TrainScaling
-from trainyard.config.sweep import Sweep, TrainSweep
+from trainyard.config.scaling import Scaling
+from trainyard.config.sweep import Sweep
 from trainyard.config.train import union_members
-from trainyard.config.trials import CostError, expand, relative_cost, trainings, tree_trials
+from trainyard.config.trials import CostError, expand, relative_cost, trainings, trials_to_check
 from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
@@ -129,7 +129,7 @@ def _merge(value: Any, more: Any) -> Any:
     return {**known, **{key: _merge(known.get(key), inner) for key, inner in more.items()}}
 
 
-STUDIES: Final = ("sweeps", "scaling", "trees")
+STUDIES: Final = ("sweeps", "scaling")
 MAX_CHECKED: Final = 1000  # errors that are described
 MAX_ERRORS: Final = 50  # in a message
 MAX_LENGTH: Final = 500  # of an error
@@ -146,14 +146,14 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {suggest(study.dataset, names)}"
             elif study.dataset not in config.datasets:
                 continue  # it has errors itself
-            elif isinstance(study, (TrainSweep, TrainScaling)) and isinstance(config.datasets[study.dataset], Table):
+            elif study.trains and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which `train` cannot use, but `trees` can"
             elif getattr(config.datasets[study.dataset], "targets", None):
                 yield from dict.fromkeys(_objective_errors(place, study))
     for name, scaling in config.scaling.items():
-        if isinstance(scaling, TrainScaling):
+        if scaling.base_training:
             try:
-                identifying(scaling.train.model_dump())
+                identifying(scaling.base_training.model_dump())
             except WeightsError as error:
                 yield f"scaling.{name}.train.pretrained: {error}"
         if len(scaling.scales) * scaling.repeats > 1:
@@ -162,10 +162,10 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
         yield from _sweep_errors(name, sweep)
 
 
-def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[str]:
+def _objective_errors(place: str, study: Sweep | Scaling) -> Iterator[str]:
     """Errors of a study on a dataset whose labels are numbers."""
     what = f"the labels of {study.dataset!r} are numbers (`targets`)"
-    if isinstance(study, Trees):
+    if isinstance(study, Sweep) and study.kind == "trees":
         yield f"{place}.dataset: {what}, which `trees` cannot predict"
         return
     for train in trainings(study):
@@ -173,9 +173,10 @@ def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[st
             yield f"{place}.train.loss: {what}: give a loss for them, such as torch.nn.functional:mse_loss"
         if train.augment.mixup or train.augment.cutmix:
             yield f"{place}.train.augment: {what}, but mixup and cutmix mix classes"
-        if train.monitor.endswith("_accuracy") and train.monitor not in train.further_metrics:
+        metric = study.epoch_metric(train)
+        if metric and metric.endswith("_accuracy") and metric not in train.further_metrics:
             remedy = "set val_loss or one of your `metrics`"
-            yield f"{place}.train.monitor: {what}, so there is no {train.monitor}: {remedy}"
+            yield f"{place}.metric: {what}, so there is no {metric}: {remedy}"
 
 
 def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
@@ -187,26 +188,20 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         yield from _shared_file_error(f"sweeps.{name}", sweep, of="trial", folder="trial_dir")
     if sweep.cost is not None:
         try:
-            for trial in (*expansion.trials, *expansion.examples):
+            for trial in trials_to_check(sweep):
                 relative_cost(sweep.cost, trial)
         except CostError as error:
             yield f"sweeps.{name}.cost: {error}"
     texts: dict[str, None] = {}
-    for trial in tree_trials(sweep):
-        try:
-            Trees.of_trial(trial.settings)
-        except ValidationError as error:
-            for item in error.errors(include_url=False):
-                key, *_ = item["loc"]
-                place = f"sweeps.{name}.args.{'model' if key == 'models' else key}"
-                if key != "params":  # by the name of the model
-                    texts[f"{place}: {_reason({**item, 'loc': ('trees', name, *item['loc'])})}"] = None
-    train = ("sweeps", name, "train", "train")  # its place in the config as Pydantic has it: with the kind of the sweep
+    base = ("sweeps", name, sweep.kind, sweep.kind)  # its place in the config as Pydantic has it
     for place, wrong in expansion.errors[:MAX_CHECKED]:
         if isinstance(wrong, ValidationError):
             for item in wrong.errors(include_url=False):
-                keys, reason = ".".join(map(str, item["loc"])), _reason({**item, "loc": (*train, *item["loc"])})
-                texts[f"sweeps.{name}.{place}.{keys}: {reason}"] = None
+                keys, reason = (
+                    ".".join(map(str, (place, *item["loc"]))),
+                    _reason({**item, "loc": (*base, *item["loc"])}),
+                )
+                texts[f"sweeps.{name}.{keys}: {reason}"] = None
         else:
             texts[f"sweeps.{name}.{place}: {wrong}"] = None
     yield from texts
@@ -215,10 +210,10 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
 def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:
     """An error if the file of metrics is outside the folders of trials or scales, so that all read the same one."""
     metrics = study.program_metrics
-    file, key = (metrics.place, "file" if metrics.file else "tensorboard") if metrics else (None, "")
+    file = metrics.file if metrics else None
     if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith(("../", "~"))):
         yield (
-            f"{place}.metrics.{key}: {file} is one file for all {of}s, which would read each other's metrics: give a "
+            f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
             f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
         )
 
@@ -260,6 +255,10 @@ def _reason(item: Any) -> str:
 
 def _unknown_key(section: "_Place", key: str) -> str:
     """What is wrong with a key that its section does not have."""
+    is_study = len(section.path) == 2
+    name = section.path[0] if is_study else section.path[-1] if section.path else ""
+    if remedy := REPLACED.get(f"{name}.{key}".removeprefix(".")):
+        return f"is no longer an option: {remedy}"
     if key in section.kinds:
         return f"give {key} or {section.kind}, not both"
     if owners := [f"`{kind}`" for kind, model in section.kinds.items() if key in _fields(model)]:
@@ -268,21 +267,46 @@ def _unknown_key(section: "_Place", key: str) -> str:
         return GUESS
     hint = suggest(key, section.keys)
     if "options" in section.keys and hint.startswith("known"):
-        hint += f"; an argument of Optuna's is given as options: {{{key}: ...}}"
+        hint += f"; an argument of Optuna's sampler is given as options: {{{key}: ...}}"
     return f"unknown key; {hint}"
 
 
+OWN_AUGMENTATION: Final = "augment in your own dataset, with `on_the_fly: true` and torchvision's transforms.v2"
+USE_ENV: Final = "give `env`, which may also be an interpreter, the folder of an environment, or `trainyard`"
+REPLACED: Final = {  # options of earlier versions: what to do instead
+    "trees": "write a sweep: {dataset: digits, trees: {}, grid: {library: [xgboost, lightgbm]}}",
+    "tensorboard": "the target `tensorboard` writes the event files",
+    "pricing.kwh": "scaling.csv has the energy in kWh",
+    "sweeps.python": USE_ENV,
+    "scaling.python": USE_ENV,
+    "sweeps.fill": "further seeds are run by `repeats` and `repeat_best`",
+    "sweeps.resumable": "a function resumes from what it has left in its `checkpoint_dir`",
+    "datasets.checksum": "write it after the url: http://.../images.zip#md5=...",
+    "datasets.fit": "images are cropped at the center; a dataset with `source: python` can resize them otherwise",
+    "datasets.channels": "images are RGB; a dataset with `source: python` can have other channels",
+    "datasets.seed": "the split is the same each time; give validation images of your own for another one",
+    "train.sync_batchnorm": "call torch.nn.SyncBatchNorm.convert_sync_batchnorm in the function of your model",
+    "slots.slots_per_node": "give `cpus`, of which each trial has `cpus_per_trial`",
+    "slots.nodes": "give `jobs`: a job has the nodes of one trial, which is one without `nodes_per_trial`",
+    "search.evidence": "a search learns from all trials of its sweep, also those that you write in `trials`",
+    "metrics.tensorboard": "give the folder of the event files as `file`, as in `runs/**`",
+    "stop.options": "early stopping is by `asha`, `hyperband` or `median`",
+    "scaling.find_unused_parameters": "give `ddp: {find_unused_parameters: true}`",
+    "scaling.collective_timeout_minutes": "give `ddp: {timeout_minutes: ...}`",
+    "scaling.checkpoint_every_seconds": "with `keep_checkpoints: all`, there is a checkpoint for each epoch",
+    "train.monitor": "give `metric` beside `train`",
+    "train.monitor_mode": "give `mode` beside `train` in a sweep; in a study, the name of the metric tells",
+    "train.nesterov": "give `optimizer_args: {nesterov: true}`",
+    "stop.min_samples": "`median` compares with five other trials or more",
+    "augment.erasing": OWN_AUGMENTATION,
+    "augment.rand_augment": OWN_AUGMENTATION,
+}
 GUESS: Final = "is for the values of one key: {low: 0.001, high: 0.1, guess: 0.01}, or {choices: [16, 32], guess: 32}"
 
 
 _REASONS: Final = {  # by the kind of a sweep or study, and a key that another kind has
-    **dict.fromkeys(
-        (("function", "python"), ("function", "env")),
-        ": a function runs in Trainyard's own process, so start it by a command of your environment",
-    ),
-    ("script", "find_unused_parameters"): ": a script sets up DDP itself",
-    ("script", "collective_timeout_minutes"): ": a script sets it in init_process_group",
-    ("script", "checkpoint_every_seconds"): ": a script saves by itself",
+    ("function", "env"): ": a function runs in Trainyard's own process, so start it by a command of your environment",
+    ("script", "ddp"): ": a script sets up DDP itself",
     ("script", "lr_scaling"): ": a script has its own learning rate",
 }
 

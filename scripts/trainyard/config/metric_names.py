@@ -15,6 +15,10 @@ EPOCH_METRICS: Final = (
     "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds",
 )  # fmt: skip
 TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
+TABLE_METRICS: Final = (  # of a training, as columns of trials.csv
+    "train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
+    "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation",
+)  # fmt: skip
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best
 DEFAULT_METRIC: Final = "val_accuracy"
 DURATION: Final = "seconds"  # of a whole trial, which every trial has
@@ -45,7 +49,7 @@ _BESIDE_COUNTED: Final = frozenset((
 
 _TIMING_WORDS: Final = frozenset((
     "seconds", "second", "sec", "secs", "ms", "minutes", "hours", "time", "times", "elapsed", "eta", "date",
-    "datetime", "timestamp", "walltime", "runtime", "duration", "latency", "throughput", "fps", "sps", "tps",
+    "datetime", "timestamp", "walltime", "runtime", "duration", "latency", "throughput", "speed", "fps", "sps", "tps",
     "ips", "tflops", "flops", "mfu", "memory", "mem", "mib", "mb", "gib", "gb", "vram", "gpu", "cpu", "rss",
     "watts", "kwh", "joules", "wait", "utilization", "util",
 ))  # fmt: skip

@@ -335,7 +335,7 @@ def _options(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
 # `null` says that the option is left out; words in a list of values say how it is written.
 FALSE_IS_UNCERTAIN: Final = (
     "it is not certain how {flag} is turned off: write `null` for false if it is off unless it is given, "
-    "or all values as words in the command, as in `{key}: [--{key}, --no-{key}]` and {{{key}}}"
+    "or the words of your program for both as values of `{key}`, and {{{key}}} in the command"
 )
 
 

@@ -3,13 +3,13 @@
 import math
 import re
 import shlex
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from pathlib import Path, PurePath
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Discriminator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
@@ -18,9 +18,20 @@ from pydantic import (
     model_validator,
 )
 
+from trainyard.config.metric_names import DEFAULT_METRIC, MINIMIZED_IN_WORDS
 from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
-from trainyard.config.train import PROFILE, Name, ProfiledSteps, Section, Train, hint, invalid
-from trainyard.config.user_programs import CommandOptions, Metrics
+from trainyard.config.train import (
+    PROFILE,
+    RESULT_VERSION,
+    Name,
+    ProfiledSteps,
+    TorchSection,
+    Train,
+    Training,
+    hint,
+    invalid,
+)
+from trainyard.config.user_programs import CommandOptions, Study
 from trainyard.utils.errors import UserError
 
 Scale = Annotated[
@@ -36,7 +47,7 @@ ENOUGH_CPUS_PER_GPU = 4  # to launch kernels, load images, and for the threads o
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
-class Scaling(Section):
+class Scaling(Study):
     """One training at several scales, each written `<nodes>x<gpus per node>`: by `train` or a `script`."""
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
@@ -58,6 +69,20 @@ class Scaling(Section):
         """The names of a scale's runs, which are paths of folders: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
         return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
 
+    @abstractmethod
+    def result_content(self, run: str, dataset: str) -> Any:
+        """Everything that changes the result of a run; `dataset` is the digest of the staged dataset."""
+
+    @property
+    def checkpoint_pattern(self) -> str | None:
+        """The pattern of the checkpoints of a user's program in the folder of a run."""
+        return None
+
+    @property
+    def run_count(self) -> int:
+        """The number of runs of all scales."""
+        return len(self.scales) * self.repeats
+
     def summaries(self, folder: Path) -> dict[str, list[Path]]:
         """The `summary.json` of each run in the folder of the study, by scale."""
         return {scale: [folder / run / "summary.json" for run in self.runs(scale)] for scale in self.scales}
@@ -72,10 +97,21 @@ class Scaling(Section):
         """What a run's scale changes in a step, for the plan; "" if it is not known."""
         return ""
 
-    @property
-    def program_metrics(self) -> Metrics | None:
-        """Where a user's program reports metrics."""
-        return None
+
+class Ddp(TorchSection):
+    """DistributedDataParallel, on several GPUs. All other keys are arguments of torch's class, by their own names.
+
+    For example, `find_unused_parameters: true` is for a model of your own that skips layers in some steps. Parameters
+    that no step uses are found without it.
+    """
+
+    timeout_minutes: float = Field(
+        10.0,
+        gt=0,
+        le=7 * 24 * 60,
+        description="A training fails when a rank has waited so long for the others in a collective operation. It must "
+        "exceed the time to write a checkpoint; until the first step, it is at least 30 minutes.",
+    )
 
 
 class TrainScaling(Scaling):
@@ -83,6 +119,12 @@ class TrainScaling(Scaling):
 
     dataset: Name = Field(description="One of `datasets`.")
     train: Train = Field(Train(), description="The training configuration.")
+    metric: str = Field(
+        DEFAULT_METRIC,
+        description="The metric of the best epoch and of `patience`: `val_accuracy`, `val_loss`, `train_accuracy`, "
+        "`train_loss`, or `val_<name>` of one of the `metrics`. The smallest value is the best for "
+        f"{MINIMIZED_IN_WORDS}, the largest for all others.",
+    )
     profile: ProfiledSteps | None = Field(None, description=PROFILE)
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
@@ -90,33 +132,39 @@ class TrainScaling(Scaling):
         "`none`: `lr` at every scale; `linear`: N times `lr` (Goyal et al. 2017, for `sgd`, with warmup); `sqrt`: the "
         "square root of N times `lr` (Malladi et al. 2022, for `adam` and `adamw`).",
     )
-    find_unused_parameters: bool = Field(
-        False,
-        description="For a model of your own that skips layers in some steps: DDP looks for the unused parameters in "
-        "each step. Parameters that no step uses are found without this key.",
-    )
-    collective_timeout_minutes: float = Field(
-        10.0,
-        gt=0,
-        le=7 * 24 * 60,
-        description="A training fails when a rank has waited so long for the others in a collective operation. It must "
-        "exceed the time to write a checkpoint; until the first step, it is at least 30 minutes.",
-    )
-    checkpoint_every_seconds: NonNegativeFloat = Field(
-        60.0,
-        description="Minimum interval between two checkpoints, in seconds; `0`: after every epoch. There is always one "
-        "at the end, and one where a training is stopped.",
-    )
+    ddp: Ddp = Field(Ddp(), description="Options of DistributedDataParallel.")
     keep_checkpoints: Literal["latest", "all"] = Field(
         "latest",
-        description="`latest`: the last two checkpoints stay, and that of the best epoch. `all`: there is one for each "
+        description="`latest`: the last two checkpoints stay, and that of the best epoch; there is one after an epoch, "
+        "at most once a minute, one at the end, and one where a training is stopped. `all`: there is one for each "
         "epoch, with its number in the name, and all stay.",
     )
 
     @property
-    def seconds_between_checkpoints(self) -> float:
-        """The minimum interval between two checkpoints, in seconds."""
-        return 0.0 if self.keep_checkpoints == "all" else self.checkpoint_every_seconds
+    def base_training(self) -> Train:
+        """The section `train`."""
+        return self.train
+
+    def epoch_metric(self, train: Train) -> str | None:
+        """The metric of the best epoch."""
+        return self.metric
+
+    def result_content(self, run: str, dataset: str) -> dict[str, Any]:
+        """Everything that changes the result of a run such as `4x2`; `dataset` is the digest of the staged dataset."""
+        return {
+            "train": self.train_at(run).content,
+            "mode": self.mode,
+            "retrain": self.retrain,
+            "scale": run,
+            "dataset": dataset,
+            "version": RESULT_VERSION,
+        }
+
+    def largest_step(self, train: Train) -> tuple[int, str]:
+        """The images of the largest step of a training, and at which scale it has them."""
+        gpus = {scale: math.prod(split_scale(scale)) for scale in self.scales}
+        largest = max(gpus, key=lambda scale: gpus[scale])
+        return train.images_per_step(gpus=gpus[largest], is_strong=self.mode == "strong"), f" at {largest}"
 
     def lr_at(self, run: str) -> float:
         """The learning rate of a run such as `4x2`: `train.lr`, which is for one GPU, scaled by `lr_scaling`."""
@@ -124,10 +172,10 @@ class TrainScaling(Scaling):
         factor = {"none": 1.0, "linear": float(nodes * gpus), "sqrt": math.sqrt(nodes * gpus)}
         return self.train.lr * factor[self.lr_scaling]
 
-    def train_at(self, run: str) -> Train:
-        """The configuration of a run such as `4x2/repeat-3`: with its learning rate, and the seed of its repeat."""
+    def train_at(self, run: str) -> Training:
+        """The training of a run such as `4x2/repeat-3`: with its learning rate, and the seed of its repeat."""
         seed = self.train.seed + repeat_of(run) - 1
-        return self.train.model_copy(update={"lr": self.lr_at(run), "seed": seed})
+        return self.train.model_copy(update={"lr": self.lr_at(run), "seed": seed}).judged_by(self.metric)
 
     def describe_step(self, run: str) -> str:
         """The global batch, which grows under weak scaling, and the learning rate."""
@@ -136,6 +184,12 @@ class TrainScaling(Scaling):
         nodes, gpus = split_scale(run)
         images = self.train.images_per_step(gpus=nodes * gpus)
         return f", {images:,} images per step, lr {self.lr_at(run):g} (lr_scaling: {self.lr_scaling})"
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> "TrainScaling":
+        if self.metric not in (known := self.train.epoch_metrics):
+            raise invalid(f"metric is {self.metric}, which no epoch reports; known: {', '.join(known)}")
+        return self
 
     @model_validator(mode="after")
     def _check_batch(self) -> "TrainScaling":
@@ -152,6 +206,9 @@ class TrainScaling(Scaling):
 
 class ScriptScaling(CommandOptions, Scaling):
     """A study of a user's distributed training script, and its launcher."""
+
+    command_key: ClassVar[str] = "script"
+    own_folders: ClassVar[set[str]] = {"out_dir"}
 
     script: Command = Field(
         description="Your own distributed training script with its options, as after `python`. Placeholders such as "
@@ -185,6 +242,24 @@ class ScriptScaling(CommandOptions, Scaling):
         return launcher
 
     @property
+    def checkpoint_pattern(self) -> str | None:
+        """The pattern of the checkpoints in the folder of a run."""
+        return self.checkpoint
+
+    @property
+    def command_line(self) -> Command:
+        """The script as its launcher starts it."""
+        script = self.script if isinstance(self.script, list) else [self.script]
+        words = script if PurePath(script[0].split()[0]).name.startswith("python") else ["python", *script]
+        return words if isinstance(self.script, list) else " ".join(words)
+
+    def result_content(self, run: str, dataset: str) -> list[Any]:
+        """Everything that changes the result of a run; its scale is in the path of its folder."""
+        options = self.model_dump(mode="json", include={"env", "args", "workdir", "mode", "retrain"})
+        options |= {"launcher": self.launcher_name, "launcher_options": self.launcher_options}
+        return [options | {"script": insert_resume_option(self.script, None, self.args)}, dataset]
+
+    @property
     def launcher_name(self) -> str:
         """The launcher without its options."""
         return split_launcher(self.launcher)[0]
@@ -193,11 +268,6 @@ class ScriptScaling(CommandOptions, Scaling):
     def launcher_options(self) -> list[str]:
         """The further options of the launcher."""
         return split_launcher(self.launcher)[1:]
-
-    @property
-    def program(self) -> Command:
-        """The `script` without the option to resume, which changes no result."""
-        return insert_resume_option(self.script, None, self.args)
 
     @model_validator(mode="after")
     def _check_script(self) -> "ScriptScaling":
@@ -211,7 +281,7 @@ def split_launcher(launcher: Command) -> list[str]:
     return (shlex.split(launcher) if isinstance(launcher, str) else launcher) or [""]
 
 
-def study_of_trial(train: Train, dataset: str, *, scale: str, cpus: int) -> dict[str, Any]:
+def study_of_trial(train: Training, dataset: str, *, scale: str, cpus: int) -> dict[str, Any]:
     """The scaling study whose only scale is the training of a trial, with so many CPUs per node.
 
     The global batch of a trial, `batch_size` x `accumulation`, does not depend on its number of GPUs.
@@ -219,6 +289,8 @@ def study_of_trial(train: Train, dataset: str, *, scale: str, cpus: int) -> dict
     nodes, gpus = split_scale(scale)
     given = train.model_dump(mode="json", exclude_unset=True)
     study = {"dataset": dataset, "train": given, "scales": [scale], "cpus_per_gpu": max(1, cpus // gpus)}
+    if train.metric != DEFAULT_METRIC:
+        study["metric"] = train.metric
     if nodes * gpus > 1:
         given["batch_size"] = train.batch_size * train.accumulation
         study["mode"] = "strong"

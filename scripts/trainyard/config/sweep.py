@@ -4,13 +4,12 @@ import math
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
-from inspect import Parameter, signature
-from operator import attrgetter, not_
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -49,11 +48,23 @@ from trainyard.config.placeholders import (
     dotted_items,
     insert_resume_option,
 )
-from trainyard.config.train import PROFILE, FunctionPath, Name, ProfiledSteps, Section, Train, hint, invalid
+from trainyard.config.train import (
+    PROFILE,
+    FunctionPath,
+    Name,
+    ProfiledSteps,
+    Section,
+    Train,
+    Training,
+    hint,
+    invalid,
+)
+from trainyard.config.trees import FIT_METRICS, ROUND_METRICS, Trees
 from trainyard.config.user_programs import (
+    GRACE_SECONDS,
     CommandOptions,
-    Metrics,
     ProgramOptions,
+    Study,
     UserProgram,
     code_digest,
     digest_of_code,
@@ -62,7 +73,7 @@ from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
 
 if TYPE_CHECKING:
-    from optuna import pruners, samplers
+    from optuna import samplers
 
 Unit = Literal["GPU", "CPU"]
 
@@ -71,16 +82,11 @@ VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or value == {}  # left out of digests, so that new keys do not change those of old configs
-
-
 When = Annotated[
     dict[str, Any],
     Field(
         description="Use the key only in configurations with these values of other varied keys, each a value or a list "
         "of values, as in `{optimizer: sgd}`. Elsewhere it is left out.",
-        exclude_if=_is_empty,
     ),
 ]
 
@@ -124,12 +130,10 @@ class Uniform(Section):
     log: bool = Field(False, description="Draw on a logarithmic scale, as for learning rates.")
     integer: bool = Field(False, description="Round to integers.")
     step: PositiveFloat | None = Field(
-        None, description="Distance between the values that can be drawn, from `low` on.", exclude_if=_is_empty
+        None, description="Distance between the values that can be drawn, from `low` on."
     )
     when: When = {}
-    guess: float | None = Field(
-        None, description="For `search`: the value of the first configuration.", exclude_if=_is_empty
-    )
+    guess: float | None = Field(None, description="For `search`: the value of the first configuration.")
 
     @model_validator(mode="after")
     def _check_numbers_fit(self) -> "Uniform":
@@ -212,7 +216,7 @@ class Choice(Section):
 
     choices: Choices = Field(description="The values, which can be mappings: whole sections of a configuration.")
     when: When = {}
-    guess: Any = Field(None, description="For `search`: the value of the first configuration.", exclude_if=_is_empty)
+    guess: Any = Field(None, description="For `search`: the value of the first configuration.")
 
     @model_validator(mode="after")
     def _check_guess(self) -> "Choice":
@@ -299,28 +303,35 @@ class Search(Section):
     options: dict[str, bool | int | float | str] = Field(
         {},
         description="Arguments of the sampler, such as `{n_startup_trials: 20}` for `tpe`, as Optuna has them.",
-        exclude_if=_is_empty,
     )
     trials: PositiveInt = Field(description="Number of configurations that it draws.")
     values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
-    evidence: list[str] = Field(
-        [],
-        description="For `tpe` and `gp`: CSV files with results to learn from, such as the `trials.csv` of another "
-        "sweep, each with a column for each key and for the metric. Each job reads them once, when it first draws.",
-        exclude_if=not_,
-    )
 
     @model_validator(mode="after")
     def _check_method(self) -> "Search":
         for key, values in self.values.items():
             if self.method == "brute_force" and isinstance(values, Uniform) and not (values.step or values.integer):
                 raise invalid(f"brute_force cannot run every value of {key}: give a list, step or integer")
-        if self.evidence and not self.learns:
-            raise invalid(f"{self.method} does not learn from evidence: use tpe or gp")
         if self.options:
-            _check_options(self, lambda: self.sampler(0))
+            self._check_options()
         return self
+
+    def _check_options(self) -> None:
+        """Raise an error unless the options are arguments of Optuna's sampler."""
+        parameters = signature(self._sampler_class()).parameters.values()
+        known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation))}
+        known.pop("seed", None)
+        for name in self.options.keys() - known.keys():
+            raise invalid(f"{self.method} has no option {name}; {suggest(name, known)}")
+        for name, value in self.options.items():
+            kind = known[name].annotation
+            if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
+                raise invalid(f"{name}: {value!r} is of another type: give {kind}")
+        try:
+            self.sampler(0)
+        except (TypeError, ValueError) as error:
+            raise invalid(str(error)) from None
 
     @property
     def learns(self) -> bool:
@@ -342,102 +353,46 @@ class Search(Section):
             "qmc": {"warn_independent_sampling": False, "scramble": True},
         }
         options = {"seed": seed, **defaults.get(self.method, {}), **self.options}
-        return _make(self.method, options)  # type: ignore[no-any-return]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which of them are experimental
+            return self._sampler_class()(**options)  # type: ignore[no-any-return]
+
+    def _sampler_class(self) -> type[Any]:
+        from optuna import samplers  # takes a third of a second
+
+        return getattr(samplers, _SAMPLERS[self.method])  # type: ignore[no-any-return]
 
 
-_OF_OPTUNA: Final = {  # its samplers and pruners
-    "tpe": "samplers.TPESampler",
-    "gp": "samplers.GPSampler",
-    "cmaes": "samplers.CmaEsSampler",
-    "nsgaii": "samplers.NSGAIISampler",
-    "nsgaiii": "samplers.NSGAIIISampler",
-    "qmc": "samplers.QMCSampler",
-    "random": "samplers.RandomSampler",
-    "brute_force": "samplers.BruteForceSampler",
-    "percentile": "pruners.PercentilePruner",
-    "patient": "pruners.PatientPruner",
-    "threshold": "pruners.ThresholdPruner",
-    "wilcoxon": "pruners.WilcoxonPruner",
+_SAMPLERS: Final = {  # Optuna's
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "nsgaii": "NSGAIISampler",
+    "nsgaiii": "NSGAIIISampler",
+    "qmc": "QMCSampler",
+    "random": "RandomSampler",
+    "brute_force": "BruteForceSampler",
 }
 _SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of what YAML can give
-
-
-def _class_of(method: str) -> type[Any]:
-    import optuna  # takes a third of a second
-
-    return attrgetter(_OF_OPTUNA[method])(optuna)  # type: ignore[no-any-return]
-
-
-def _make(method: str, options: dict[str, Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which of them are experimental
-        return _class_of(method)(**options)
-
-
-def _check_options(section: "Search | Stop", make: Callable[[], object]) -> None:
-    """Raise an error unless its options are arguments of its class of Optuna, which `make` then makes."""
-    parameters = signature(_class_of(section.method)).parameters.values()
-    known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation)) and each.name != "seed"}
-    for name in section.options.keys() - known.keys():
-        raise invalid(f"{section.method} has no option {name}; {suggest(name, known)}")
-    for name, value in section.options.items():
-        kind = known[name].annotation
-        if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
-            raise invalid(f"{name}: {value!r} is of another type: give {kind}")
-    for name in known.keys() - section.options.keys():
-        if known[name].default is Parameter.empty:
-            raise invalid(f"{section.method} needs the option {name}")
-    try:
-        make()
-    except (TypeError, ValueError) as error:
-        raise invalid(str(error)) from None
 
 
 class Stop(Section):
     """Early stopping: ends trials whose metric is worse than in other trials at the same epoch."""
 
-    method: Literal["asha", "hyperband", "median", "percentile", "patient", "threshold", "wilcoxon"] = Field(
+    method: Literal["asha", "hyperband", "median"] = Field(
         description="`asha`: at epochs `grace_period`, `grace_period` x `reduction_factor`, ... a trial continues only "
         "if it is in the best 1/`reduction_factor` of the trials that have reached this epoch, or the best of them if "
         "that is less than one trial (Li et al. 2020); one that does not report this epoch is judged at its first "
         "report after it. `hyperband`: `asha` in brackets, in each of which trials are first compared one such epoch "
         "later than in the one before; it needs `epochs`. `median`: from `grace_period` on, a trial ends if its best "
-        "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017). The "
-        "others are [Optuna's pruners](https://optuna.readthedocs.io/en/stable/reference/pruners.html). `percentile`: "
-        "a trial ends if its best value is worse than this percentile of what complete trials had at this epoch; "
-        "`patient`: if it is long worse than its best; `threshold`: if beyond a limit; `wilcoxon`: if a test of "
-        "its values against those of the best trial, epoch by epoch, finds it worse; for epochs that are the folds of "
-        "a cross-validation."
+        "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017), of at "
+        "least five."
     )
-    options: dict[str, bool | int | float | str] = Field(
-        {},
-        description="Arguments of Optuna's pruner, such as `{percentile: 25, n_warmup_steps: 5}`, for `percentile`, "
-        "`patient`, `threshold` and `wilcoxon`; a step is an epoch.",
-        exclude_if=_is_empty,
-    )
-    grace_period: PositiveInt = Field(1, description="For the others: epochs before a trial can be stopped.")
+    grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
     reduction_factor: int = Field(
         3, ge=2, description="For `asha` and `hyperband`: inverse of the fraction of trials that continue."
     )
-    min_samples: PositiveInt = Field(5, description="For `median`: other trials that must have reached an epoch.")
     epochs: PositiveInt | None = Field(None, description="Epochs of a complete trial, for savings; known for `train`.")
-
-    @model_validator(mode="after")
-    def _check_method(self) -> "Stop":
-        own = _OF_RULE.get(self.method, ("options",))
-        others = self.model_fields_set - {"method", "epochs", *own}
-        if self.method in ("asha", "median"):
-            others &= {"options"}  # one may have what the other needs
-        for name in others:
-            raise invalid(f"{self.method} has no {name}; it has {', '.join(own)}")
-        if self.method in _OF_OPTUNA:
-            _check_options(self, self.pruner)
-        return self
-
-    def pruner(self) -> "pruners.BasePruner":
-        """Optuna's pruner."""
-        wrapped = {"wrapped_pruner": None} if self.method == "patient" else {}
-        return _make(self.method, wrapped | self.options)  # type: ignore[no-any-return]
 
     def is_last(self, epoch: float, first: float) -> bool:
         """Whether a trial is complete after this epoch, if it began with the `first`. Many programs count from 0."""
@@ -445,54 +400,43 @@ class Stop(Section):
 
     def rule(self, metric: str, mode: Mode) -> dict[str, Any]:
         """What decides whether a trial is stopped before its last epoch, as the journal records it."""
-        of_rule = _OF_RULE.get(self.method, ("options",))
-        return self.model_dump(include={"method", *of_rule}) | {"metric": metric, "mode": mode}
+        return self.model_dump(include={"method", *_OF_RULE[self.method]}) | {"metric": metric, "mode": mode}
 
 
 _OF_RULE: Final = {  # the keys that decide
     "asha": ("grace_period", "reduction_factor"),
     "hyperband": ("grace_period", "reduction_factor", "epochs"),
-    "median": ("grace_period", "min_samples"),
+    "median": ("grace_period",),
 }
 
 
 MAX_JOBS: Final = 100
-JobCount = Annotated[
-    Annotated[int, Field(ge=1, le=MAX_JOBS), Tag("number")] | Annotated[Literal["auto"], Tag("text")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "number"),
-]
 
 
 class Slots(Section):
     """The resources of a sweep's jobs, and how trials share them."""
 
-    jobs: JobCount = Field(
+    jobs: int = Field(
         1,
+        ge=1,
+        le=MAX_JOBS,
         description="Jobs of the sweep, at most: each takes the next trial. The sweep begins with the first that "
-        "starts, and a job that finds nothing to take ends at once. `auto`: up to 16, each with the GPUs of one trial "
-        "if `gpus_per_node` is not given.",
-    )
-    nodes: Annotated[int, Field(ge=1, le=MAX_JOBS)] | None = Field(
-        None,
-        description="`nodes: 4` is `jobs: 4`: a job for each node, each of which starts once its node is free. With "
-        "`nodes_per_trial: 2`, two jobs.",
+        "starts, and a job that finds nothing to take ends at once. With a `goal`, their number is chosen.",
     )
     gpus_per_node: NonNegativeInt = Field(
         1,
-        description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, trials see "
-        "none, and `slots_per_node` gives their number.",
+        description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, and trials "
+        "see none.",
     )
-    slots_per_node: PositiveInt = Field(
+    cpus: PositiveInt = Field(
         1,
-        description="For `gpus_per_node: 0`: slots per node, each with `cpus_per_trial` CPUs. With GPUs, their number "
-        "follows from `gpus_per_node` and `gpus_per_trial`.",
+        description="CPUs of a job without GPUs (`gpus_per_node: 0`, which need not be given then), of which each "
+        "trial has `cpus_per_trial`. With GPUs, their number follows from that of the trials that run at a time.",
     )
-    gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
+    gpus_per_trial: PositiveFloat = Field(
         1.0,
         description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number, at most "
-        "`gpus_per_node`: the GPUs of a training by `train` share its batch, with DDP. `auto`: the first trials run "
-        "one, then two, then four to a GPU, and the others as many to a GPU as end most trials per hour and fit its "
-        "memory.",
+        "`gpus_per_node`: the GPUs of a training by `train` share its batch, with DDP.",
     )
     nodes_per_trial: PositiveInt = Field(
         1,
@@ -507,26 +451,35 @@ class Slots(Section):
         "`nvidia-cuda-mps-control`.",
     )
 
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _check_jobs(cls, value: Any) -> Any:
+        if value == "auto":
+            raise invalid("auto is no longer a value: give the most jobs, and a goal, which chooses their number")
+        return value
+
     @field_validator("gpus_per_trial", mode="before")
     @classmethod
     def _check_gpus_per_trial(cls, value: Any) -> Any:
         if value == 0:
-            raise invalid("must be above 0: for trials without GPUs, give gpus_per_node: 0 and slots_per_node instead")
+            raise invalid("must be above 0: for trials without GPUs, give the cpus of the job instead")
+        if value == "auto":
+            raise invalid("is no longer measured: give a number, such as 0.5")
         if isinstance(value, float) and value > 1 and value % 1:
             raise invalid("above one GPU, gpus_per_trial must be a whole number of GPUs")
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _set_jobs_and_gpus(cls, given: Any) -> Any:
+    def _complete(cls, given: Any) -> Any:
+        """Without GPUs, a job has the CPUs of one trial or more. `nodes: 1`, as in earlier configs, changes nothing."""
         if not isinstance(given, dict):
             return given
-        nodes, of_job, share = given.get("nodes"), given.get("nodes_per_trial", 1), given.get("gpus_per_trial")
-        if type(nodes) is int and type(of_job) is int and 1 <= of_job <= nodes <= MAX_JOBS:
-            given = {"jobs": nodes // of_job, **given}
-        if given.get("jobs") == "auto" and isinstance(share, (int, float)) and share > 1:
-            given = {"gpus_per_node": int(share), **given}
-        return given
+        if given.get("nodes") == 1:
+            given = {key: value for key, value in given.items() if key != "nodes"}
+        if "cpus" in given:
+            return {"gpus_per_node": 0, **given}
+        return {"cpus": given.get("cpus_per_trial", 1), **given} if given.get("gpus_per_node") == 0 else given
 
     @model_validator(mode="after")
     def _check_keys(self) -> "Slots":
@@ -534,33 +487,21 @@ class Slots(Section):
         given = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
         of_gpus = [key for key in ("gpus_per_trial", "mps") if key in given]
         if not self.has_gpus and of_gpus:
-            raise invalid(f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node")
-        if self.has_gpus and "slots_per_node" in self.model_fields_set:
-            raise invalid("slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial")
-        if self.nodes and self.nodes % self.nodes_per_trial:
-            raise invalid(f"{self.nodes} nodes cannot be shared evenly by trials of {self.nodes_per_trial}")
-        if self.nodes not in (None, 1) and self.jobs != self.nodes // self.nodes_per_trial:
-            message = f"each job has the nodes of one trial ({self.nodes_per_trial}): give `jobs` or `nodes`, not both"
-            raise invalid(message)
+            raise invalid(f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give cpus")
+        if self.has_gpus and "cpus" in self.model_fields_set:
+            raise invalid("cpus is for jobs without GPUs; with GPUs, give gpus_per_node and cpus_per_trial")
+        if not self.has_gpus and self.cpus % self.cpus_per_trial:
+            raise invalid(f"trials of {self.cpus_per_trial} CPUs cannot share {self.cpus} evenly: give a multiple")
         if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in given):
             remedy = "give gpus_per_node, not gpus_per_trial"
             raise invalid(f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}")
-        if self.most_jobs > 1 and self.gpus_per_trial == "auto":
-            key = "jobs" if self.nodes in (None, 1) else "nodes"
-            with_several = f"with {key}: {self.jobs}, give a number, such as 0.5"
-            raise invalid(f"gpus_per_trial: auto is measured in one job; {with_several}")
-        if self.slots_per_node > MAX_SLOTS:
-            raise invalid(f"a job has at most {MAX_SLOTS} slots")
+        if self.cpus > MAX_SLOTS:
+            raise invalid(f"a job has at most {MAX_SLOTS} CPUs")
         if self.has_gpus and (self.share < MIN_SHARE or self.gpus > MAX_SLOTS):
             raise invalid(f"a trial has at least {MIN_SHARE} GPUs, and a job at most {MAX_SLOTS}")
         if self.node_share > self.gpus_per_node:
             raise invalid(f"a trial of {self.gpus_per_trial} GPUs does not fit a node of {self.gpus_per_node}")
         return self
-
-    @property
-    def most_jobs(self) -> int:
-        """The most jobs that share the sweep."""
-        return AUTO_JOBS if self.jobs == "auto" else self.jobs
 
     @property
     def has_gpus(self) -> bool:
@@ -569,12 +510,12 @@ class Slots(Section):
 
     @property
     def node_share(self) -> float:
-        """GPUs per trial on each of its nodes; 1 for `auto`, until it is known how many trials can share a GPU."""
+        """GPUs per trial on each of its nodes."""
         if not self.has_gpus:
             return 0.0
         if self.nodes_per_trial > 1:
             return float(self.gpus_per_node)
-        return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
+        return self.gpus_per_trial
 
     @property
     def share(self) -> float:
@@ -594,13 +535,13 @@ class Slots(Section):
     @property
     def uses_mps(self) -> bool:
         """Whether trials share a GPU through MPS, where a node has it."""
-        return self.has_gpus and self.mps == "auto" and (self.gpus_per_trial == "auto" or self.share < 1)
+        return self.has_gpus and self.mps == "auto" and self.share < 1
 
     @property
     def count(self) -> int:
         """Slots of a job; with several nodes per trial, all nodes together are one."""
         if not self.has_gpus:
-            return self.slots_per_node
+            return self.cpus // self.cpus_per_trial
         if self.node_share >= 1:
             return self.gpus_per_node // int(self.node_share)
         return self.gpus_per_node * int(1 / self.node_share + 1e-9)
@@ -608,18 +549,12 @@ class Slots(Section):
     @property
     def cpus_per_node(self) -> int:
         """CPUs per node, for as many trials as can run at the same time."""
-        more = MAX_TRIALS_PER_GPU if self.gpus_per_trial == "auto" else 1
-        return self.count * more * self.cpus_per_trial
+        return self.count * self.cpus_per_trial
 
     @property
     def gpus(self) -> int:
         """GPUs of a job, on all of its nodes."""
         return self.nodes_per_trial * self.gpus_per_node
-
-    @property
-    def cpus(self) -> int:
-        """CPUs of a job, on all of its nodes."""
-        return self.nodes_per_trial * self.cpus_per_node
 
     @property
     def unit(self) -> Unit:
@@ -642,10 +577,9 @@ def _auto_slots(value: Any) -> Any:
 
 
 MIN_SHARE: Final = 0.01
-AUTO_JOBS: Final = 16  # limit of `jobs: auto`
-MAX_TRIALS_PER_GPU: Final = 4  # with `gpus_per_trial: auto`; the job requests CPUs for as many
 MAX_SLOTS: Final = 100_000  # or GPUs
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
+AUTO_CPUS = 8  # the same for trees
 Goal = Annotated[
     str,
     StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$"),
@@ -700,8 +634,8 @@ class Budget(Section):
 class MetricLimits(Section):
     """The values that a metric may have."""
 
-    min: float | None = Field(None, description="Least value.", exclude_if=_is_empty)
-    max: float | None = Field(None, description="Largest value.", exclude_if=_is_empty)
+    min: float | None = Field(None, description="Least value.")
+    max: float | None = Field(None, description="Largest value.")
 
     @model_validator(mode="after")
     def _check_limits(self) -> "MetricLimits":
@@ -729,17 +663,23 @@ Keep = Annotated[
 ]
 
 
-class Sweep(Section):
+class Sweep(Study):
     """A named set of trials: the union of `grid`, `trials`, `sample` and `search`, without duplicates.
 
-    A trial runs Trainyard's training loop (`train`), a `command` or a Python `function`.
+    A trial runs Trainyard's training loop (`train`), fits trees (`trees`), or runs a `command` or a Python `function`.
     """
+
+    kind: ClassVar[str]  # the key of the config that a sweep of this kind has
+    resumption: ClassVar[str] = ""  # what an interrupted trial does next; "" if its program decides
+    saves_by_itself: ClassVar[bool] = True  # not only if its program does
+    resume_remedy: ClassVar[str] = ""  # for trials that are too long for a job
+    report_remedy: ClassVar[str] = ""  # for a metric that they do not report
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     grid: Grid = Field(
         {},
-        description="All combinations: for each key of `train` or `args` (dots for nested keys), a list or a range "
-        "`{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`.",
+        description="All combinations: for each key of `train`, `trees` or `args` (dots for nested keys), a list or a "
+        "range `{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`.",
     )
     trials: Annotated[list[dict[str, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
         [], description="List of configurations, each a mapping of such keys."
@@ -751,9 +691,9 @@ class Sweep(Section):
     stop: Stop | None = Field(None, description="Early stopping.")
     metric: str | None = Field(
         None,
-        description="The metric by which `search`, `stop`, plots and tables compare trials. By default what `train` "
-        "monitors (`val_accuracy`); for a program, `val_accuracy`, or without `search` and `stop` the only metric that "
-        "it reports beside counters such as `step` and `lr`. If it reports several, set this.",
+        description="The metric by which `search`, `stop`, plots and tables compare trials, and `patience` epochs. By "
+        "default `val_accuracy`; for a program without `search` and `stop`, also the only metric that it reports "
+        "beside counters such as `step` and `lr`. If it reports several, set this.",
     )
     mode: Mode | None = Field(
         None,
@@ -765,20 +705,20 @@ class Sweep(Section):
         description="Several metrics to optimize, each with its mode, as in `{val_accuracy: max, latency_ms: min}`: "
         "the answer is their Pareto front. `seconds` is the duration of a trial. The first one is the default of "
         "`metric`, by which `stop` compares trials.",
-        exclude_if=_is_empty,
     )
     constraints: dict[str, MetricLimits] = Field(
         {},
         description="Limits of metrics, as in `{peak_mib: {max: 40000}}`. A configuration beyond them is never the "
         "best. `tpe`, `gp`, `nsgaii` and `nsgaiii` search within them.",
-        exclude_if=_is_empty,
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
-        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, with the `goal` `fastest`."
+        Slots(),
+        description="Resources of the job, or `auto`: 1 to 8 GPUs of a node (for `trees`, CPUs), "
+        "with the `goal` `fastest`.",
     )
     goal: Goal | None = Field(
         None,
-        description="Choose the number of jobs and of their GPUs, up to those of `slots`. `fastest`: the fewest "
+        description="Chooses the number of jobs and of their GPUs, up to those of `slots`. `fastest`: the fewest "
         "GPU-hours among all that take at most 5 % longer than the fastest; `cheapest`: the fastest among all that "
         "need at most 2 % more GPU-hours than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets "
         "the deadline. It decides only what is requested; `budget` ends the sweep. With `cheapest`, its end is such a "
@@ -788,22 +728,14 @@ class Sweep(Section):
         1,
         description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
         "once, then again. A search draws each configuration from the means of the others.",
-        exclude_if=lambda value: value == 1,
     )
     repeat_best: PositiveInt | None = Field(
         None,
         description="Run each configuration once, and only as many of the best, once all have ended, with the other "
         "seeds of `repeats`. In a search by `tpe` or another method that draws near the best, the first run of a "
         "repeated configuration, which chance may have selected, does not count.",
-        exclude_if=_is_empty,
     )
-    fill: bool = Field(
-        False,
-        description="Use slots that find no more trials for further seeds of the five best configurations, until the "
-        "last trial of the job has ended.",
-        exclude_if=not_,
-    )
-    budget: Budget | None = Field(None, description="What the sweep may use.", exclude_if=_is_empty)
+    budget: Budget | None = Field(None, description="What the sweep may use.")
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     max_failed_fraction: float = Field(
         0.5,
@@ -857,10 +789,8 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check_goal_and_stop(self) -> "Sweep":
-        if self.goal and self.slots.jobs == "auto":
-            raise invalid("both a goal and `jobs: auto` choose the number of jobs: give one of the two")
-        trained = self.train.epochs if isinstance(self, TrainSweep) and "epochs" not in self._keys_of_parts else 0
-        if self.stop and self.stop.method == "hyperband" and self.stop.grace_period > (self.stop.epochs or trained):
+        stop = self.stop
+        if stop and stop.method == "hyperband" and stop.grace_period > (stop.epochs or self.epochs_of_all):
             raise invalid("hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period")
         return self
 
@@ -868,16 +798,15 @@ class Sweep(Section):
     def _check_repeats(self) -> "Sweep":
         if self.repeat_best and self.repeats == 1:
             raise invalid(f"repeat_best: {self.repeat_best} needs the number of seeds, such as repeats: 3")
-        if self.repeats > 1 or self.fill:
-            option = "repeats" if self.repeats > 1 else "fill"
+        if self.repeats > 1:
             if varied := [key for key in self._keys_of_parts if is_seed(key)]:
-                raise invalid(f"{option} varies the seed, as {varied[0]} does: give one of the two")
+                raise invalid(f"repeats varies the seed, as {varied[0]} does: give one of the two")
             if self.seed_key is None:
                 remedy = "give args: {seed: 0}, and {seed} or {args} in a command"
-                raise invalid(f"{option} needs your program's seed: {remedy}")
+                raise invalid(f"repeats needs your program's seed: {remedy}")
             if not isinstance(self.first_seed, int):
                 counted = f"counts the seeds from {self.seed_key}, which is {self.first_seed!r}"
-                raise invalid(f"{option} {counted}: give a whole number")
+                raise invalid(f"repeats {counted}: give a whole number")
         return self
 
     @property
@@ -923,7 +852,7 @@ class Sweep(Section):
         """The settings that all trials have in common, before keys are varied."""
 
     @abstractmethod
-    def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
+    def spec_of(self, settings: dict[str, Any]) -> Training | Trees | UserProgram:
         """What a trial with these settings runs; a ValueError (such as Pydantic's) if they are not valid."""
 
     @property
@@ -937,8 +866,28 @@ class Sweep(Section):
         return True
 
     @property
-    def program_metrics(self) -> Metrics | None:
-        """Where a command reports metrics."""
+    def trial_kind(self) -> str:
+        """The module in `kinds/` that runs the trials."""
+        return self.kind
+
+    @property
+    def epochs_of_all(self) -> int:
+        """The epochs of each trial; 0 if they are not known, or differ."""
+        return 0
+
+    @property
+    def kept_files(self) -> str:
+        """Which files of ended trials stay, as in `keep`."""
+        return "all"
+
+    @property
+    def has_workdirs(self) -> bool:
+        """Whether each trial runs in its own folder."""
+        return False
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The time limit of an attempt."""
         return None
 
     @property
@@ -949,6 +898,16 @@ class Sweep(Section):
     def has_changed_code(self) -> bool:
         """Whether the files of `code` have changed since this process read them."""
         return False
+
+    @property
+    def end_seconds(self) -> float:
+        """Seconds that a trial has to save its state when it is interrupted."""
+        return GRACE_SECONDS
+
+    @property
+    def checkpoint_pattern(self) -> str | None:
+        """The pattern of the checkpoints in the folder of a trial."""
+        return None
 
     @property
     def trial_grace_seconds(self) -> float:
@@ -963,15 +922,14 @@ class Sweep(Section):
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """Those that judge trials, and `monitor`: a trial has diverged if the last value of one is NaN or infinite.
+        """Those that judge trials: a trial has diverged if the last value of one is NaN or infinite.
 
         If the config names no metric, the only one that its patterns find ranks trials.
         """
-        monitor = self.train.monitor if isinstance(self, TrainSweep) else None
         groups = [name for name in self.program_metrics.groups if name != "epoch"] if self.program_metrics else []
         ranking = self.ranking_metric(groups)
         judged = [self.metric, ranking[0] if ranking else None, *self.objectives, *self.constraints]
-        return list(dict.fromkeys(filter(None, [*self.required_metrics, *judged, monitor])))
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, *judged])))
 
     @property
     def compared_by(self) -> tuple[str, Mode]:
@@ -987,7 +945,7 @@ class Sweep(Section):
     @property
     def target(self) -> tuple[str | None, Mode | None]:
         """The metric and mode that rank trials; None for each that the config does not determine."""
-        is_known = isinstance(self, TrainSweep) or self.search or self.stop
+        is_known = self.trains or self.search or self.stop
         return self.compared_by if is_known else (self.metric, self.mode)
 
     @staticmethod
@@ -999,12 +957,14 @@ class Sweep(Section):
     def ranking_metric(self, reported: Sequence[str]) -> tuple[str, Mode | None] | None:
         """The reported metric that ranks trials, and its mode; None if none does.
 
-        If the config determines no metric, or no trial has reported it, it is the only candidate. The mode is None if
-        it must be guessed from the name.
+        If the config determines no metric, it is the only candidate; so it is if no trial has reported the one by
+        which `search` or `stop` compare without `metric`. The mode is None if it must be guessed from the name.
         """
         metric, mode = self.target
         if metric is not None and metric in reported:
             return metric, mode
+        if self.metric is not None:
+            return None
         open_mode = mode if metric is None else None
         candidates = self.ranking_candidates(reported)
         if candidates == [DEFAULT_METRIC]:
@@ -1017,9 +977,15 @@ class Sweep(Section):
         return [*self._keys_of_parts, *([self.seed_key] if self.repeats > 1 and self.seed_key else [])]
 
     @property
+    def parts(self) -> list[Mapping[str, list[Any] | Choice | Range | Uniform]]:
+        """What makes the trials, by part of the config: the values of each key."""
+        listed = [{key: [value] for key, value in values.items()} for values in self.trials]
+        drawn = [part.values for part in (self.sample, self.search) if part]
+        return [*([self.grid] if self.grid else []), *listed, *drawn]
+
+    @property
     def _keys_of_parts(self) -> list[str]:
-        draws = [part.values for part in (self.sample, self.search) if part]
-        return list(dict.fromkeys(key for part in (self.grid, *self.trials, *draws) for key in part))
+        return list(dict.fromkeys(key for part in self.parts for key in part))
 
     def choice(self, key: str) -> Draw:
         """The range or list from which the values of a key are drawn; [] if it has none."""
@@ -1043,46 +1009,118 @@ class Sweep(Section):
 class TrainSweep(Sweep):
     """A sweep whose trials run Trainyard's training loop."""
 
+    kind: ClassVar[str] = "train"
+    resumption: ClassVar[str] = "Trainyard's own training loop continues after the step at which it was stopped"
+
     dataset: Name = Field(description="One of `datasets`.")
     train: Train = Field(Train(), description="The training configuration.")
     profile: ProfiledSteps | None = Field(None, description=PROFILE)
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainSweep":
-        if self.search and self.slots.gpus_per_trial == "auto":
-            raise invalid("gpus_per_trial: auto does not work with `search`")
         if self.search and self.slots.ranks > 1 and isinstance(self.search.values.get("batch_size"), Uniform):
             problem = f"{self.slots.ranks} GPUs cannot share each size evenly"
             raise invalid(f"search draws batch_size from a range, and {problem}: give a list")
-        train, own, metric = self.train, self.train.further_metrics, self.target[0]
-        self._check_metric(final=(*TRAINING_METRICS, *own, train.best_metric), epoch=(*EPOCH_METRICS, *own))
-        if train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
-            raise invalid(f"the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor")
+        own, metric = self.train.further_metrics, self.epoch_metric(self.train)
+        best = [f"best_{metric}"] if metric else []
+        self._check_metric(final=(*TRAINING_METRICS, *own, *best), epoch=(*EPOCH_METRICS, *own))
         return self
+
+    @property
+    def base_training(self) -> Train:
+        """The section `train`."""
+        return self.train
 
     @cached_property
     def base(self) -> dict[str, Any]:
         """What the config sets of `train`."""
         return self.train.model_dump(exclude_unset=True)
 
-    def spec_of(self, settings: dict[str, Any]) -> Train:
-        """The training with these settings, whose batches its GPUs share evenly."""
+    @property
+    def trial_kind(self) -> str:
+        """The module in `kinds/` that runs the trials."""
+        return "train" if self.slots.ranks == 1 else "train_on_gpus"
+
+    @property
+    def epochs_of_all(self) -> int:
+        """The epochs of each trial, unless the sweep varies them."""
+        return 0 if "epochs" in self._keys_of_parts else self.train.epochs
+
+    def largest_step(self, train: Train) -> tuple[int, str]:
+        """The images of the largest step of a training, and at which scale it has them."""
+        return train.images_per_step(), ""
+
+    def epoch_metric(self, train: Train) -> str | None:
+        """The first metric by which trials are compared that an epoch has, without `best_`; None without one."""
+        names = [name.removeprefix("best_") for name in (self.compared_by[0], *self.objectives)]
+        return next((name for name in names if name in train.epoch_metrics), None)
+
+    def spec_of(self, settings: dict[str, Any]) -> Training:
+        """The training with these settings, whose batches its GPUs share evenly.
+
+        Its metric is the default unless its result depends on it, so that another metric trains nothing again.
+        """
         spec, gpus = Train.model_validate(settings), self.slots.ranks
         if spec.batch_size % gpus:
             message = f"batch_size {spec.batch_size} cannot be shared evenly by the {gpus} GPUs of a trial"
             raise ValueError(f"{message} ({'nodes' if self.slots.nodes_per_trial > 1 else 'gpus'}_per_trial)")
-        return spec
+        metric, modes = self.epoch_metric(spec), dict([self.compared_by]) | self.objectives
+        if not (spec.patience or f"best_{metric}" in [*modes, *self.constraints]):
+            return spec.judged_by(DEFAULT_METRIC)
+        if metric is None:
+            raise ValueError(f"patience is about the metric of an epoch, and metric is {self.metric}")
+        if modes.get(metric, modes.get(f"best_{metric}")) != guess_mode(metric):
+            problem = f"the best epoch is that with the {'smallest' if guess_mode(metric) == 'min' else 'largest'}"
+            raise ValueError(f"mode is {self.mode}, but {problem} {metric}, by its name: rename it in `metrics`")
+        return spec.judged_by(metric)
 
     @property
     def spec_content(self) -> dict[str, Any]:
         """What the config sets of `train`, with a file of weights by its content."""
         return {"base": identifying(self.base)}
 
+
+class TreeSweep(Sweep):
+    """A sweep whose trials fit gradient-boosted trees. Its jobs request no GPU, unless `slots` does."""
+
+    kind: ClassVar[str] = "trees"
+    resumption: ClassVar[str] = "a fit of trees starts again"
+    packages: ClassVar[tuple[str, ...]] = ("xgboost", "xgboost-cpu", "lightgbm")
+
+    dataset: Name = Field(description="One of `datasets`.")
+    trees: Trees = Field(description="What all trials have in common.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use_cpus(cls, given: Any) -> Any:
+        slots = given.get("slots", {}) if isinstance(given, dict) else None
+        if slots == "auto":
+            return {"goal": "fastest", **given, "slots": {"cpus": AUTO_CPUS}}
+        return {**given, "slots": {"gpus_per_node": 0, **slots}} if isinstance(slots, dict) else given
+
+    @model_validator(mode="after")
+    def _check_fit(self) -> "TreeSweep":
+        self._check_metric(final=FIT_METRICS, epoch=ROUND_METRICS)
+        return self
+
     @property
-    def compared_by(self) -> tuple[str, Mode]:
-        """The sweep's `metric`, or what `train` monitors."""
-        train, metric = self.train, self.metric or self.train.monitor
-        return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
+    def base(self) -> dict[str, Any]:
+        """What the config sets of `trees`."""
+        return self.trees.model_dump(exclude_unset=True)
+
+    def spec_of(self, settings: dict[str, Any]) -> Trees:
+        """The fit with these settings."""
+        return Trees.model_validate(settings)
+
+    @property
+    def spec_content(self) -> dict[str, Any]:
+        """What the config sets of `trees`."""
+        return {"trees": self.base}
+
+    @property
+    def can_resume(self) -> bool:
+        """A fit starts again."""
+        return False
 
 
 class ProgramSweep(ProgramOptions, Sweep):
@@ -1094,7 +1132,6 @@ class ProgramSweep(ProgramOptions, Sweep):
         description="Files and folders of your code, e.g. `[train.py, src/]`, whose content is part of what identifies "
         "a trial: once one has changed, all trials are pending, and what ran before stays in the journal. Paths are "
         "relative to the folder in which you start Snakemake; each job reads the files once, when it starts.",
-        exclude_if=_is_empty,
     )
     keep: Keep = Field(
         "all",
@@ -1113,6 +1150,21 @@ class ProgramSweep(ProgramOptions, Sweep):
         return code
 
     @property
+    def kept_files(self) -> str:
+        """Which files of ended trials stay."""
+        return self.keep
+
+    @property
+    def has_workdirs(self) -> bool:
+        """Whether each trial runs in its own folder."""
+        return self.workdir == "trial"
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The time limit of an attempt."""
+        return None if self.timeout_minutes is None else 60 * self.timeout_minutes
+
+    @property
     def code_digest(self) -> str:
         """The digest of the files of `code`, read once in this process; "" without any."""
         return code_digest(tuple(self.code)) if self.code else ""
@@ -1126,8 +1178,6 @@ class ProgramSweep(ProgramOptions, Sweep):
 
     @model_validator(mode="after")
     def _check_slots(self) -> "ProgramSweep":
-        if self.slots.gpus_per_trial == "auto":
-            raise invalid("gpus_per_trial: auto is for `train`; set the number for your program")
         if self.slots.nodes_per_trial > 1:
             raise invalid("nodes_per_trial is for `train`; a trial with your own program has one node")
         return self
@@ -1140,13 +1190,18 @@ class ProgramSweep(ProgramOptions, Sweep):
     @property
     def spec_content(self) -> dict[str, Any]:
         """The arguments in the config, and the files of `code`."""
-        return {"base": self.base, **({"code": self.code_digest} if self.code else {})}
+        return {"base": self.base, "code": self.code_digest}
 
     @property
     def seed_key(self) -> str | None:
         """The only argument that is called `seed`, or ends so, as `trainer.seed`."""
         found = [key for key, _ in dotted_items(self.args) if is_seed(key)]
         return found[0] if len(found) == 1 else None
+
+    @property
+    def used_names(self) -> set[str]:
+        """The names of the arguments that the program is known to use."""
+        return set()
 
     def _check_columns(self, settings: dict[str, Any]) -> None:
         """Raise a ValueError if an argument has the name of a column of the tables."""
@@ -1156,6 +1211,10 @@ class ProgramSweep(ProgramOptions, Sweep):
 
 class CommandSweep(CommandOptions, ProgramSweep):
     """A sweep whose trials run a command line."""
+
+    kind: ClassVar[str] = "command"
+    resume_remedy: ClassVar[str] = ", or give `checkpoint`"
+    report_remedy: ClassVar[str] = "let `metrics` find it, or "
 
     command: Command = Field(
         description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
@@ -1179,8 +1238,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
         if groups := self.metrics.groups if self.metrics else []:
             self._check_metric(final=groups, epoch=groups)
         self.check_resume(self.command, self._argument_names)
-        draws = [part.values for part in (self.sample, self.search) if part]
-        varied = [*self.grid.items(), *(item for part in draws for item in part.items())]
+        varied = [item for part in self.parts for item in part.items()]
         conditional = {key.split(".")[0] for key, values in varied if condition_of(values)}
         if used := sorted(conditional & self.find_names(self.command)):
             remedy = f"write {{args}} instead of {{{used[0]}}}"
@@ -1191,6 +1249,35 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def seed_key(self) -> str | None:
         """The seed among the arguments, or `seed` if the command has a placeholder for it."""
         return super().seed_key or ("seed" if "seed" in self.find_names(self.command) else None)
+
+    @property
+    def command_line(self) -> Command:
+        """The command."""
+        return self.command
+
+    @property
+    def checkpoint_pattern(self) -> str | None:
+        """The pattern of the checkpoints in the folder of a trial."""
+        return self.checkpoint
+
+    @property
+    def argument_values(self) -> dict[str, list[Any]]:
+        """The different values that the arguments have in any trial, by dotted key, without expanding trials.
+
+        Of a range that a search draws from, they are its two ends.
+        """
+        parts = self.parts
+        values = dict[str, dict[str, Any]]()  # by key, then by the text of the value
+        for key, value in dotted_items(self.base):
+            if not parts or any(key not in part for part in parts):
+                values[key] = {repr(value): value}
+        for part in parts:
+            for key, choice in part.items():
+                options = [choice.low, choice.high] if isinstance(choice, Uniform) else options_of(choice)
+                for option in options:
+                    for inner, value in dotted_items({key: option}):
+                        values.setdefault(inner, {})[repr(value)] = value
+        return {key: list(different.values()) for key, different in values.items()}
 
     @property
     def _argument_names(self) -> set[str]:
@@ -1218,6 +1305,11 @@ class CommandSweep(CommandOptions, ProgramSweep):
         return self.checkpoint is not None
 
     @property
+    def end_seconds(self) -> float:
+        """The time to write a checkpoint."""
+        return self.grace_seconds
+
+    @property
     def trial_grace_seconds(self) -> float:
         """The time to write a checkpoint."""
         return self.grace_seconds
@@ -1226,13 +1318,13 @@ class CommandSweep(CommandOptions, ProgramSweep):
 class FunctionSweep(ProgramSweep):
     """A sweep whose trials call a Python function."""
 
+    kind: ClassVar[str] = "function"
+    saves_by_itself: ClassVar[bool] = False
+    resume_remedy: ClassVar[str] = ", or let the function save to `context.checkpoint_dir`"
+    report_remedy: ClassVar[str] = "let the function report or return it, or "
+
     function: FunctionPath = Field(
         description="Your own Python function, `package.module:function`, called as `function(config, context)`."
-    )
-    resumable: bool = Field(
-        True,
-        description="Whether a `function` resumes from its `checkpoint_dir`. If `false`, and for a `command` without "
-        "`checkpoint`, a trial starts only if it can finish before the walltime limit.",
     )
 
     def spec_of(self, settings: dict[str, Any]) -> UserProgram:
@@ -1245,20 +1337,17 @@ class FunctionSweep(ProgramSweep):
         """The same, and the function."""
         return super().spec_content | {"function": self.function}
 
-    @property
-    def can_resume(self) -> bool:
-        """As the config says."""
-        return self.resumable
-
 
 def _kind_of_sweep(given: Any) -> str:
     if isinstance(given, Sweep):
-        return next(kind for kind in ("command", "function", "train") if kind in type(given).model_fields)
-    return next((kind for kind in ("command", "function") if isinstance(given, dict) and kind in given), "train")
+        return given.kind
+    kinds = ("command", "function", "trees")
+    return next((kind for kind in kinds if isinstance(given, dict) and kind in given), "train")
 
 
 AnySweep = Annotated[
     Annotated[TrainSweep, Tag("train")]
+    | Annotated[TreeSweep, Tag("trees")]
     | Annotated[CommandSweep, Tag("command")]
     | Annotated[FunctionSweep, Tag("function")],
     Discriminator(_kind_of_sweep),

@@ -5,11 +5,13 @@ A trial's identity is a hash of this section, so a key that does not change resu
 
 import re
 import types
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
 from functools import cache
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,8 +28,9 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MINIMIZED_IN_WORDS, MONITORED, Mode, guess_mode
-from trainyard.config.weights import is_published
+from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MONITORED, TABLE_METRICS
+from trainyard.config.model_sizes import count_parameters
+from trainyard.config.weights import identifying, is_published
 from trainyard.utils.text import is_number
 
 
@@ -91,6 +94,72 @@ class Section(BaseModel):
         return [name for name, types in members.items() if types & {int, float} and str not in types]
 
 
+# Increment it when a change of the code changes the result of a configuration: then every trial is trained again.
+RESULT_VERSION = 3
+
+
+class TrialSpec(Section):
+    """What a trial runs: the settings of its kind, with its values of the varied keys."""
+
+    counter: ClassVar[str] = "epoch"  # the metric that counts the epochs which it has run
+    best_epoch: ClassVar[str] = ""  # the metric that is the last epoch of a model which is not kept whole; "" for none
+    data_copies: ClassVar[float] = 0  # bytes of its host memory per byte of the staged dataset
+
+    @property
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """What identifies its result, without defaults, so that new config keys do not change identities."""
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages of extras that it needs."""
+        return []
+
+    @property
+    def depends_on_seed(self) -> bool:
+        """Whether its result does."""
+        return True
+
+    @property
+    def known_metrics(self) -> list[str]:
+        """The columns of its metrics, whether it has reported them or not; [] for those that it has reported."""
+        return []
+
+    @property
+    def monitored(self) -> str:
+        """The metric of `patience`, where the config names it."""
+        return ""
+
+    @property
+    def process_mib(self) -> float:
+        """The host memory of a process that runs it, without its dataset, if none was measured."""
+        return 5800
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The nested mapping that contains the varied keys."""
+        return self.model_dump(mode="json")
+
+    def values_of(self, keys: Collection[str]) -> dict[str, Any]:
+        """The values of dotted keys. Of a section, it is what was set, without its defaults."""
+        varied = {key.partition(".")[0] for key in keys}
+        settings = self.model_dump(mode="json", include=varied)
+        values = {key: value_at(settings, key) for key in keys}
+        sections = [key for key, value in values.items() if isinstance(value, dict)]
+        if sections:
+            settings = self.model_dump(mode="json", include=varied, exclude_defaults=True)
+            values |= {key: value_at(settings, key) or {} for key in sections}
+        return values
+
+
+def value_at(settings: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key in a nested mapping, or None."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
 def union_members(annotation: Any) -> list[Any]:
     """The members of a union, flattened; any other type as the only member."""
     if get_origin(annotation) is Annotated:
@@ -146,25 +215,41 @@ def _by_name(given: Any) -> Any:
     return dict(zip(names, given, strict=True))
 
 
-class Schedule(Section):
-    """The learning-rate schedule."""
+class TorchSection(Section):
+    """A section that has arguments of a class of torch beside its own keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of torch's class."""
+        return self.model_extra or {}
+
+
+class Schedule(TorchSection):
+    """The learning-rate schedule. All other keys are arguments of torch's class, by their own names."""
 
     name: Literal["constant", "step", "cosine", "polynomial", "onecycle"] = Field(
         "constant",
-        description="`step`: multiply by `gamma` every `step_size` epochs; `cosine`: anneal to zero, step by step; "
-        "`polynomial`: to zero as torch's PolynomialLR; `onecycle`: torch's OneCycleLR up to `lr` and down, with its "
-        "defaults, but the momentum stays.",
+        description="`step`: torch's StepLR, whose `step_size` is in epochs, e.g. `{name: step, step_size: 30, gamma: "
+        "0.1}`; `cosine`: CosineAnnealingLR and `polynomial`: PolynomialLR, from step to step over the whole training; "
+        "`onecycle`: OneCycleLR up to `lr` and down, by default with `cycle_momentum: false`.",
     )
-    step_size: PositiveInt = Field(1, description="Period of `step`, in epochs.")
-    gamma: PositiveFloat = Field(0.1, description="Multiplicative factor of `step`.")
-    power: PositiveFloat = Field(1.0, description="Power of `polynomial`.")
     warmup_fraction: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Fraction of all steps used for linear warmup of the learning rate; for `onecycle`, torch's "
-        "`pct_start`, and 0 is its default of 0.3.",
+        description="Fraction of all steps used for linear warmup of the learning rate.",
     )
+
+    @model_validator(mode="after")
+    def _check_name(self) -> "Schedule":
+        if self.name == "constant" and self.arguments:
+            known = ", ".join(Schedule.model_fields)
+            raise invalid(f"the schedule constant has no argument {next(iter(self.arguments))!r}; known: {known}")
+        if self.name == "onecycle" and self.warmup_fraction:
+            raise invalid("onecycle has a warmup of its own: give pct_start instead of warmup_fraction")
+        return self
 
 
 class Augment(Section):
@@ -178,10 +263,6 @@ class Augment(Section):
         "the size of the image; aspect ratios from 3/4 to 4/3.",
     )
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
-    rand_augment: NonNegativeInt = Field(0, description="RandAugment: random operations per image, e.g. `2`.")
-    erasing: float = Field(
-        0.0, ge=0, le=1, description="Random erasing: the probability that a box gets the mean color of the dataset."
-    )
     mixup: NonNegativeFloat = Field(
         0.0, description="Mixup of images and labels: alpha of the Beta distribution of the weights, e.g. `0.2`."
     )
@@ -192,7 +273,7 @@ class Augment(Section):
     @property
     def changes_images(self) -> bool:
         """Whether single images are augmented, which is done on uint8."""
-        return bool(self.crop_padding or self.resized_crop or self.flip or self.rand_augment or self.erasing)
+        return bool(self.crop_padding or self.resized_crop or self.flip)
 
     @model_validator(mode="after")
     def _one_crop(self) -> "Augment":
@@ -201,28 +282,27 @@ class Augment(Section):
         return self
 
 
-class ProfiledSteps(Section):
-    """Steps of a training that torch.profiler records on rank 0."""
-
-    steps: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
-        [10, 15],
-        description="The first and the last step, counted from 1 from the start of a run, also over several epochs.",
-    )
-
-    @model_validator(mode="after")
-    def _check_order(self) -> "ProfiledSteps":
-        if self.steps[0] > self.steps[1]:
-            raise invalid("the first step is after the last one: write [first, last]")
-        return self
+def _check_order(steps: list[int]) -> list[int]:
+    if steps[0] > steps[1]:
+        raise invalid("the first step is after the last one: write [first, last]")
+    return steps
 
 
+ProfiledSteps = Annotated[
+    Annotated[list[PositiveInt], Field(min_length=2, max_length=2)],
+    AfterValidator(_check_order),
+]
 PROFILE: Final = (
-    "Record some steps with torch.profiler: the folder `profile` of each trial or scale that runs then has a trace of "
-    "rank 0, for Perfetto, Chrome and TensorBoard, and on a GPU a snapshot of its memory. Nothing runs again for it."
+    "Record some steps with torch.profiler, as in `[10, 15]`: the first and the last one, counted from 1 from the "
+    "start of a run, also over several epochs. The folder `profile` of each trial or scale that runs then has a trace "
+    "of rank 0, for Perfetto, Chrome and TensorBoard, and on a GPU a snapshot of its memory. Nothing runs again for it."
 )
 
 
-class Train(Section):
+PARAMETER_BYTES: Final = 32  # float32 weights, gradients, two values of the optimizer, and a copy for the checkpoint
+
+
+class Train(TrialSpec):
     """The training configuration of a trial, or of a scale of a study."""
 
     model: str = Field(
@@ -256,8 +336,12 @@ class Train(Section):
     accumulation: PositiveInt = Field(1, description="Gradient accumulation: batches per optimizer step.")
     lr: PositiveFloat = Field(0.001, description="Peak learning rate; by default that of torch's optimizers.")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
+    optimizer_args: dict[str, Any] = Field(
+        {},
+        description="Further arguments of torch's class of the optimizer, e.g. `{nesterov: true}` of `sgd`, or "
+        "`{betas: [0.9, 0.95]}` of `adamw`.",
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd`.")
-    nesterov: bool = Field(False, description="Nesterov momentum, for `sgd`.")
     weight_decay: NonNegativeFloat | None = Field(
         None, description="Weight decay. By default that of torch: 0.01 for `adamw`, 0 for the others."
     )
@@ -279,24 +363,16 @@ class Train(Section):
     metrics: Annotated[dict[MetricName, MetricPath], BeforeValidator(_by_name, json_schema_input_type=Metrics)] = Field(
         {},
         description="Further metrics of the validation images, as columns `val_<name>`: `top5_accuracy` or your own, "
-        "a list such as `[top5_accuracy, my_module:f1]` or a mapping `{f1: my_module:macro_f1}`; also a class of "
+        "a list such as `[top5_accuracy, my_module:hit]` or a mapping `{hits: my_module:hit}`; also a class of "
         "torchmetrics.",
     )
     metric_args: dict[MetricName, dict[str, Any]] = Field(
         {}, description="Keyword arguments of metrics that are classes, by their names, e.g. `{f1: {average: macro}}`."
     )
-    monitor: str = Field(
-        DEFAULT_METRIC,
-        description="The metric of the best epoch and of `patience`, and the default for the `metric` of a sweep: "
-        "`val_accuracy`, `val_loss`, `train_accuracy`, `train_loss`, or `val_<name>` of one of the `metrics`.",
-    )
-    monitor_mode: Mode | None = Field(
-        None,
-        description="Whether a larger or a smaller value of `monitor` is better. By default `min` for "
-        f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
-    )
     patience: PositiveInt | None = Field(
-        None, description="End the training after this number of epochs in a row in which `monitor` has no new best."
+        None,
+        description="End the training after this number of epochs in a row in which the `metric` of the sweep or study "
+        "has no new best.",
     )
     ema_decay: float | None = Field(
         None,
@@ -322,7 +398,6 @@ class Train(Section):
         description="Compile the model and its loss with `torch.compile`; on a single GPU without accumulation, with "
         "CUDA graphs. `blocks`: only the repeated blocks of the model, each by itself, which compiles faster.",
     )
-    sync_batchnorm: bool = Field(False, description="Synchronize batch normalization over all GPUs.")
     seed: NonNegativeInt = Field(
         0, description="Seed of the initial weights, the order of images and the augmentation."
     )
@@ -332,6 +407,17 @@ class Train(Section):
         "numbers bit for bit, also if it was interrupted. It is slower; an operation of the model without a "
         "deterministic kernel, such as the pooling of `cnn` on a GPU, is an error.",
     )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The settings that identify the result of the training; a file of weights is there by its content."""
+        content = self.model_dump(mode="json", exclude_defaults=True)
+        return identifying(content | {"lr": self.lr, "weight_decay": self.used_weight_decay})
+
+    @property
+    def process_mib(self) -> float:
+        """The host memory of a process that trains it, without its dataset, if none was measured."""
+        return super().process_mib + PARAMETER_BYTES * 1e6 * count_parameters(self.model, self.model_args) / 2**20
 
     @property
     def has_user_loss(self) -> bool:
@@ -344,14 +430,13 @@ class Train(Section):
         return [f"val_{name}" for name in self.metrics]
 
     @property
-    def best_metric(self) -> str:
-        """The name of the best value of `monitor` among the metrics of a whole training."""
-        return f"best_{self.monitor}"
+    def epoch_metrics(self) -> list[str]:
+        """The metrics by which an epoch can be the best."""
+        return [*MONITORED, *self.further_metrics]
 
-    @property
-    def mode(self) -> Mode:
-        """Whether a larger or a smaller value of `monitor` is better."""
-        return self.monitor_mode or guess_mode(self.monitor)
+    def judged_by(self, metric: str) -> "Training":
+        """This training, whose best epoch is by a metric."""
+        return Training.model_construct(self.model_fields_set, **dict(self) | {"metric": metric})
 
     def images_per_step(self, *, gpus: int = 1, is_strong: bool = False) -> int:
         """The global batch; under strong scaling, `batch_size` is the batch size of all GPUs together."""
@@ -381,16 +466,12 @@ class Train(Section):
     def _check_combinations(self) -> "Train":
         if taken := sorted({*EPOCH_METRICS} & {*self.further_metrics}):
             raise invalid(f"{taken[0]} is a metric of its own: use another name")
-        if self.monitor not in (known := [*MONITORED, *self.further_metrics]):
-            raise invalid(f"monitor is {self.monitor}, which this training does not report; known: {', '.join(known)}")
         if self.has_user_loss and self.label_smoothing:
             raise invalid("label_smoothing is for the loss cross_entropy, not for your own")
         if unknown := sorted({*self.metric_args} - {*self.metrics}):
             raise invalid(f"metric_args: there is no metric {unknown[0]}; known: {', '.join(self.metrics) or 'none'}")
         if self.loss_args and not self.has_user_loss:
             raise invalid("loss_args are for a loss of your own")
-        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise invalid("nesterov needs optimizer sgd with momentum")
         weights, problem = self.pretrained or "", ""
         if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
             problem = f"includes the name of the model: write {name[1]}"
@@ -403,3 +484,19 @@ class Train(Section):
         if problem:
             raise invalid(f"pretrained: {weights} {problem}")
         return self
+
+
+class Training(Train):
+    """A training with the metric of its best epoch and of `patience`, which its sweep or study names."""
+
+    metric: str = DEFAULT_METRIC
+
+    @property
+    def monitored(self) -> str:
+        """The metric of `patience`."""
+        return self.metric
+
+    @property
+    def known_metrics(self) -> list[str]:
+        """The columns of its metrics."""
+        return [*TABLE_METRICS, *self.further_metrics, f"best_{self.metric}"]

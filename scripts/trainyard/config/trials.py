@@ -12,64 +12,52 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
 
-from pydantic import BaseModel
-
-from trainyard.config.config import TREE_TRIAL, TreeModel, Trees
-from trainyard.config.placeholders import dotted_items, insert_resume_option
-from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
+from trainyard.config.placeholders import dotted_items
+from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import (
     VARIED_KEY,
     Choice,
-    CommandSweep,
     Draw,
-    FunctionSweep,
     GridValues,
-    ProgramSweep,
     Range,
     Sweep,
-    TrainSweep,
     Uniform,
     condition_of,
     holds,
     options_of,
 )
-from trainyard.config.train import Train
-from trainyard.config.user_programs import UserProgram
-from trainyard.config.weights import WeightsError, identifying, is_published
+from trainyard.config.train import RESULT_VERSION, Train, Training
+from trainyard.config.trees import Trees
+from trainyard.config.user_programs import Study, UserProgram
+from trainyard.config.weights import WeightsError, is_published
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
 
-# Increment it when a change of the code changes the result of a configuration: then every trial is trained again.
-RESULT_VERSION = 2
+Spec = Training | Trees | UserProgram  # what a trial runs
 
 
 @dataclass(frozen=True)
 class Trial:
     """One configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
 
-    spec: Train | UserProgram
+    spec: Spec
     values: dict[str, Any]
 
     @cached_property
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that new config keys do not change identities."""
-        if isinstance(self.spec, Train):
-            return json.dumps(training_content(self.spec), sort_keys=True)
-        content = self.spec.model_dump(mode="json", exclude_defaults=True)
-        if self.spec.command is not None:  # the place of `{resume}` in a command changes no result
-            content["command"] = insert_resume_option(self.spec.command, None, self.spec.args)
-        return json.dumps(content, sort_keys=True)
+        return json.dumps(self.spec.content, sort_keys=True)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The nested mapping that contains the varied keys."""
-        return self.spec.args if isinstance(self.spec, UserProgram) else self.spec.model_dump(mode="json")
+        return self.spec.settings
 
     @property
     def epochs(self) -> int | None:
         """The number of epochs, if it is known."""
-        return self.spec.epochs if isinstance(self.spec, Train) else None
+        return self.spec.epochs
 
     def identity(self, dataset_digest: str) -> str:
         """Ten hex digits of a hash of everything that changes the trial's result."""
@@ -142,130 +130,47 @@ def _expand(sweep: Sweep) -> Expansion:
 # ---- what identifies other results; `dataset` is the digest of the staged dataset
 
 
-def training_content(train: Train) -> dict[str, Any]:
-    """The settings that identify the result of a training: without defaults, so that new keys change no identity.
-
-    The defaults of `lr` and `weight_decay` are those of version 0.1.0, and its `ema_decay` held from the first step on.
-    So a training that is another one today has another identity, and all others keep theirs.
-    """
-    content = identifying(train.model_dump(mode="json", exclude_defaults=True, exclude={"lr", "weight_decay"}))
-    if train.lr != 0.1:
-        content["lr"] = train.lr
-    if train.used_weight_decay != 0:
-        content["weight_decay"] = train.used_weight_decay
-    if train.ema_decay is not None:
-        content["ema_ramp"] = True
-    return content
-
-
-def training_spec(study: TrainScaling, run: str, dataset: str) -> dict[str, Any]:
-    """Everything that changes the result of a run such as `4x2`; `study.train` is that of this run (`train_at`)."""
-    return {
-        "train": training_content(study.train),
-        "mode": study.mode,
-        "retrain": study.retrain,
-        "scale": run,
-        "dataset": dataset,
-        "version": RESULT_VERSION,
-    }
-
-
-def _script_digest(study: ScriptScaling, dataset: str) -> str:
-    what = study.model_dump(mode="json", include={"python", "args", "retrain"})
-    what |= {"launcher": study.launcher_name, "script": study.program} | ({"env": study.env} if study.env else {})
-    script = digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
-    return digest_of([script, digest_of([study.launcher_options, study.mode, dataset])], length=10)
-
-
 def result_digest(study: Scaling, run: str, dataset: str) -> str:
     """The digest of a run of a scaling study, which its summary has as `spec_digest`."""
-    if isinstance(study, ScriptScaling):
-        return _script_digest(study, dataset)
-    assert isinstance(study, TrainScaling)
-    study = study.model_copy(update={"train": study.train_at(run)})
-    return digest_of(training_spec(study, run, dataset), length=10)
-
-
-def fit_digest(study: Trees, model: TreeModel, dataset: str) -> str:
-    """The digest of a fitted model of a tree study."""
-    seed = retrain = 0  # keys of earlier versions
-    further = study.model_dump(mode="json", include={"early_stopping", "folds", "class_weights"}, exclude_none=True)
-    what = [model, study.rounds, seed, study.given(model), retrain, dataset, RESULT_VERSION]
-    return digest_of([*what, further] if further else what)
+    return digest_of(study.result_content(run, dataset), length=10)
 
 
 # ---- what a study trains
 
 
-def trainings(study: Sweep | Scaling) -> list[Train]:
+def trials_to_check(study: Study) -> list[Trial]:
+    """The trials of a sweep, with the examples of a search."""
+    return [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
+
+
+def trainings(study: Study) -> list[Train]:
     """The configurations of a study's trainings: of all trials, or of the examples of a search."""
-    if not isinstance(study, TrainSweep):
-        return [study.train] if isinstance(study, TrainScaling) else []
-    trials = [*expand(study).trials, *expand(study).examples]
-    return [trial.spec for trial in trials if isinstance(trial.spec, Train)] or [study.train]
-
-
-def tree_trials(sweep: Sweep) -> list[Trial]:
-    """The trials of a sweep over tree models, or the examples of a search; none of another sweep."""
-    if not isinstance(sweep, FunctionSweep) or sweep.function != TREE_TRIAL:
+    if study.base_training is None:
         return []
-    return [*expand(sweep).trials, *expand(sweep).examples]
+    return [trial.spec for trial in trials_to_check(study) if isinstance(trial.spec, Train)] or [study.base_training]
 
 
-def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
+def published_weights(*studies: Study) -> list[tuple[str, str]]:
     """Model and name of the weights of torchvision that the trainings of some studies start from."""
     named = [(spec.model, spec.pretrained) for study in studies for spec in trainings(study) if spec.pretrained]
     return sorted({(model, weights) for model, weights in named if is_published(weights)})
 
 
-def early_end(spec: Train | UserProgram, metrics: Mapping[str, Any]) -> float | None:
-    """The number of epochs after which `patience` ended a finished training; None if it did not."""
-    trained = metrics.get("epoch")
-    if not isinstance(spec, Train) or spec.patience is None or not trained or trained >= spec.epochs:
+def early_end(spec: Spec, metrics: Mapping[str, Any]) -> float | None:
+    """The number of epochs after which `patience` ended a finished training or fit; None if it did not."""
+    trained = metrics.get(spec.counter)
+    if spec.epochs is None or spec.patience is None or not trained or trained >= spec.epochs:
         return None
     return float(trained)
 
 
-def full_seconds(spec: Train | UserProgram, seconds: float, metrics: Mapping[str, Any]) -> float:
+def full_seconds(spec: Spec, seconds: float, metrics: Mapping[str, Any]) -> float:
     """The duration of a finished trial if it had trained all epochs, which one with `patience` may not have done.
 
     Predictions are made from these: how many epochs another trial trains is unknown, and all of them is the most.
     """
     trained = early_end(spec, metrics)
-    return seconds * spec.epochs / trained if isinstance(spec, Train) and trained else seconds
-
-
-def varied_keys(trials: list[Trial]) -> list[str]:
-    """The keys that trials set, in order of first appearance."""
-    return list(dict.fromkeys(key for trial in trials for key in trial.values))
-
-
-def value_at(spec: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key in a nested mapping, or None."""
-    for part in key.split("."):
-        spec = spec.get(part) if isinstance(spec, dict) else None  # type: ignore[assignment]
-    return spec
-
-
-def values_by_key(sweep: Sweep) -> dict[str, list[Any]]:
-    """The different values that the arguments of a program have in any trial, by dotted key, without expanding trials.
-
-    Of a range that a search draws from, they are its two ends.
-    """
-    drawn = [part.values for part in (sweep.sample, sweep.search) if part]
-    parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *drawn]
-    parts += [{key: [value] for key, value in trial.items()} for trial in sweep.trials]
-    values = dict[str, dict[str, Any]]()  # by key, then by the text of the value
-    for key, value in dotted_items(sweep.base):
-        if not parts or any(key not in part for part in parts):
-            values[key] = {repr(value): value}
-    for part in parts:
-        for key, choice in part.items():
-            options = [choice.low, choice.high] if isinstance(choice, Uniform) else options_of(choice)
-            for option in options:
-                for inner, value in dotted_items({key: option}):
-                    values.setdefault(inner, {})[repr(value)] = value
-    return {key: list(different.values()) for key, different in values.items()}
+    return seconds * spec.epochs / trained if trained and spec.epochs else seconds
 
 
 def constant_keys(sweep: Sweep) -> frozenset[str]:
@@ -273,14 +178,14 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
 
     None if this is true of all keys, as with a single trial. Trials are not expanded.
     """
-    listed = [{key: [value] for key, value in values.items()} for values in sweep.trials]
-    drawn = [part.values for part in (sweep.sample, sweep.search) if part]
-    parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *listed, *drawn]
     seeds = {sweep.seed_key or "": list(range(sweep.repeats))} if sweep.repeats > 1 else {}
-    parts, keys = [{**part, **seeds} for part in parts], sweep.varied_keys
-    found = {key: {text for part in parts for text in (_distinct(part[key]) if key in part else {""})} for key in keys}
-    constant = [key for key, texts in found.items() if len(texts) == 1]
-    return frozenset(constant if len(constant) < len(keys) else ())
+    texts = {key: set[str]() for key in sweep.varied_keys}
+    for part in sweep.parts:
+        for key in texts:
+            choice = seeds.get(key) or part.get(key)
+            texts[key] |= {""} if choice is None else _distinct(choice)
+    constant = [key for key, different in texts.items() if len(different) == 1]
+    return frozenset(constant if len(constant) < len(texts) else ())
 
 
 def _distinct(choice: list[Any] | Choice | Range | Uniform) -> set[str]:
@@ -321,7 +226,7 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "sample", _applicable(conditions, drawn)
     if sweep.search:
         yield from (("search", values) for values in _examples(sweep.search.values))
-    if isinstance(sweep, ProgramSweep) and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
+    if not sweep.trains and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
         yield "args", {}  # a single call
 
 
@@ -403,20 +308,12 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
             raise ValueError(_malformed(key, sweep))
         set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
-    varied = {key.partition(".")[0] for key in values}
-    if isinstance(spec, UserProgram):
-        return Trial(spec, {key: value_at(spec.args, key) for key in values})
-    settings = spec.model_dump(mode="json", include=varied)
-    found = {key: value_at(settings, key) for key in values}
-    if any(isinstance(value, dict) for value in found.values()):  # a section: as given, without its defaults
-        given = spec.model_dump(mode="json", include=varied, exclude_defaults=True)
-        found |= {key: value_at(given, key) or {} for key, value in found.items() if isinstance(value, dict)}
-    return Trial(spec, found)
+    return Trial(spec, spec.values_of(values))
 
 
 def _malformed(key: str, sweep: Sweep) -> str:
     name = re.split("[/@]", key.lstrip("+"))[-1]
-    if isinstance(sweep, CommandSweep) and name != key and VARIED_KEY.match(name):  # as Hydra has them
+    if sweep.command_line and name != key and VARIED_KEY.match(name):  # as Hydra has them
         return f"{key!r} is not a key: write {name} here, and {key}={{{name}}} in the command"
     return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 
@@ -444,7 +341,7 @@ def relative_cost(expression: str, trial: Trial) -> float:
         CostError: it is not arithmetic, a key is unknown or not a number, or the result is not finite.
     """
     try:
-        cost = float(_compiled(expression)(trial.spec))
+        cost = float(_evaluate(_parse(expression), trial.spec.settings))
         if not math.isfinite(cost):
             raise ValueError(f"it is {cost:g}")
         return cost
@@ -455,7 +352,6 @@ def relative_cost(expression: str, trial: Trial) -> float:
         raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None
 
 
-Spec = Train | UserProgram
 _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -467,37 +363,31 @@ _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
 
 
 @cache
-def _compiled(expression: str) -> Callable[[Spec], Any]:
-    """A function that computes the cost from a trial's spec; cached, since it is called for thousands of trials."""
-    return _term(ast.parse(expression.strip(), mode="eval").body)
+def _parse(expression: str) -> ast.expr:
+    return ast.parse(expression.strip(), mode="eval").body
 
 
-def _term(node: ast.AST) -> Callable[[Spec], Any]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        number = float(node.value)
-        return lambda spec: number
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        key = ast.unparse(node)
-        return lambda spec: _number_at(spec, key)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right, apply = _term(node.left), _term(node.right), _OPERATORS[type(node.op)]
-        return lambda spec: apply(left(spec), right(spec))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        operand, apply = _term(node.operand), _OPERATORS[type(node.op)]
-        return lambda spec: apply(operand(spec))
+def _evaluate(node: ast.expr, settings: dict[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.Name() | ast.Attribute():
+            return _number_at(settings, ast.unparse(node))
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left, settings), _evaluate(right, settings))
+        case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(operand, settings))
     raise TypeError(f"{ast.unparse(node)} is neither a number, a key nor one of + - * / **")
 
 
-def _number_at(spec: Spec, key: str) -> float:
-    found: Any = spec.args if isinstance(spec, UserProgram) else spec
+def _number_at(settings: dict[str, Any], key: str) -> float:
+    value: Any = settings
     for part in key.split("."):
-        inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
-        if part not in inner:
-            settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump()
-            known = dotted_items(settings)
-            numbers = (name for name, value in known if isinstance(value, (int, float)) and not isinstance(value, bool))
+        if not isinstance(value, dict) or part not in value:
+            values = dotted_items(settings)
+            numbers = (name for name, each in values if isinstance(each, (int, float)) and not isinstance(each, bool))
             raise ValueError(f"there is no key {key!r}; {suggest(key, numbers)}")
-        found = inner[part]
-    if not isinstance(found, (int, float)):
-        raise TypeError(f"{key} is {found!r}, not a number")
-    return float(found)
+        value = value[part]
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{key} is {value!r}, not a number")
+    return float(value)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,10 +16,12 @@ from trainyard.config.placeholders import (
     check_all_arguments,
     check_quoting,
     check_resume_option,
+    dotted_items,
     find_placeholders,
+    insert_resume_option,
     takes_all,
 )
-from trainyard.config.train import Section, hint, invalid
+from trainyard.config.train import Section, Train, TrialSpec, hint, invalid, value_at
 from trainyard.utils.files import digest_of, expand_path, file_digest
 from trainyard.utils.text import suggest
 
@@ -36,18 +38,44 @@ NUMBER: Final = (
     rf"(?:[eE]{_SIGN}?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 )
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
-_SEPARATED: Final = re.compile(r"\d+(?:[,_]\d+)+")  # 2,466
 _BRACES: Final = re.compile(r"(?<!\\)\{(?!number\})([A-Za-z]\w*)\}")  # text in braces, no quantifier
 GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM and SIGKILL: a checkpoint of several GB
 
 
-class UserProgram(Section):
+PROGRAM_MIB: Final = 8000.0  # of host memory, per slot or rank
+
+
+class UserProgram(TrialSpec):
     """A command or a Python function with the arguments of one trial."""
 
+    epochs: ClassVar[None] = None  # are not known
+    patience: ClassVar[None] = None
     command: Command | None = None
     function: str | None = None
     args: dict[str, Any] = {}
     code: str = ""  # digest of the files of `code`
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What identifies the result of the program; the place of `{resume}` in a command changes none."""
+        content = self.model_dump(mode="json", exclude_defaults=True)
+        if self.command is not None:
+            content["command"] = insert_resume_option(self.command, None, self.args)
+        return content
+
+    @property
+    def process_mib(self) -> float:
+        """The host memory of a process, which Trainyard does not know."""
+        return PROGRAM_MIB
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments."""
+        return self.args
+
+    def values_of(self, keys: Collection[str]) -> dict[str, Any]:
+        """The values of dotted keys of the arguments."""
+        return {key: value_at(self.args, key) for key in keys}
 
 
 def digest_of_code(paths: Sequence[str]) -> str:
@@ -71,10 +99,12 @@ def _files_of(path: Path) -> list[Path]:
     return [each for each in files if not {"__pycache__", ".git"}.intersection(each.relative_to(path).parts)]
 
 
+_TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv)$"
+_EVENT_FILES: Final = r"tfevents|(^|/)[^/.]*$"  # a file, or a folder
 MetricsFile = Annotated[
     str,
-    Field(pattern=r"\.(jsonl|txt|log|json|csv)$"),
-    hint("a metrics file must end in .csv, .json, .jsonl, .txt or .log"),
+    Field(pattern=f"{_TEXT_FILE}|{_EVENT_FILES}"),
+    hint("a metrics file must end in .csv, .json, .jsonl, .txt or .log, or be a folder with event files"),
 ]
 
 
@@ -94,13 +124,9 @@ class Metrics(Section):
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
         "`{out_dir}` in a scaling study), or a pattern of which each attempt's newest match is read, such as "
         "`lightning_logs/version_*/metrics.csv`. `.csv`: with a header; `.json`, `.jsonl`, `.txt`, `.log`: a JSON "
-        "object per line, or a row or a list of rows.",
-    )
-    tensorboard: str | None = Field(
-        None,
-        description="Glob pattern of the folders, or files, in the program's folder to which it writes events for "
-        "TensorBoard, e.g. `runs/**`: a row has the scalars of a step, and the step as its epoch, unless a scalar is "
-        "named `epoch`. Needs the package `tensorboard` beside Trainyard. Let the writer flush often, as with "
+        "object per line, or a row or a list of rows. Of a folder, such as `runs/**`, its event files of TensorBoard: "
+        "a row has the scalars of a step, and the step as its epoch, unless a scalar is named `epoch`. They need the "
+        "package `tensorboard` beside Trainyard. Let the writer flush often, as with "
         "`SummaryWriter(flush_secs=10)`.",
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
@@ -132,8 +158,8 @@ class Metrics(Section):
 
     @model_validator(mode="after")
     def _check_patterns(self) -> "Metrics":
-        if sum(each is not None for each in (self.file, self.pattern, self.tensorboard)) != 1:
-            raise invalid("give one of file, pattern and tensorboard")
+        if (self.file is None) == (self.pattern is None):
+            raise invalid("give one of file and pattern")
         if self.sample is not None and self.pattern is None:
             raise invalid("sample is for pattern: files are read by their format")
         for pattern in self.patterns:
@@ -182,12 +208,12 @@ class Metrics(Section):
     @property
     def digest(self) -> str:
         """A digest that changes when a program's output must be parsed again."""
-        return digest_of([self.file, self.patterns, *filter(None, [self.tensorboard])], length=10)
+        return digest_of([self.file, self.patterns], length=10)
 
     @property
-    def place(self) -> str | None:
-        """The file, or the pattern of files, with the metrics; None if they are in the output."""
-        return self.file or self.tensorboard
+    def has_event_files(self) -> bool:
+        """Whether `file` names event files of TensorBoard, or folders with them."""
+        return self.file is not None and not re.search(_TEXT_FILE, self.file)
 
 
 def metrics_digest(metrics: Metrics | None) -> str:
@@ -206,19 +232,43 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
             beginning = _compile(pattern[:end])
         except re.error:  # within a group, say
             continue
-        found = [match for line in lines if (match := beginning.search(line)) and match[0].strip()]
-        place = f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
-        for match in found:
-            for number in _SEPARATED.finditer(match.string):
-                if number.start() < match.end() < number.end():
-                    separator, remedy = match.string[match.end()], "have the program print numbers without it"
-                    return f"{place}; {{number}} ends at the `{separator}` of {number[0]}: {remedy}"
-        if found:
-            return place
+        if any(match[0].strip() for match in map(beginning.search, lines) if match):
+            return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
     return ""
 
 
-class ProgramOptions(Section):
+class Study(Section):
+    """What sweeps and scaling studies have in common. The kinds of both answer these questions."""
+
+    keeps_output: ClassVar[bool] = False  # of its programs, in which metrics can be found again
+    packages: ClassVar[tuple[str, ...]] = ("torch",)  # whose versions are recorded
+
+    @property
+    def base_training(self) -> Train | None:
+        """The training of Trainyard's own loop, which trials and scales vary; None if it trains nothing itself."""
+        return None
+
+    def epoch_metric(self, train: Train) -> str | None:
+        """The metric by which the best epoch of a training is found; None without one."""
+        return None
+
+    @property
+    def trains(self) -> bool:
+        """Whether Trainyard's own training loop trains it."""
+        return self.base_training is not None
+
+    @property
+    def program_metrics(self) -> Metrics | None:
+        """Where a user's program reports metrics."""
+        return None
+
+    @property
+    def command_line(self) -> Command | None:
+        """The command of a user's program, as it is started; None if no command is."""
+        return None
+
+
+class ProgramOptions(Study):
     """Options of your own program: of a `command`, a `function` or a `script`."""
 
     args: dict[str, Any] = Field({}, description="Arguments of your own program; `{lr}` stands for the argument `lr`.")
@@ -231,6 +281,10 @@ class ProgramOptions(Section):
 
 class CommandOptions(ProgramOptions):
     """Options of a program that is started by a command line: of a `command` or a `script`."""
+
+    keeps_output: ClassVar[bool] = True
+    command_key: ClassVar[str] = "command"  # of the config
+    own_folders: ClassVar[set[str]] = {"trial_dir", "trial"}  # placeholders that tell trials or runs apart
 
     metrics: Metrics | None = Field(
         None, description="Where your program reports metrics such as `val_accuracy` or `images_per_second`."
@@ -251,25 +305,27 @@ class CommandOptions(ProgramOptions):
         description="Grace period between SIGTERM and SIGKILL when your program must end: the time to write a "
         "checkpoint.",
     )
-    python: str | None = Field(
-        None,
-        description="Python of another environment than the one in which you start Snakemake: its interpreter, or the "
-        "folder of the environment, whose programs are then first on PATH. `trainyard`: the one that runs Trainyard.",
-    )
     env: str | None = Field(
-        None, description="The same for a conda environment, by its name or its folder, which is activated."
+        None,
+        description="Another environment than the one in which you start Snakemake: the name of a conda environment, "
+        "or the folder of a conda or virtual environment, which is activated; an interpreter, whose folder is then "
+        "first on PATH; or `trainyard`, the environment that runs Trainyard.",
     )
-
-    @model_validator(mode="after")
-    def _check_environment(self) -> "CommandOptions":
-        if self.python is not None and self.env is not None:
-            raise invalid("give python or env, not both")
-        return self
 
     @property
     def program_metrics(self) -> Metrics | None:
         """The section `metrics`."""
         return self.metrics
+
+    @property
+    def used_names(self) -> set[str]:
+        """The names of the placeholders in the command and in the option to resume, up to the first dot."""
+        return self.find_names(self.command_line or [])
+
+    @property
+    def argument_values(self) -> dict[str, list[Any]]:
+        """The different values that the arguments have in any trial or run, by dotted key."""
+        return {key: [value] for key, value in dotted_items(self.args)}
 
     def find_names(self, command: Command) -> set[str]:
         """The names of all placeholders in a command and in the option to resume, up to the first dot."""

@@ -7,10 +7,10 @@ offset, is first decompressed to a plain one, in a folder that `open_collection`
 every process would parse and hold the directory of the whole archive, which may have a million members.
 """
 
-import bz2
-import gzip
+import io
 import lzma
 import os
+import shutil
 import stat
 import struct
 import sys
@@ -23,25 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final, cast
 
 from trainyard.cluster.host import file_system_type, is_network_file_system
 from trainyard.data.problems import Problem
 from trainyard.data.staged import DataError
 from trainyard.utils.errors import StorageError
 from trainyard.utils.files import atomic_write
-from trainyard.utils.text import printable
 
 LISTING_THREADS: Final = 16  # network file systems have a high latency, but serve many requests at once
-MOST_PATHS: Final = 10_000  # through links, to folders of which ...
-MOST_PATHS_EACH: Final = 100  # ... each is found at more than this many on average: they contain each other
-BOMB_RATIO: Final = 100  # an archive that decompresses to more than this times its size ...
-BOMB_BYTES: Final = 2**30  # ... and to more than this is refused: images hardly compress
 MAX_FILE_BYTES: Final = 2**28
 # What zipfile and tarfile raise for a damaged archive, depending on its bytes.
-LISTING_ERRORS: Final = (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, ArithmeticError, RuntimeError,
-                         LookupError, MemoryError, struct.error)  # fmt: skip
-CHUNK_BYTES: Final = 2**20
+LISTING_ERRORS: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError,
+                         ValueError, ArithmeticError, RuntimeError, LookupError, MemoryError, struct.error)  # fmt: skip
 ZIP_HEADER_BYTES: Final = 30  # of a member's local header, before its name, extra field and data
 
 
@@ -94,11 +88,11 @@ class Folder(Collection):
         """All files, sorted by name, except hidden ones.
 
         Raises:
-            DataError: it cannot be read, or its folders contain each other through links.
+            DataError: it cannot be read.
         """
         if not self.path.is_dir():
             raise DataError(f"{self.path}: no such folder")
-        state, different = self.path.stat(), set[tuple[int, int]]()
+        state = self.path.stat()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
             found, pending = list[CollectedFile](), {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
             while pending:
@@ -108,12 +102,6 @@ class Folder(Collection):
                     found += files
                     pending |= {name: {*above, identity} for name, identity in folders if identity not in above}
                     self.folders += [name for name, _ in folders]
-                    different.update(identity for _, identity in folders)
-                if len(self.folders) > max(MOST_PATHS, MOST_PATHS_EACH * len(different)):
-                    example = printable(self.folders[-1])
-                    raise DataError(
-                        f"{self.path}: its folders contain each other through links, as {example}: remove these links"
-                    )
         return sorted(found, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
@@ -150,6 +138,25 @@ class Folder(Collection):
 class Archive(Collection):
     """A zip or tar, which each process reads at offsets through a file object of its own."""
 
+    kind: ClassVar[str]
+
+    def files(self) -> list[CollectedFile]:
+        """All files, sorted by name, except hidden ones; of several with the same name, the last one.
+
+        Raises:
+            DataError: it cannot be listed.
+        """
+        try:
+            by_name = {file.name: file for file in self._usable()}
+        except LISTING_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            raise DataError(f"{self.path}: is not a readable {self.kind} ({reason})") from None
+        return [by_name[name] for name in sorted(by_name)]
+
+    @abstractmethod
+    def _usable(self) -> Iterator[CollectedFile]:
+        """The members that are used; the others are added to `rejected`."""
+
     @cached_property
     def _file(self) -> IO[bytes]:
         return open(self.path, "rb", buffering=0)
@@ -169,17 +176,11 @@ class Archive(Collection):
 class Zip(Archive):
     """The members of a zip, verified by their checksums."""
 
-    def files(self) -> list[CollectedFile]:
-        """All files, sorted by name, except hidden ones."""
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                members = archive.infolist()
-        except LISTING_ERRORS as error:
-            raise DataError(f"{self.path}: is not a readable zip ({str(error) or type(error).__name__})") from None
-        _check_for_bomb(self.path, sum(member.file_size for member in members))
-        return sorted(self._usable(members), key=lambda file: file.name)
+    kind = "zip"
 
-    def _usable(self, members: list[zipfile.ZipInfo]) -> Iterator[CollectedFile]:
+    def _usable(self) -> Iterator[CollectedFile]:
+        with zipfile.ZipFile(self.path) as archive:
+            members = archive.infolist()
         for member in members:
             if not self._accepts(member.filename):
                 continue
@@ -212,27 +213,24 @@ class Zip(Archive):
 class Tar(Archive):
     """The members of a plain tar."""
 
-    def files(self) -> list[CollectedFile]:
-        """All files, sorted by name, except hidden ones; of several with the same name, the last one."""
-        try:
-            with tarfile.open(self.path, "r:") as archive:
-                return sorted({file.name: file for file in self._usable(archive)}.values(), key=lambda file: file.name)
-        except LISTING_ERRORS as error:
-            raise DataError(f"{self.path}: is not a readable tar ({str(error) or type(error).__name__})") from None
+    kind = "tar"
 
-    def _usable(self, archive: tarfile.TarFile) -> Iterator[CollectedFile]:
-        for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members in memory
-            name = member.name.removeprefix("./")
-            if member.isdir():
-                if self._accepts(name):
-                    self.folders.append(name)
-            elif member.islnk() or member.issym():
-                self.rejected.append(Problem(name, "", "link in an archive"))
-            elif not member.isreg() or member.issparse():
-                self.rejected.append(Problem(name, "", "sparse file in an archive" if member.isreg() else "not a file"))
-            elif self._accepts(name):
-                yield CollectedFile(name, member.size, int(member.mtime), member.offset_data)
+    def _usable(self) -> Iterator[CollectedFile]:
+        with tarfile.open(self.path, "r:") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members in memory
+                name = member.name.removeprefix("./")
+                if member.isdir():
+                    if self._accepts(name):
+                        self.folders.append(name)
+                elif member.islnk() or member.issym():
+                    self.rejected.append(Problem(name, "", "link in an archive"))
+                elif member.issparse():  # its bytes in the archive are not those of the file
+                    self.rejected.append(Problem(name, "", "sparse file in an archive"))
+                elif not member.isreg():
+                    self.rejected.append(Problem(name, "", "not a file"))
+                elif self._accepts(name):
+                    yield CollectedFile(name, member.size, int(member.mtime), member.offset_data)
 
     def _read(self, file: CollectedFile) -> bytes:
         content = self._read_at(file.offset, file.size)
@@ -241,14 +239,11 @@ class Tar(Archive):
         return content
 
 
-_COMPRESSED: Final[dict[bytes, Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-
-
 def open_collection(path: Path, work: Path) -> Collection:
     """The folder, zip or tar at `path`, recognized by its content; a compressed tar is decompressed to `work`.
 
     Raises:
-        DataError: it is something else, or decompresses to a suspicious size.
+        DataError: it is something else.
     """
     if path.is_dir():
         return Folder(path)
@@ -256,46 +251,36 @@ def open_collection(path: Path, work: Path) -> Collection:
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: is not a folder, a zip or a tar, but a device or a pipe")
         with open(path, "rb") as file:
-            head = file.read(512)
+            head = file.read(8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a folder, a zip or a tar") from None
     if head[:2] == b"PK":
         return Zip(path)
-    for magic, opener in _COMPRESSED.items():
-        if head.startswith(magic):
-            plain = _decompress(path, opener, work)
-            if not tarfile.is_tarfile(plain):
-                raise DataError(f"{path}: is compressed, but not a tar")
-            return Tar(plain)
-    if head[257:262] == b"ustar" or (tarfile.is_tarfile(path) and head):
-        return Tar(path)
-    raise DataError(f"{path}: is not a folder, a zip or a tar (begins with {head[:8]!r})")
+    try:
+        with tarfile.open(path) as archive:
+            is_plain = isinstance(archive.fileobj, io.BufferedReader)
+    except LISTING_ERRORS:
+        raise DataError(f"{path}: is not a folder, a zip or a tar (begins with {head!r})") from None
+    return Tar(path if is_plain else _decompress(path, work))
 
 
-def _decompress(path: Path, opener: Any, work: Path) -> Path:
+def _decompress(path: Path, work: Path) -> Path:
     state = path.stat()
     target = work / f"{path.name}-{state.st_size}-{state.st_mtime_ns}.tar"
-    if not target.exists():
-        for left in work.glob(".*.tar.*.tmp"):  # by a process that was killed
-            left.unlink()
-        try:
-            with opener(path, "rb") as compressed, atomic_write(target, "wb") as plain:
-                while chunk := compressed.read(CHUNK_BYTES):
-                    _check_for_bomb(path, plain.tell() + len(chunk))
-                    plain.write(chunk)
-        except StorageError as error:
-            remedy = "or extract it elsewhere and use that folder as `root`"
-            raise DataError(f"{path} cannot be decompressed: {error}; {remedy}") from None
-        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-            if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
-                raise
-            raise DataError(f"{path}: is damaged or truncated: {error}") from None
+    if target.exists():
+        return target
+    for left in work.glob(".*.tar.*.tmp"):  # by a process that was killed
+        left.unlink()
+    try:
+        with tarfile.open(path) as archive, atomic_write(target, "wb") as plain:
+            decompressed = cast(IO[bytes], archive.fileobj)
+            decompressed.seek(0)
+            shutil.copyfileobj(decompressed, plain)
+    except StorageError as error:
+        remedy = "or extract it elsewhere and use that folder as `root`"
+        raise DataError(f"{path} cannot be decompressed: {error}; {remedy}") from None
+    except LISTING_ERRORS as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+            raise
+        raise DataError(f"{path}: is damaged or truncated: {error}") from None
     return target
-
-
-def _check_for_bomb(path: Path, decompressed_bytes: int) -> None:
-    if decompressed_bytes > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
-        raise DataError(
-            f"{path}: decompresses to over {decompressed_bytes:,} bytes, more than {BOMB_RATIO} times "
-            "its size: an archive bomb? If you trust it, extract it and use the folder as `root`"
-        )

@@ -49,21 +49,20 @@ class BadImageError(Exception):
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """The size and channels that every image is converted to."""
+    """The size that every image is converted to."""
 
     height: int
     width: int
-    channels: int  # 3: RGB; 1: grayscale
-    fit: str | None  # crop, stretch or pad; None: images of another size are refused
+    is_resized: bool  # otherwise, images of another size are refused
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape (H, W, C) of one image."""
-        return self.height, self.width, self.channels
+        return self.height, self.width, 3
 
 
 def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
-    """The pixels, uint8 of shape (H, W) or (H, W, C), and the names of the conversions that were necessary.
+    """The pixels, uint8 of shape (H, W, 3), and the names of the conversions that were necessary.
 
     Colors are converted by Pillow's `convert("RGB")`, as in torchvision's ImageFolder.
 
@@ -77,7 +76,7 @@ def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8]
         return pixels, []
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
-        if target.fit and image.format == "JPEG":  # decodes a large one at 1/2, 1/4 or 1/8 of its size
+        if target.is_resized and image.format == "JPEG":  # decodes a large one at 1/2, 1/4 or 1/8 of its size
             size = (2 * target.width, 2 * target.height)
             image.draft(None, size if _orientation(image) < TRANSPOSED else size[::-1])
         image.load()
@@ -97,7 +96,7 @@ def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8]
 
     simplejpeg uses libjpeg-turbo, as Pillow does: the same pixels, for small images five times as fast.
     """
-    if content[:3] != JPEG_MAGIC or target.channels != 3 or b"Exif\0" in content[:EXIF_BYTES]:
+    if content[:3] != JPEG_MAGIC or b"Exif\0" in content[:EXIF_BYTES]:
         return None
     try:
         height, width, color_space, _ = simplejpeg.decode_jpeg_header(content)
@@ -116,13 +115,15 @@ def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[s
         conversions.append("rotated by EXIF")
     if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
         conversions.append("first frame")
-    mode = "RGB" if target.channels == 3 else "L"
-    if image.mode != mode:
+    if image.mode != "RGB":
         if image.mode in MODES:
             conversions.append(MODES[image.mode])
-        image = _convert_mode(image, mode)
-    if image.size != (target.width, target.height):
-        image = _resize(image, target)
+        image = _to_rgb(image)
+    width, height = image.size
+    if (width, height) != (target.width, target.height):
+        if not target.is_resized:
+            raise BadImageError("other size", f"{height}x{width} pixels, others are {target.height}x{target.width}")
+        image = ImageOps.fit(image, (target.width, target.height), Image.Resampling.BILINEAR)
         conversions.append("resized")
     return np.asarray(image), conversions
 
@@ -136,7 +137,7 @@ def _orientation(image: Any) -> int:
     return int(found) if found in range(1, 9) else 1
 
 
-def _convert_mode(image: Any, mode: str) -> Any:
+def _to_rgb(image: Any) -> Any:
     if image.mode == "F":
         raise BadImageError("floating-point pixels")
     if image.mode.startswith("I"):  # 16 bits: keep the upper eight
@@ -144,17 +145,7 @@ def _convert_mode(image: Any, mode: str) -> Any:
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
             raise BadImageError("32-bit pixels")
         image = Image.fromarray((values >> 8).astype(np.uint8))
-    return image.convert(mode)
-
-
-def _resize(image: Any, target: ImageFormat) -> Any:
-    size = (target.width, target.height)
-    if target.fit is None:
-        width, height = image.size
-        raise BadImageError("other size", f"{height}x{width} pixels, others are {target.height}x{target.width}")
-    if target.fit == "stretch":
-        return image.resize(size, Image.Resampling.BILINEAR)
-    return {"crop": ImageOps.fit, "pad": ImageOps.pad}[target.fit](image, size, Image.Resampling.BILINEAR)
+    return image.convert("RGB")
 
 
 def read_size(content: bytes) -> tuple[int, int] | None:

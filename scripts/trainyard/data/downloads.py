@@ -51,7 +51,7 @@ def download(remote: RemoteFile, folder: Path) -> Path:
     with storage_errors(target):
         if target.exists() and has_checksum(target, remote.checksum):
             return target  # without the lock, whose file a folder of another user does not store
-    with hold(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
+    with hold(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS):
         if target.exists():
             if has_checksum(target, remote.checksum):
                 return target

@@ -82,7 +82,7 @@ def _of_section(dataset: Dataset) -> KnownImages:
             shape, outputs, images = _TORCHVISION[dataset.name]
             return KnownImages(shape=shape, outputs=outputs, training_images=images)
         case ImageFolder(height=int(height), width=int(width)):
-            return KnownImages(shape=(height, width, dataset.channels))
+            return KnownImages(shape=(height, width, 3))
         case Python():
             names = dataset.targets or dataset.classes
             return KnownImages(outputs=len(names) if names else None, numeric=dataset.targets is not None)

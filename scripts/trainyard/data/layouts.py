@@ -34,7 +34,7 @@ class Layout:
     ignored: int = 0  # files without an image's extension, or in no split
 
 
-def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_fraction: float, seed: int) -> Layout:
+def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_fraction: float) -> Layout:
     """The layout of these files of a collection.
 
     Raises:
@@ -60,7 +60,7 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
         )
     if "val" not in layout.images:
         train = layout.images["train"]
-        parts = stratified_split(np.array([label for _, label in train]), val_fraction, seed)
+        parts = stratified_split(np.array([label for _, label in train]), val_fraction)
         layout.images = {name: [train[index] for index in part] for name, part in zip(SPLITS, parts, strict=True)}
         if not layout.images["val"]:
             raise DataError(

@@ -7,25 +7,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-ROW_PIXELS: Final = 256  # summed side by side, in one vectorized operation
-CHUNK_ROWS: Final = 512  # summed at a time: with their squares they fit into the CPU's cache
+CHUNK_ROWS: Final = 512  # of images, summed at a time: with their squares they fit into the CPU's cache
 
 
 def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
     """For each channel of images (N, H, W, C), the sum of all pixels and the sum of their squares."""
-    values, channels = images.reshape(-1), images.shape[-1]
-    width = ROW_PIXELS * channels
-    whole = len(values) // width * width
-    rest = np.zeros(width, np.uint64)
-    rest[: len(values) - whole] = values[whole:]
-    sums, squares = rest, rest**2
-    rows = values[:whole].reshape(-1, width)  # a column belongs to one channel
+    _, _, width, channels = images.shape
+    rows = images.reshape(-1, width * channels)  # a column belongs to one channel
+    sums = np.zeros(width * channels, np.uint64)
+    squares = np.zeros_like(sums)
     for start in range(0, len(rows), CHUNK_ROWS):
         chunk = rows[start : start + CHUNK_ROWS]
-        squares = squares + np.add.reduce(np.multiply(chunk, chunk, dtype=np.uint16), axis=0, dtype=np.uint32)
-        sums = sums + np.add.reduce(chunk, axis=0, dtype=np.uint32)
-    totals = [array.reshape(-1, channels).sum(axis=0).tolist() for array in (sums, squares)]
-    return totals[0], totals[1]
+        sums += chunk.sum(axis=0, dtype=np.uint32)
+        squares += np.multiply(chunk, chunk, dtype=np.uint16).sum(axis=0, dtype=np.uint32)
+    return sums.reshape(-1, channels).sum(axis=0).tolist(), squares.reshape(-1, channels).sum(axis=0).tolist()
 
 
 def mean_and_std(pixels: int, sums: Sequence[int], squares: Sequence[int]) -> tuple[list[float], list[float]]:

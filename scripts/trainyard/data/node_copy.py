@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,54 +40,53 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
         DataError: the staged files have changed since they were staged.
     """
     began = time.perf_counter()
-    parent, message = choose_local_folder(staged, policy, os.environ)
+    parent, message = choose_local_folder(staged, policy)
     if parent is None:
         yield LocalCopy(staged, message)
         return
     path, messages = _copy_path(staged, parent), list[str]()
     with ExitStack() as stack:
         try:
-            fill = partial(_copy, staged, messages.append)
-            stack.enter_context(node_folders.shared_folder(path, is_complete=_is_complete, fill=fill))
+            shared = node_folders.shared_folder(
+                path,
+                is_complete=lambda folder: (folder / "meta.json").exists(),
+                fill=partial(_copy, staged, messages.append),
+            )
+            stack.enter_context(shared)
         except OSError as error:
             yield LocalCopy(staged, _not_copied(staged, str(error)))
             return
         yield LocalCopy(Staged(path), "".join(messages), time.perf_counter() - began)
 
 
-def choose_local_folder(
-    staged: Staged,
-    policy: str,
-    environment: Mapping[str, str],
-    *,
-    kind_of: Callable[[Path], str] = host.file_system_type,
-    free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
-    memory: Callable[[], int] = slurm_allocation.available_memory_bytes,
-) -> tuple[Path | None, str]:
+def choose_local_folder(staged: Staged, policy: str) -> tuple[Path | None, str]:
     """The folder to copy to, or None and a message with the reason (empty if no copy is requested)."""
     if policy == "off" or not staged.meta.files:
         return None, ""
-    if policy == "auto" and (
-        "SLURM_JOB_ID" not in environment or not host.is_network_file_system(kind_of(staged.folder))
-    ):
-        return None, ""
-    folders = candidate_folders(policy, environment)
+    if policy == "auto":
+        source_kind = host.file_system_type(staged.folder)
+        if "SLURM_JOB_ID" not in os.environ or not host.is_network_file_system(source_kind):
+            return None, ""
+    folders = candidate_folders(policy)
     for folder in folders:
         if _copy_path(staged, folder).exists():  # made, or being made: its space is no longer free
             return folder, ""
-    need = _size_bytes(staged)
+    size = _size_bytes(staged)
     reasons = []
     for folder in folders:
-        kind = kind_of(folder)
+        kind, needed = host.file_system_type(folder), 1.1 * size + MARGIN_BYTES
         if policy == "auto" and host.is_network_file_system(kind):
             reasons.append(f"{folder} is on {kind}")
-        elif host.is_in_memory(kind) and need > MEMORY_FRACTION * memory():
-            share = f"{MEMORY_FRACTION:.0%} of the {memory() / 2**30:,.1f} GiB that this job has"
-            reasons.append(f"{folder} is in host memory, and {need / 2**30:,.1f} GiB are more than {share}")
-        elif free(folder) < (need if host.is_in_memory(kind) else 1.1 * need + MARGIN_BYTES):
-            reasons.append(f"{folder} has too little space")
-        else:
+            continue
+        if host.is_in_memory(kind):
+            memory, needed = slurm_allocation.available_memory_bytes(), size
+            if size > MEMORY_FRACTION * memory:
+                share = f"{MEMORY_FRACTION:.0%} of the {memory / 2**30:,.1f} GiB that this job has"
+                reasons.append(f"{folder} is in host memory, and {size / 2**30:,.1f} GiB are more than {share}")
+                continue
+        if shutil.disk_usage(folder).free >= needed:
             return folder, ""
+        reasons.append(f"{folder} has too little space")
     return None, _not_copied(staged, "; ".join(reasons) or f"{policy} is not writable")
 
 
@@ -102,10 +101,6 @@ def _copy_path(staged: Staged, parent: Path) -> Path:
 
 def _not_copied(staged: Staged, reason: str) -> str:
     return f"{host.node_name()} reads {staged.folder} without a copy on its local disk: {reason}"
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / "meta.json").exists()
 
 
 def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:

@@ -23,7 +23,6 @@ class Block:
 
     images: NDArray[np.uint8]  # (N, H, W, C)
     labels: NDArray[np.int64]  # (N,)
-    hashes: NDArray[np.uint64] | None = None  # (N,), equal for equal files; None: not computed
     is_good: NDArray[np.bool_] | None = None  # (N,); None: all are
     problems: list[Problem] = field(default_factory=list)
     handled: Counter[str] = field(default_factory=Counter)  # number of images by conversion
@@ -76,10 +75,6 @@ class DataSource(ABC):
         """Readable names of classes that are named by an id."""
         return {}
 
-    def seconds_per_image(self) -> float:
-        """An estimate of the CPU time per image; 0 if it is negligible."""
-        return 0.0
-
     @abstractmethod
     def block_task(self, split: str, start: int, stop: int) -> BlockTask:
         """The task that makes the images from `start` to `stop` of a split."""
@@ -88,16 +83,12 @@ class DataSource(ABC):
     def classes(self, highest_label: int) -> list[str]:
         """The names of the classes; called once all labels are known."""
 
-    def name_of(self, split: str, row: int) -> str:
-        """A name of an image for messages."""
-        return f"{split} image {row}"
-
 
 # ---- splits
 
 
-def stratified_split(labels: NDArray[Any], val_fraction: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Indices of the training and validation images, each in ascending order; deterministic for a seed.
+def stratified_split(labels: NDArray[Any], val_fraction: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Indices of the training and validation images, each in ascending order; the same each time.
 
     The validation split has ceil(val_fraction * N) images. The share of each class is rounded down, and then up for the
     classes with the largest remainders; at least one image of each class stays in the training split. scikit-learn's
@@ -111,14 +102,14 @@ def stratified_split(labels: NDArray[Any], val_fraction: float, seed: int) -> tu
     can_round_up = held_out < np.minimum(exact - 1e-9, counts - 1)
     order = np.argsort(np.where(can_round_up, held_out - exact, 1.0), kind="stable")
     held_out[order[: min(missing, can_round_up.sum())]] += 1
-    is_val = shuffled_ranks(classes, seed)[1] < held_out[classes]
+    is_val = shuffled_ranks(classes)[1] < held_out[classes]
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
-def shuffled_ranks(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def shuffled_ranks(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A random permutation of all indices, and for each index its position within its class in that order."""
     counts = np.bincount(labels)
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    shuffled = np.random.default_rng(0).permutation(len(labels))
     rank = np.empty(len(labels), np.int64)
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -171,7 +162,7 @@ def digits_source() -> InMemorySource:
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int64)
-    indices = stratified_split(labels, 0.2, seed=0)
+    indices = stratified_split(labels, 0.2)
     splits = {name: (images[part], labels[part]) for name, part in zip(SPLITS, indices, strict=True)}
     return InMemorySource(splits, [str(name) for name in digits.target_names])
 

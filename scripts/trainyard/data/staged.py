@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
@@ -122,9 +122,8 @@ def read_meta(folder: Path) -> DatasetMeta:
         content = json.loads(path.read_text())
         if "shape" in content:
             content["shape"] = tuple(content["shape"])
-        kind = _KINDS[content.get("kind")]
-        names = {each.name for each in fields(kind)} & content.keys() | {"digest"}
-        return kind(**{name: content[name] for name in names})
+        kind = _KINDS[content.pop("kind")]
+        return kind(**content)
     except FileNotFoundError:
         raise MissingResultError(path, remedy=STAGE) from None
     except (ValueError, KeyError, TypeError, AttributeError):

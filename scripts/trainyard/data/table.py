@@ -38,6 +38,8 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
     Raises:
         DataError: the table cannot be used.
     """
+    import pandas as pd
+
     frame = _read_table(expand_path(dataset.path))
     if dataset.target not in frame.columns:
         columns = ", ".join(map(str, frame.columns))
@@ -57,8 +59,10 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
         frame[TARGET] = codes.astype(np.int64)
     else:
         frame[TARGET] = _as_numbers(target, dataset)
-    for column in frame.columns[~frame.dtypes.map(_is_plain_number)]:
-        frame[column] = _as_feature(frame[column], dataset)
+    for column in frame.columns:
+        dtype = frame[column].dtype
+        if dtype.kind not in "iufb" or isinstance(dtype, pd.ArrowDtype):  # LightGBM refuses the types of Arrow
+            frame[column] = _as_feature(frame[column], dataset)
     for name, rows in _split_rows(frame, classes, dataset).items():
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
             frame.iloc[rows].to_parquet(file)
@@ -73,7 +77,7 @@ def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any
         DataError: no row can be held out.
     """
     strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
-    splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True))
+    splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction), strict=True))
     if len(splits["val"]):
         return splits
     reason, remedy = "it has one row only", ""
@@ -81,13 +85,6 @@ def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any
         reason = f"each of the {len(classes)} classes in the column {dataset.target!r} has one row only"
         remedy = "; if they are quantities, set `task: regression`"
     raise DataError(f"{dataset.path}: no row can be held out for validation: {reason}{remedy}")
-
-
-def _is_plain_number(dtype: Any) -> bool:
-    """Whether all models take a column of this type. LightGBM refuses the types of Arrow."""
-    from pandas import ArrowDtype
-
-    return dtype.kind in "iufb" and not isinstance(dtype, ArrowDtype)
 
 
 def _as_feature(column: Any, dataset: Table) -> Any:

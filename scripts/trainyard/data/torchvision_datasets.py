@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.config.datasets import Torchvision
 from trainyard.data.archives import open_collection
@@ -70,8 +69,17 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
         images = np.asarray(found.data)
         labels = np.asarray(found.targets if hasattr(found, "targets") else found.labels, np.int64)
         classes = [text.partition(" - ")[0] for text in getattr(found, "classes", classes)]
-        _check_labels(images, labels, len(classes), f"{root}: the {split} split of {dataset.name}")
-        splits[split] = (_channels_last(images), labels)
+        # torchvision does not check that each image has a label, and each label a class.
+        what = f"{root}: the {split} split of {dataset.name}"
+        if not len(images) or len(images) != len(labels):
+            raise DataError(f"{what} has {len(images)} images and {len(labels)} labels")
+        if labels.min() < 0 or labels.max() >= len(classes):
+            raise DataError(f"{what} has labels from {labels.min()} to {labels.max()}, but {len(classes)} classes")
+        if images.ndim == 3:
+            images = images[..., None]
+        elif images.shape[-1] != 3:  # (N, 3, H, W)
+            images = np.moveaxis(images, 1, -1)
+        splits[split] = (np.ascontiguousarray(images), labels)
     return InMemorySource(splits, classes, file_state={"files": state})
 
 
@@ -79,21 +87,6 @@ def _class_of(dataset: Torchvision) -> Any:
     import torchvision.datasets
 
     return getattr(torchvision.datasets, dataset.name)
-
-
-def _channels_last(images: NDArray[Any]) -> NDArray[Any]:
-    """Images of shape (N, H, W), (N, H, W, C) or (N, 3, H, W) as (N, H, W, C)."""
-    if images.ndim == 3:
-        return images[..., None]
-    return np.ascontiguousarray(images if images.shape[-1] == 3 else np.moveaxis(images, 1, -1))
-
-
-def _check_labels(images: NDArray[Any], labels: NDArray[Any], classes: int, what: str) -> None:
-    """Check that each image has a label, and each label a class, which torchvision does not check."""
-    if not len(images) or len(images) != len(labels):
-        raise DataError(f"{what} has {len(images)} images and {len(labels)} labels")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(f"{what} has labels from {labels.min()} to {labels.max()}, but {classes} classes")
 
 
 # ---- copying the files to torchvision's layout

@@ -3,79 +3,120 @@
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from itertools import takewhile
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import has_gpu, run_mps
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
-from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
+from trainyard.cluster.ray.start import RayEndedError, start_ray
 from trainyard.cluster.ray.worker_parent import WorkerParent, prepared_parent
 from trainyard.cluster.slurm_queries import list_user_jobs, run_slurm_command
 from trainyard.config.config import Config, Data
 from trainyard.config.load import config_copy
-from trainyard.config.sweep import CommandSweep, ProgramSweep, Slots, TrainSweep
-from trainyard.config.trial_status import FINAL
 from trainyard.config.trials import trainings
-from trainyard.config.user_programs import GRACE_SECONDS
-from trainyard.data.staged import Staged
-from trainyard.packing.completeness import warn_unreadable
-from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.gpu_fraction import GpuFractionMeasurement
 from trainyard.packing.live_view import LiveView
-from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
-from trainyard.packing.saved_outputs import record_completed, reparse_continued, reparse_output, reparse_outputs
+from trainyard.packing.messages import WORKER_MODULES, WorkerSetup
+from trainyard.packing.saved_outputs import read_outputs, record_completed
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import GivenUpError, SharedOrder, run_of_snakemake
-from trainyard.packing.trial_queue import Predict, TimeLimits
-from trainyard.packing.worker_gpu import GpuUse
-from trainyard.planning import trial_flops
+from trainyard.packing.shared_order import SharedOrder, run_of_snakemake
+from trainyard.packing.sweep_run import open_run, planned_tasks
+from trainyard.packing.trial_kind import find_kind
 from trainyard.planning.added_trials import add_trials, announce_config
-from trainyard.planning.attempts import Attempt, Fold, slurm_job_of
-from trainyard.planning.duration_model import Prediction
+from trainyard.planning.attempts import Fold, slurm_job_of
 from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.job_marks import CANCELLED, COMPLETE, DONE, JOBS, read_mark, set_mark
 from trainyard.planning.journal import (
     SESSIONS,
-    Ended,
     FlopsCounted,
     Journal,
     RayStarted,
     SessionStarted,
-    TrialEvent,
 )
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.search import SuggestionSource
-from trainyard.planning.sweep_state import Task, TaskSource, TrialSpace
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.programs.user_environment import (
     RECORD,
     code_record,
     find_interpreter,
     record_environment,
 )
-from trainyard.results.retention import Retention
-from trainyard.scaling.launchers import check_allocation
+from trainyard.results.completeness import warn_unreadable
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
-
-if TYPE_CHECKING:  # it imports Ray
-    from trainyard.packing.packer import Packer
 
 RAY_STARTS: Final = 4  # at most, in one job: then the cause is not an accident
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
 
 
-def run_sweep(config: Config, name: str, results: Path, *, order_job: int | None = None) -> Plan:
+@contextmanager
+def start_workers(
+    plan: Plan, config: Config, parent: WorkerParent | None, *, order_job: int
+) -> Iterator[tuple[Any, dict[str, float]]]:
+    """Start Ray for the block; returns the workers of the slots, and the seconds of each step."""
+    slots, copies = plan.state.sweep.slots, config.data.local
+    counted, _ = measured_processes(plan.state.sweep, slots)
+    with (
+        environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
+        remove_copies_at_exit(copies),
+        record_memory(plan.state.folder, processes=counted, order_job=order_job),
+        run_mps(slots.uses_mps),
+        start_ray(
+            gpus=slots.gpus_per_node,
+            cpus=slots.cpus_per_node,
+            cleanup=copy_patterns(copies),
+            parent=parent,
+        ) as running,
+    ):
+        from trainyard.packing.workers import Workers  # Ray reads on import the environment that `start_ray` sets
+
+        yield Workers(slots, running.has_ended), running.seconds
+
+
+StartWorkers = Callable[..., AbstractContextManager[tuple[Any, dict[str, float]]]]
+
+
+@dataclass
+class DriverSession:
+    """A session of a sweep in this job, with what it needs to plan and run trials."""
+
+    config: Config  # as it was at the start
+    name: str  # of the sweep
+    results: Path
+    begun: int  # the entry of the log after which others may add trials
+    journal: Journal
+    watch: SessionWatch
+    fold: Fold
+    start_workers: StartWorkers
+
+    def find_config(self) -> Config:
+        """The config with what it has gained."""
+        return add_trials(self.config, self.name, self.results, self.fold.claims.requests, after=self.begun)
+
+    def plan(self) -> Plan:
+        """The plan for the GPUs of this job, with all that is recorded by now."""
+        config = self.find_config()
+        slots = config.sweeps[self.name].slots
+        allocation = slurm_allocation.current_allocation()
+        models = list[str]()
+        if not slots.has_gpus:
+            models = ["cpu"]
+        elif allocation and allocation.gpu_model:
+            models = [allocation.gpu_model]
+        return plan_sweep(config, self.name, self.results, gpu_models=models, fold=self.fold.update())
+
+
+def run_sweep(
+    config: Config, name: str, results: Path, *, order_job: int | None = None, start: StartWorkers = start_workers
+) -> Plan:
     """Run the pending trials of a sweep; returns the plan afterwards, whether or not all trials have a result.
 
     `order_job` is the number of this job if the sweep has several: then it ends without waiting for the others.
@@ -83,39 +124,28 @@ def run_sweep(config: Config, name: str, results: Path, *, order_job: int | None
     Raises:
         UserError: the sweep cannot go on.
     """
-    begun = announce_config(config, name, results)
-    while True:
-        try:
-            return _run_session(config, name, results, order_job, begun=begun)
-        except GivenUpError as error:
-            log.warning("%s; beginning again", error)
-            slurm_allocation.refresh_allocation()  # the job may have been suspended
-
-
-def _run_session(config: Config, name: str, results: Path, order_job: int | None, *, begun: int) -> Plan:
-    """Run pending trials in a new session. `begun`: the entry of the log after which others may add trials."""
+    begun = announce_config(config, name, results)  # the entry of the log after which others may add trials
     folder = results / "sweeps" / name
     with (
         Journal.of_new_session(folder, order_job=order_job or 0) as journal,
         SessionWatch(folder / SESSIONS, journal.session) as watch,
     ):
         fold = Fold(folder).update()
-
-        def find_config() -> Config:
-            return add_trials(config, name, results, fold.claims.requests, after=begun)
-
+        session = DriverSession(config, name, results, begun, journal, watch, fold, start)
         try:
             while True:
                 before = len(fold.claims.entries)
-                plan, order = _run_until_done(journal, watch, fold, find_config, name, results)
+                plan, order = _run_until_done(session)
                 if order.has_work() and len(fold.claims.entries) > before:  # others have given trials back
                     continue
                 if order_job is not None or not (others := order.describe_others()):
                     break
                 _await_others(order, f"sweep {name}: its last trials run in {others}")
-            if reparse_continued(journal, plan.state):  # a worker was killed before it had reported all rows
-                plan = _plan_now(find_config(), name, results, fold)
+            if read_outputs(journal, plan.state):  # a worker was killed before it had reported all rows
+                plan = session.plan()
         finally:
+            with suppress(UserError):  # an error that has ended the session is more important
+                fold.commit(journal.session)
             journal.leave(has_claims=journal.session in fold.claims.sessions)
     digests = {plan.state.space.digest, TrialSpace(config.sweeps[name], plan.state.space.dataset_digest).digest}
     if order_job is not None:  # Snakemake touches it; if it has another config by now, it looks whether this job has it
@@ -161,13 +191,11 @@ def _await_others(order: SharedOrder, what: str) -> None:
     order.await_end()
 
 
-def _run_until_done(
-    journal: Journal, watch: SessionWatch, fold: Fold, find_config: Callable[[], Config], name: str, results: Path
-) -> tuple[Plan, SharedOrder]:
-    """Run the pending trials, also if Ray ends meanwhile. `find_config` returns the config with what it has gained."""
+def _run_until_done(session: DriverSession) -> tuple[Plan, SharedOrder]:
+    """Run the pending trials, also if Ray ends meanwhile."""
     for left in reversed(range(RAY_STARTS)):
         try:
-            return _run(journal, watch, fold, find_config, name, results)
+            return _run(session)
         except RayEndedError as error:
             if not left:
                 raise
@@ -175,39 +203,32 @@ def _run_until_done(
     raise AssertionError("the last start returns or raises")
 
 
-def _run(
-    journal: Journal, watch: SessionWatch, fold: Fold, find_config: Callable[[], Config], name: str, results: Path
-) -> tuple[Plan, SharedOrder]:
+def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
     """Run the pending trials that this session may run; returns the plan afterwards."""
-
-    def plan_now() -> Plan:
-        return _plan_now(find_config(), name, results, fold.update())
-
-    plan = plan_now()
+    journal, fold = session.journal, session.fold
+    plan = session.plan()
     sweep = plan.state.sweep
     parent = None
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
-        if sweep.slots.nodes_per_trial > 1:
-            check_allocation(sweep.slots.scale, slurm_allocation.current_allocation())
-        trains = isinstance(sweep, TrainSweep) and sweep.slots.ranks == 1  # in the workers themselves
-        modules = [*WORKER_MODULES, *(TRAINING_MODULES if trains else ())]
+        kind = find_kind(sweep)
+        modules = [*WORKER_MODULES, kind.__module__, *kind.preload(sweep)]
         parent = prepared_parent(modules, threads=sweep.slots.cpus_per_trial)
+        kind.check_job(sweep, session.results / "data" / sweep.dataset if sweep.dataset else None)
     plan = _fix_slots(plan)
-    if isinstance(sweep, TrainSweep):
-        Staged(results / "data" / sweep.dataset).check_images()
     find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
     on_cpus = slurm_allocation.job_id() == "local" and not has_gpu()
     log.info(summarize_plan(plan, on_cpus=on_cpus))
-    order = SharedOrder(plan.state, journal, watch, fold, find_sweep=lambda: find_config().sweeps[name])
+    order = SharedOrder(
+        plan.state, journal, session.watch, find_sweep=lambda: session.find_config().sweeps[session.name]
+    )
     if not order.has_work():
         order.await_others()
-    plan = _fix_slots(plan_now())
+    plan = _fix_slots(session.plan())
     if record_completed(journal, plan.state, plan.state.unfinished):
-        plan = _fix_slots(plan_now())
-    if plan.state.to_reparse or plan.state.to_reparse_first:
-        is_for_trials = bool(plan.forecast.pending)  # before the fold, whose attempts are the state's, reads more
-        reparse_outputs(journal, plan.state)
-        plan = _fix_slots(plan_now())
+        plan = _fix_slots(session.plan())
+    is_for_trials = bool(plan.forecast.pending)
+    if read_outputs(journal, plan.state):
+        plan = _fix_slots(session.plan())
         if not is_for_trials:
             _check_can_run(plan)
     order.use(plan.state)
@@ -215,33 +236,24 @@ def _run(
         if plan.state.sweep.required_metrics:  # search and early stopping depend on them
             warn_unreadable(plan.state)
         if fold.run_of(journal.session) is None:
-            _record_session(journal, plan, config_copy(find_config(), results).stem)
-        _run_pending(plan, journal, order, results, find_config(), parent)
+            _record_session(session, plan)
+        _run_pending(session, plan, order, parent)
         if sweep.has_changed_code():
             log.warning("`code` has changed since this job started: the trials that started later may have used it")
-    plan = plan_now()
+    plan = session.plan()
     order.use(plan.state)
     return plan, order
 
 
-def _plan_now(config: Config, name: str, results: Path, fold: Fold) -> Plan:
-    """The plan for the GPUs of this job."""
-    slots, allocation = config.sweeps[name].slots, slurm_allocation.current_allocation()
-    model = allocation.gpu_model if allocation and slots.has_gpus else "cpu" if not slots.has_gpus else ""
-    return plan_sweep(config, name, results, gpu_models=[model] if model else [], fold=fold)
-
-
 def _fix_slots(plan: Plan) -> Plan:
     """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs or CPUs."""
-    slots, allocation = plan.request.slots, slurm_allocation.current_allocation()
+    slots, allocation = plan.slots, slurm_allocation.current_allocation()
     if plan.state.sweep.goal and plan.forecast.pending and allocation:
         given = {"gpus_per_node": allocation.gpus_per_node}
         if not slots.has_gpus:
             fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
-            given = {"slots_per_node": min(fitting, plan.state.max_slots.slots_per_node)}
+            given = {"cpus": slots.cpus_per_trial * min(fitting, plan.state.sweep.slots.count)}
         slots = slots.model_copy(update=given)
-    if slots.jobs == "auto" and not allocation:
-        slots = slots.model_copy(update={"jobs": 1})
     return plan.with_slots(slots)
 
 
@@ -259,33 +271,27 @@ def _check_can_run(found: Plan) -> None:
         )
 
 
-def _run_pending(
-    plan: Plan, journal: Journal, order: SharedOrder, results: Path, config: Config, parent: WorkerParent | None
-) -> None:
+def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent: WorkerParent | None) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
-    slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
-    counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
+    journal, config = session.journal, session.find_config()
     view = LiveView(plan)
-    log.info("starting Ray with %s", count_of(slots.count, "slot"))
-    flops = _count_flops(plan, results)  # while Ray starts
-    with (
-        environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
-        remove_copies_at_exit(config.data.local),
-        record_memory(folder, processes=counted, order_job=journal.order_job),
-        run_mps(slots.uses_mps),
-        start_ray(
-            gpus=slots.gpus_per_node,
-            cpus=slots.cpus_per_node,
-            cleanup=copy_patterns(config.data.local),
-            parent=parent,
-        ) as running,
-        view.show(),
-    ):
-        journal.record(RayStarted(spent=running.seconds))
-        _run_trials(plan, journal, order, flops, _worker_setup(plan, results, config.data), view, running)
+    log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
+    flops = _count_flops(plan, session.results)  # while Ray starts
+    with session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent), view.show():
+        from trainyard.packing.trial_loop import TrialLoop  # it imports Ray
+
+        journal.record(RayStarted(spent=spent))
+        if counted := flops.result():
+            journal.record(FlopsCounted(flops=counted))
+            plan.state.flops |= counted
+            plan = replace(plan)  # with another forecast
+        setup = _worker_setup(plan, session.results, config.data)
+        run = open_run(plan, journal, order, setup, view, workers.clock)
+        TrialLoop(run, workers).run(planned_tasks(plan, order))
 
 
-def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
+def _record_session(session: DriverSession, plan: Plan) -> None:
+    journal, config = session.journal, config_copy(session.find_config(), session.results).stem
     sweep, slots = plan.state.sweep, plan.state.sweep.slots
     allocation = slurm_allocation.current_allocation()
     # A job may go on in another session, as after it was suspended; users start programs in allocations of their own.
@@ -298,177 +304,39 @@ def _record_session(journal: Journal, plan: Plan, config_digest: str) -> None:
             node=host.node_name(),
             process=os.getpid(),
             code_digest=sweep.code_digest or None,
-            **code_record(sweep, config=config_digest),
+            **code_record(sweep, config=config),
             slots=slots.count,
             nodes=slots.nodes_per_trial,
             gpus=slots.gpus,
             cpus=None if slots.has_gpus else slots.units,
-            gpus_per_trial=slots.share,
             walltime_seconds=allocation.walltime_seconds if allocation else None,
             lead_seconds=max(0.0, time.time() - timed.start_time) if timed else None,
             pending=len(plan.forecast.pending),
-            predicted_seconds=plan.request.predicted_seconds,
-            predicted_low_seconds=plan.request.predicted_range and plan.request.predicted_range[0],
-            predicted_high_seconds=plan.request.predicted_range and plan.request.predicted_range[1],
+            predicted_seconds=plan.predicted_seconds,
+            predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
+            predicted_high_seconds=plan.predicted_range and plan.predicted_range[1],
         )
     )
 
 
-def _run_trials(
-    plan: Plan,
-    journal: Journal,
-    order: SharedOrder,
-    flops: Future[dict[str, float]],
-    setup: WorkerSetup,
-    view: LiveView,
-    running: RunningRay,
-) -> None:
-    """Run the pending trials. With `gpus_per_trial: auto`, measure first how many should share a GPU."""
-    # It imports Ray, which without a parent of the workers reads on import the environment that `start_ray` sets.
-    from trainyard.packing.packer import Packer, can_see_gpu
-
-    if counted := flops.result():
-        journal.record(FlopsCounted(flops=counted))
-        plan = replace(plan, state=replace(plan.state, flops=counted))
-    slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
-    limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
-    names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
-    names = [name for name in names if order.may_run(name)]
-    expected, least, most = plan.forecast.seconds, plan.forecast.min_seconds, plan.forecast.max_seconds
-    tasks = [
-        replace(task, expected_seconds=expected.get(name), min_seconds=least.get(name), max_seconds=most.get(name))
-        for name, task in zip(names, map(plan.state.task, names), strict=True)
-    ]
-    sweep = plan.state.sweep
-    retention = Retention(sweep, order.state_now) if isinstance(sweep, ProgramSweep) and sweep.keep != "all" else None
-    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
-    results = filter(None, map(plan.state.result, plan.state.trials))
-    reread = partial(reparse_output, journal, plan.state)
-    search = SuggestionSource(plan.state, order, reread=reread) if plan.state.sweep.search else None
-    rule = plan.state.early_stopping_rule()
-    failures = FailurePolicy(
-        retries=plan.state.sweep.retries,
-        has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
-        ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
-        constant_keys=plan.state.constant_keys,
-    )
-
-    def note(event: TrialEvent, attempt: Attempt, *, elsewhere: bool = False) -> None:
-        if rule and event.trial not in plan.state.space.further:
-            rule.note(event, elsewhere=elsewhere)
-
-    def note_elsewhere(event: TrialEvent, attempt: Attempt) -> None:
-        view.note_elsewhere(event)
-        note(event, attempt, elsewhere=True)
-        if search:
-            search.update(event, attempt)
-        if isinstance(event, Ended) and event.trial in plan.state.trials:
-            failures.note_elsewhere(attempt, plan.state.trials[event.trial].values)
-
-    order.listener, order.note_added = note_elsewhere, view.add
-    if plan.state.sweep.slots.most_jobs > 1:  # a trial has its retries once, in whichever jobs
-        for name in plan.state.unfinished:
-            for attempt in takewhile(lambda each: each.is_retried, reversed(plan.state.attempts_at(name))):
-                failures.note_elsewhere(attempt, plan.state.trials[name].values)
-    create = partial(
-        Packer,
-        journal,
-        order,
-        limits=limits,
-        failures=failures,
-        ray_has_ended=running.has_ended,
-        gpu_model=allocation.gpu_model if allocation else "",
-        rule=rule,
-        monitored_metrics=plan.state.sweep.monitored_metrics,
-        required_metrics=set(plan.state.sweep.required_metrics) - {name for each in results for name in each.metrics},
-        predict=_predict_now(plan, order),
-        may_end_early=plan.state.may_end_early,
-        listeners=[view.update, note, *([search.update] if search else []), *([retention.note] if retention else [])],
-    )
-    if not plan.state.is_gpu_fraction_open:
-        create(slots=slots, setup=setup, source=search).run(tasks)
-    elif can_see_gpu():
-        _measure_and_run(plan, tasks, journal, order, create=create, setup=setup)
-    else:
-        log.info("gpus_per_trial: auto is 1 here, because there is no GPU")
-        create(slots=slots, setup=setup).run(tasks)
-
-
-def _predict_now(plan: Plan, order: SharedOrder) -> Predict:
-    """Predicts durations from all attempts that are known at the time of the call, also those of other jobs."""
-
-    def predict(names: list[str], finished: dict[str, float]) -> Prediction | None:
-        now = replace(plan.state, attempts=order.state_now().attempts)
-        return replace(plan, state=now).forecast.predict(names, finished)
-
-    return predict
-
-
-def _measure_and_run(
-    plan: Plan,
-    tasks: list[Task],
-    journal: Journal,
-    order: SharedOrder,
-    *,
-    create: "Callable[..., Packer]",
-    setup: WorkerSetup,
-) -> None:
-    """Run the tasks, the first ones with various shares of a GPU, and the others with the best of these."""
-
-    def run(slots: Slots, source: TaskSource | None, tasks: list[Task]) -> list[GpuUse]:
-        setup_there = replace(setup, gpu_share=slots.share)
-        packer = create(slots=slots, setup=setup_there, source=source, measures_gpu=slots.share == 1)
-        packer.run(tasks)
-        return packer.gpu_uses
-
-    waiting, slots = deque(tasks), plan.state.sweep.slots
-    share = GpuFractionMeasurement(plan.state, journal.session, partial(run, tasks=[])).measure(waiting)
-    if share:
-        log.info("gpus_per_trial: auto: %s", share.why)
-        journal.record(share)
-        plan = replace(plan, state=replace(plan.state, measured=share))
-        create = partial(create, predict=_predict_now(plan, order))
-    if waiting:
-        run(slots.model_copy(update={"gpus_per_trial": share.gpus_per_trial if share else 1.0}), None, list(waiting))
-
-
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
     sweep = plan.state.sweep
-    program = sweep if isinstance(sweep, ProgramSweep) else None
-    command = sweep if isinstance(sweep, CommandSweep) else None
     return WorkerSetup(
+        sweep=sweep.model_copy(update={"grid": {}, "trials": []}),  # which may be long, and are in the requests
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
-        threads=sweep.slots.cpus_per_trial,
-        gpu_share=sweep.slots.node_share,
-        nodes=sweep.slots.nodes_per_trial,
-        is_training=isinstance(sweep, TrainSweep),
-        profile=sweep.profile if isinstance(sweep, TrainSweep) else None,
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
-        metrics=sweep.program_metrics,
-        checkpoint=command.checkpoint if command else None,
-        resume=command.resume if command else None,
-        can_resume=sweep.can_resume,
-        grace_seconds=sweep.trial_grace_seconds,
-        end_seconds=command.grace_seconds if command else GRACE_SECONDS,
-        timeout_seconds=60 * program.timeout_minutes if program and program.timeout_minutes else None,
         cwd=str(Path.cwd()),
-        trial_workdirs=program is not None and program.workdir == "trial",
         python=find_interpreter(sweep),
     )
 
 
 def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
     """The FLOPs of the pending trials if nothing else determines their order, counted in another thread."""
-
-    def count() -> dict[str, float]:
-        if not trial_flops.is_needed(plan, plan.request.slots.count) or plan.state.sweep.dataset is None:
-            return {}
-        staged = Staged(results / "data" / plan.state.sweep.dataset)
-        return trial_flops.count_trial_flops(plan, staged, own=False, seconds=COUNTING_SECONDS)
-
+    sweep = plan.state.sweep
+    dataset = results / "data" / sweep.dataset if sweep.dataset else None
     pool = ThreadPoolExecutor(1)
-    counted = pool.submit(count)
+    counted = pool.submit(find_kind(sweep).count_flops, plan, dataset, seconds=COUNTING_SECONDS)
     pool.shutdown(wait=False)
     return counted

@@ -1,21 +1,22 @@
 """Decisions after failed attempts: where to retry a trial, whether its GPU is broken, and whether all trials fail.
 
-This module is independent of Ray: the packer reports outcomes and requests decisions.
+This module is independent of Ray: the loop reports outcomes and requests decisions.
 """
 
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from itertools import takewhile
+from typing import Any, Final, Self
 
-from trainyard.config.placeholders import format_argument
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Location
-from trainyard.utils.import_path import CODE_LOCATION
+from trainyard.planning.history import History
+from trainyard.planning.journal import Ended, Location, TrialEvent
+from trainyard.results.error_patterns import error_pattern
 from trainyard.utils.text import SHELL_SIGNAL
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
@@ -38,7 +39,6 @@ NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, 
 NOT_RUN: Final = re.compile(
     r"\b(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|command not found|No such file)\b"
 )
-ERROR_NUMBER: Final = re.compile(r"\[Errno \d+\] ")  # of Python's OSError; its digits are no value of a trial
 # These depend on the machine: the next trial may succeed.
 MACHINE_ERROR: Final = re.compile(
     r"out of memory|killed|process ended|CUDA error|shared object"
@@ -114,7 +114,7 @@ class FailurePolicy:
 
     `retries` is the number of further attempts after a failure. `has_succeeded`: whether a trial succeeded in an
     earlier run. With `ignores_common_failures`, `common_failure` is always None. `constant_keys` have the same value in
-    all trials.
+    all trials. `is_of_sweep`: whether the sweep of this job has a trial.
     """
 
     def __init__(
@@ -124,12 +124,39 @@ class FailurePolicy:
         has_succeeded: bool = False,
         ignores_common_failures: bool = False,
         constant_keys: frozenset[str] = frozenset(),
+        is_of_sweep: Callable[[str], bool] = lambda trial: True,
     ) -> None:
-        self._retries, self._has_succeeded = retries, has_succeeded
-        self._ignores_common_failures, self._constant_keys = ignores_common_failures, constant_keys
+        self._retries = retries
+        self._has_succeeded = has_succeeded
+        self._ignores_common_failures = ignores_common_failures
+        self._constant_keys = constant_keys
+        self._is_of_sweep = is_of_sweep
         self._failures: dict[str, list[TrialFailure]] = defaultdict(list)  # by trial
         self._streaks: dict[tuple[str, str, str], _Streak] = defaultdict(_Streak)  # by GPU
         self._ends: dict[tuple[str, str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
+
+    @classmethod
+    def of_sweep(cls, state: History) -> Self:
+        """The policy of a sweep, with the attempts before this run. A trial has its retries once, in whichever jobs."""
+        attempts = [attempt for record in state.records for attempt in record.attempts]
+        policy = cls(
+            retries=state.sweep.retries,
+            has_succeeded=any(attempt.outcome in FINAL for attempt in attempts),
+            ignores_common_failures=state.sweep.max_failed_fraction == 1,
+            constant_keys=state.constant_keys,
+            is_of_sweep=lambda trial: trial in state.trials,
+        )
+        if state.sweep.slots.jobs > 1:
+            for name in state.unfinished:
+                for attempt in takewhile(lambda each: each.is_retried, reversed(state.record(name).attempts)):
+                    policy._record_attempt(attempt)
+        return policy
+
+    def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
+        """Take up the end of an attempt. Its failure in this job was recorded before, to decide on the retry."""
+        was_recorded = is_own and attempt.outcome is TrialStatus.FAILED
+        if isinstance(event, Ended) and self._is_of_sweep(event.trial) and not was_recorded:
+            self._record_attempt(attempt)
 
     def record_success(self, trial: str, place: SlotLocation) -> None:
         """Record that a trial succeeded."""
@@ -144,14 +171,16 @@ class FailurePolicy:
         for streak in self._streaks.values():
             streak.outlasted_by.discard(trial)
 
-    def note_elsewhere(self, attempt: Attempt, values: Mapping[str, Any]) -> None:
-        """Record the end of an attempt in another job."""
+    def _record_attempt(self, attempt: Attempt) -> None:
+        """Record the end of an attempt. That a trial has diverged tells nothing about its GPU."""
         place = SlotLocation.of(attempt.location)
-        if attempt.outcome in FINAL:
+        if attempt.outcome in FINAL - {TrialStatus.DIVERGED}:
             self.record_success(attempt.trial, place)
         elif attempt.outcome is TrialStatus.FAILED:
-            took = attempt.end - attempt.start
-            self.record_failure(TrialFailure(attempt.trial, place, attempt.error, took, attempt.exit_code, values))
+            seconds = attempt.end - attempt.start
+            self.record_failure(
+                TrialFailure(attempt.trial, place, attempt.error, seconds, attempt.exit_code, attempt.values)
+            )
 
     def record_running(self, trial: str, place: SlotLocation, seconds: float) -> None:
         """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.
@@ -265,26 +294,6 @@ class FailurePolicy:
             if _is_spread([each.place for each in same], places):
                 return same[-1]
         return None
-
-
-def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
-    """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
-    place = CODE_LOCATION.search(error)
-    message = error[: place.start()] if place else error
-    kind, colon, words = ERROR_NUMBER.sub("", message).partition(": ")
-    for text, key in sorted(_texts(trial, values).items(), key=lambda item: -len(item[0])):
-        if text in words:  # thousands of trials have as many patterns to compile
-            words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
-    return kind + colon + words + (place[0] if place else "")
-
-
-def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """A trial's name and values as a program's output may show them, and the placeholders for them."""
-    found = {trial: "{trial}"}
-    for key, value in values.items():
-        if isinstance(value, (str, int, float)) and str(value):
-            found |= {str(value): f"{{{key}}}", format_argument(value): f"{{{key}}}"}
-    return found
 
 
 def _is_independent_of_values(same: Sequence[TrialFailure], constant_keys: frozenset[str]) -> bool:

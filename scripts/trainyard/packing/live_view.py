@@ -12,13 +12,13 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
-from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.planning.trial_space import is_placeholder
 from trainyard.utils.event_log import read_clock
 from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
@@ -64,28 +64,32 @@ class LiveView:
                 with suppress(OSError):
                     live.stop()
 
-    def update(self, event: TrialEvent, attempt: Attempt) -> None:
-        """Update the view with an event of an attempt at a trial. The end of an attempt is also logged."""
+    def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
+        """Count trials that start and end, and log and show what happens to those of this job."""
+        if isinstance(event, Started):
+            self._start(event)
+        elif isinstance(event, Ended):
+            self._count(event)
+        if is_own:
+            self._show(event, attempt)
+
+    def _show(self, event: TrialEvent, attempt: Attempt) -> None:
         match event:
             case Started():
                 self._running[event.trial] = attempt
-                self._start(event)
-            case Resumed(trial=trial, checkpoint=checkpoint):
-                log.info("%s", f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
-            case MicroBatchHalved(trial=trial):
+            case Resumed(checkpoint=checkpoint):
+                log.info("%s: resumes from %s", self._describe(event), checkpoint["name"])
+            case MicroBatchHalved():
                 size = f"{event.micro_batch} images x {event.accumulation}"
-                values = _values_text(self._plan.state, trial)
-                log.info("%s", f"{trial} {values}: out of memory; continues with micro-batches of {size}")
+                log.info("%s: out of memory; continues with micro-batches of %s", self._describe(event), size)
             case Ended():
-                self._end(event)
+                del self._running[event.trial]
+                if event.status != TrialStatus.INTERRUPTED:
+                    head = f"[{self._ended}/{self._left}] {self._describe(event)}"
+                    log.info("%s: %s", head, self._describe_end(event, attempt))
 
-    def note_elsewhere(self, event: TrialEvent) -> None:
-        """Count an event of a trial in another job of the sweep, which logs it itself."""
-        match event:
-            case Started():
-                self._start(event)
-            case Ended():
-                self._count(event)
+    def _describe(self, event: TrialEvent) -> str:
+        return f"{event.trial} {_values_text(self._plan.state, event.trial)}"
 
     def add(self, trials: Sequence[str]) -> None:
         """Count trials, or placeholders, that the config has gained."""
@@ -106,35 +110,28 @@ class LiveView:
             del self._waiting[waiting]
             self._waiting_seconds -= self._plan.forecast.seconds.get(waiting, 0.0)
 
-    def _end(self, event: Ended) -> None:
-        attempt = self._running.pop(event.trial)
-        self._count(event)
-        if event.status != TrialStatus.INTERRUPTED:
-            log.info("%s", self._end_line(event, attempt))
-
     def _count(self, event: Ended) -> None:
-        if event.trial in self._plan.state.space.optional:
-            return
         self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:
             self._finished += 1
             self._finished_seconds += event.seconds or 0.0
 
-    def _end_line(self, event: Ended, attempt: Attempt) -> str:
-        values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
-        head = f"[{self._ended}/{self._left}] {event.trial} {values}"
+    def _describe_end(self, event: Ended, attempt: Attempt) -> str:
+        state = self._plan.state
+        seconds = f"{event.seconds or 0.0:.1f} s"
         match event.status:
             case TrialStatus.FAILED:
                 retry = "will be retried" if event.retried else "no retries left"
-                return f"{head}: FAILED ({retry}): {event.error}; see {event.log}"
+                return f"FAILED ({retry}): {event.error}; see {event.log}"
             case TrialStatus.DIVERGED:
                 failed = f"; then it failed: {event.failure}; see {event.log}" if event.failure else ""
-                return f"{head}: DIVERGED, not retried: {event.error}{failed}"
+                return f"DIVERGED, not retried: {event.error}{failed}"
             case TrialStatus.UNREADABLE:
-                return f"{head}: {seconds}, without metrics; see {event.log}"
-        metric = _metric_text(self._plan.state, event.metrics or {}, attempt.epochs)
-        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(self._plan.state, event)
-        return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"
+                return f"{seconds}, without metrics; see {event.log}"
+        metric = _metric_text(state, event.metrics or {}, attempt.epochs)
+        result = f"{seconds}, {metric}" if metric else seconds
+        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(state, event)
+        return f"{result}{reason}{self._time_left()}"
 
     def _time_left(self) -> str:
         """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
@@ -146,7 +143,7 @@ class LiveView:
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
             for attempt in self._running.values()
         ]
-        left = max([*running, (waiting + sum(running)) / self._plan.request.slot_count])
+        left = max([*running, (waiting + sum(running)) / self._plan.slot_count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
 
     def render(self, console: Console) -> Group:
@@ -187,16 +184,16 @@ def _log_to(console: Console) -> Iterator[None]:
         root.handlers = before
 
 
-def _patience_text(state: SweepState, event: Ended) -> str:
+def _patience_text(state: History, event: Ended) -> str:
     """Why a training has finished before its last epoch; "" if it has not."""
     spec = state.trials[event.trial].spec if event.trial in state.trials else None
     trained = early_end(spec, event.metrics or {}) if spec else None
-    if not isinstance(spec, Train) or trained is None:
+    if spec is None or trained is None or not spec.monitored:
         return ""
-    return f"; ended after {trained:g} of {spec.epochs} epochs, {spec.patience} without a better {spec.monitor}"
+    return f"; ended after {trained:g} of {spec.epochs} epochs, {spec.patience} without a better {spec.monitored}"
 
 
-def _values_text(state: SweepState, trial: str) -> str:
+def _values_text(state: History, trial: str) -> str:
     """The varied values of a trial, as in `blocks=4, lr=0.1`."""
     if trial not in state.trials:
         return ""
@@ -204,7 +201,7 @@ def _values_text(state: SweepState, trial: str) -> str:
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
 
 
-def _metric_text(state: SweepState, metrics: dict[str, float], epochs: Sequence[dict[str, Any]] = ()) -> str:
+def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[dict[str, Any]] = ()) -> str:
     """The metric that ranks trials, as in `validation accuracy 91.2% at epoch 6`; "" if it was not reported.
 
     The epoch is that of the last of `epochs` that has the metric, if several have it.
@@ -232,7 +229,7 @@ SLOT_COLUMNS: Final = (
 )
 
 
-def slot_table(running: list[Attempt], state: SweepState, *, max_rows: int | None = None) -> TerminalTable:
+def slot_table(running: list[Attempt], state: History, *, max_rows: int | None = None) -> TerminalTable:
     """A table with one row per running trial; without the column GPU if the sweep has none."""
     columns = [each for each in SLOT_COLUMNS if each.name != "GPU" or state.sweep.slots.has_gpus]
     attempts = sorted(running, key=lambda each: int(each.location.slot))
@@ -240,7 +237,7 @@ def slot_table(running: list[Attempt], state: SweepState, *, max_rows: int | Non
     return TerminalTable(columns, [[row[each.name] for each in columns] for row in rows], max_rows)
 
 
-def _cells(attempt: Attempt, state: SweepState) -> dict[str, str]:
+def _cells(attempt: Attempt, state: History) -> dict[str, str]:
     where, trial = attempt.location, state.trials.get(attempt.trial)
     of = f"/{trial.epochs}" if trial and trial.epochs else ""
     return {

@@ -4,22 +4,19 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from trainyard.config.sweep import CommandSweep
-from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import metrics_digest
+from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import (
     Attempt,
-    attempts_before,
     epochs_before,
     reported_epochs,
     update_attempts,
 )
+from trainyard.planning.history import LOST, History
 from trainyard.planning.journal import Ended, Journal, Reread
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.task import output_file
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
-from trainyard.programs.metrics import ParsedOutput, latest_saved_metrics, parse_saved_output
+from trainyard.programs.metrics import ParsedOutput, first_unread, latest_saved_metrics, parse_saved_output
 from trainyard.programs.output import saved_progress
 from trainyard.utils.guarded_process import completed_seconds
 from trainyard.utils.text import count_of
@@ -27,17 +24,17 @@ from trainyard.utils.text import count_of
 log = logging.getLogger(__name__)
 
 
-def record_completed(journal: Journal, state: SweepState, trials: Iterable[str]) -> list[tuple[Ended, Attempt]]:
+def record_completed(journal: Journal, state: History, trials: Iterable[str]) -> list[tuple[Ended, Attempt]]:
     """Record the results of unfinished trials whose programs had ended by themselves, with exit code 0.
 
     Their driver was stopped or killed before it had recorded that; the guard has. Returns the ends of these attempts.
     """
     ends = list[tuple[Ended, Attempt]]()
-    for trial in trials if isinstance(state.sweep, CommandSweep) else ():
-        attempt = state.last_attempt(trial)
+    for trial in trials if state.sweep.keeps_output else ():
+        attempt = state.record(trial).last
         if not attempt or attempt.outcome is not TrialStatus.INTERRUPTED or attempt.generation < state.sweep.retrain:
             continue
-        output = state.output_of(attempt)
+        output = output_file(state.folder, attempt)
         seconds = completed_seconds(output)
         if seconds is None:
             continue
@@ -45,8 +42,6 @@ def record_completed(journal: Journal, state: SweepState, trials: Iterable[str])
         parsed = _parse(state, completed)
         outcome, error = _judge(state, completed, parsed)
         printed = saved_progress(output)
-        progress = printed._asdict() if printed else None
-        _record(journal, state, attempt, parsed, outcome=outcome, error=error, seconds=seconds, progress=progress)
         ended = Ended(
             trial=trial,
             attempt=attempt.number,
@@ -56,93 +51,85 @@ def record_completed(journal: Journal, state: SweepState, trials: Iterable[str])
             seconds=seconds,
             exit_code=0,
             output=str(output),
-            progress=progress,
-            metrics_digest=attempt.metrics_digest,
+            progress=printed._asdict() if printed else None,
+            units=parsed.units or None,
+            ended=attempt.end,
         )
-        ends.append((journal.record(ended), attempt))
+        event = journal.record(ended)
+        attempt.outcome = TrialStatus.RUNNING  # as far as its driver had recorded
+        update_attempts({(trial, attempt.number): attempt}, event)
+        ends.append((event, _record(journal, state, attempt, parsed, outcome=outcome, error=error)))  # with its rows
     if ends:
         count = count_of(len(ends), "trial")
         log.info("took the results of %s whose driver was stopped or killed before it had recorded them", count)
     return ends
 
 
-def reparse_outputs(journal: Journal, state: SweepState) -> None:
-    """Apply the current `metrics` to the saved outputs, without running anything."""
-    reparse_continued(journal, state)
-    warning, readable, continued = "", 0, 0
-    for attempt in state.to_reparse:
-        parsed, outcome = reparse_output(journal, state, attempt)
-        readable += not parsed.missing
-        if parsed.warning and not warning:
-            warning = f"trial {attempt.trial}: {parsed.warning}"
-        continued += outcome == TrialStatus.INTERRUPTED
-    if warning:
-        log.warning("%s", warning)
-    if state.to_reparse:
-        count = len(state.to_reparse)
-        log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
-    if continued:
+def read_outputs(journal: Journal, state: History) -> bool:
+    """Apply the present `metrics` to the saved outputs to which they were not applied, without running anything.
+
+    Returns whether any attempt is known in another way now.
+    """
+    has_read = False
+    found = dict[str, tuple[ParsedOutput, TrialStatus]]()  # of the trials that had ended
+    for attempt in state.unread:
+        recorded = state.fold.attempts[attempt.trial, attempt.number]  # before any output was read again
+        is_read = attempt.metrics_digest == state.metrics_digest
+        if state.can_read(attempt):
+            parsed = _parse(state, recorded)
+            outcome, error = _judge(state, recorded, parsed)
+            if is_read and (outcome, error) == (attempt.outcome, attempt.error):
+                continue
+            if attempt is state.record(attempt.trial).end:
+                found[attempt.trial] = parsed, outcome
+        elif is_read or attempt.metrics_digest is None or attempt.outcome is TrialStatus.UNREADABLE:
+            continue
+        else:
+            parsed = ParsedOutput()
+            outcome, error = attempt.outcome, attempt.error
+            if outcome in CONCLUSIVE:
+                outcome, error = TrialStatus.UNREADABLE, LOST
+        tries = state.attempts[attempt.trial]
+        tries[tries.index(attempt)] = _record(journal, state, recorded, parsed, outcome=outcome, error=error)
+        has_read = True
+    for trial, (parsed, _) in found.items():
+        if parsed.warning:
+            log.warning("trial %s: %s", trial, parsed.warning)
+            break
+    statuses = [outcome for _, outcome in found.values()]
+    if statuses:
+        readable = len(statuses) - statuses.count(TrialStatus.UNREADABLE)
+        log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(statuses))
+    if continued := statuses.count(TrialStatus.INTERRUPTED):
         log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
-
-
-def reparse_continued(journal: Journal, state: SweepState) -> bool:
-    """The same for attempts that others have continued or may continue; returns whether there were any."""
-    for attempt in state.to_reparse_first:
-        _record(journal, state, attempt, _parse_alone(state, attempt), outcome=attempt.outcome, error=attempt.error)
-    return bool(state.to_reparse_first)
-
-
-def reparse_output(journal: Journal, state: SweepState, attempt: Attempt) -> tuple[ParsedOutput, TrialStatus]:
-    """Apply the current `metrics` to the saved output of an attempt, which is updated; returns what they find."""
-    parsed = _parse(state, attempt)
-    outcome, error = _judge(state, attempt, parsed)
-    is_same = attempt.metrics_digest == metrics_digest(state.sweep.program_metrics)
-    if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
-        _record(journal, state, attempt, parsed, outcome=outcome, error=error)
-    return parsed, outcome
+    return has_read
 
 
 def _record(
-    journal: Journal,
-    state: SweepState,
-    attempt: Attempt,
-    parsed: ParsedOutput,
-    *,
-    outcome: str,
-    error: str,
-    seconds: float | None = None,
-    progress: dict[str, Any] | None = None,
-) -> None:
-    reread = Reread(
+    journal: Journal, state: History, attempt: Attempt, parsed: ParsedOutput, *, outcome: TrialStatus, error: str
+) -> Attempt:
+    """Record what an output says by the present rules; returns the attempt with it."""
+    reading = Reread(
         trial=attempt.trial,
         attempt=attempt.number,
-        outcome=outcome,
-        error=error,
+        rules=state.rules,
+        metrics_digest=state.metrics_digest,
         rows=parsed.rows,
         metrics=parsed.metrics,
-        metrics_digest=metrics_digest(state.sweep.program_metrics),
-        number=attempt.reread[0] + 1,
-        seconds=seconds,
-        progress=progress,
+        outcome=outcome if attempt.outcome in FINAL else None,
+        error=error,
+        units=parsed.units or None,
     )
-    update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
+    state.fold.readings[attempt.trial, attempt.number][state.rules] = journal.record(reading)
+    return state.as_read(attempt)
 
 
-def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
+def _parse(state: History, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
-    parsed, metrics = _parse_alone(state, attempt), state.sweep.program_metrics
-    if not parsed.had_nothing_to_do:
-        return parsed
-    earlier = map(state.output_of, state.continued_by(attempt))
-    latest = parsed.metrics or latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier)
-    return replace(parsed, metrics=latest, missing="") if latest else parsed
-
-
-def _parse_alone(state: SweepState, attempt: Attempt) -> ParsedOutput:
-    output, metrics = state.output_of(attempt), state.sweep.program_metrics
+    output = output_file(state.folder, attempt)
+    metrics = state.sweep.program_metrics
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
-    torn = attempt.outcome not in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
-    torn = torn or bool(attempt.early or attempt.failure)
+    is_whole = attempt.outcome in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
     parsed = parse_saved_output(
         metrics,
         output.parent,
@@ -151,25 +138,33 @@ def _parse_alone(state: SweepState, attempt: Attempt) -> ParsedOutput:
         resumed=attempt.resumed is not None,
         began=attempt.start,
         ranks=max(1, math.ceil(attempt.gpus_per_trial)),
-        torn=torn,
+        torn=not is_whole or bool(attempt.why or attempt.failure),
     )
-    if not attempt.resumed or not (metrics and metrics.numbers_rows):
-        return parsed
-    earlier = attempts_before(state.attempts_at(attempt.trial), attempt)[::-1]
-    before = epochs_before(reported_epochs(earlier), attempt.resumed)
-    return replace(parsed, rows=[shift_epoch(row, before) for row in parsed.rows])
+    continued = state.record(attempt.trial).continued_by(attempt)
+    if attempt.resumed and metrics and metrics.numbers_rows:
+        before = epochs_before(reported_epochs(continued[::-1]), attempt.resumed)
+        parsed = replace(parsed, rows=[shift_epoch(row, before) for row in parsed.rows])
+    if parsed.had_nothing_to_do:
+        outputs = [output_file(state.folder, each) for each in continued]
+        latest = parsed.metrics or latest_saved_metrics(metrics, output.parent, outputs)
+        if latest:
+            parsed = replace(parsed, metrics=latest, missing="")
+    return parsed
 
 
-def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
+def _judge(state: History, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
     """The status of an attempt by its newly parsed output, and the error or the reason for its early end."""
+    if attempt.outcome not in FINAL:
+        return attempt.outcome, attempt.error
     if diverged := find_divergence(parsed.metrics, state.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
     if attempt.failure:
         return TrialStatus.FAILED, attempt.failure
-    if parsed.missing:
-        return TrialStatus.UNREADABLE, parsed.missing
-    why = attempt.error if attempt.outcome == TrialStatus.STOPPED else attempt.early
-    metric = attempt.rule and attempt.rule["metric"]  # its program may have printed more before it ended
-    if why and metric and not any(row[metric] == attempt.stopped_at for row in parsed.rows if metric in row):
-        return TrialStatus.INTERRUPTED, "it was stopped early by other values than `metrics` find now"
-    return (TrialStatus.STOPPED, why) if why else (TrialStatus.FINISHED, "")
+    if problem := parsed.missing or first_unread(parsed.unread, state.sweep.monitored_metrics):
+        return TrialStatus.UNREADABLE, problem
+    if attempt.why and attempt.rule:
+        metric = attempt.rule["metric"]
+        stopped_at = attempt.metrics.get(metric)
+        if not any(row[metric] == stopped_at for row in parsed.rows if metric in row):  # it may have printed more
+            return TrialStatus.INTERRUPTED, "it was stopped early by other values than `metrics` find now"
+    return (TrialStatus.STOPPED if attempt.why else TrialStatus.FINISHED), ""

@@ -74,9 +74,8 @@ class SessionWatch:
         self._paused = 0.0, math.inf  # as `paused_seconds` before the present wait, and when this must end
 
     def __enter__(self) -> Self:
-        path = beat_file(self._folder, self._session)
-        with storage_errors(path):
-            path.write_bytes(Holder.this_process().encode())
+        with storage_errors(beat_file(self._folder, self._session)):
+            self._write_beat()
         # A look at the others may take long: this session gives its own signs of life meanwhile.
         threading.Thread(target=self._beat, name="session-beat", daemon=True).start()
         threading.Thread(target=self._watch, name="session-watch", daemon=True).start()
@@ -90,7 +89,13 @@ class SessionWatch:
     def _beat(self) -> None:
         while not self._wait():
             with suppress(OSError):
-                os.utime(beat_file(self._folder, self._session))
+                try:
+                    os.utime(beat_file(self._folder, self._session))
+                except FileNotFoundError:  # others had given this session up
+                    self._write_beat()
+
+    def _write_beat(self) -> None:
+        beat_file(self._folder, self._session).write_bytes(Holder.this_process().encode())
 
     def _watch(self) -> None:
         reported = ""

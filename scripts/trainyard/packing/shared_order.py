@@ -4,24 +4,26 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from enum import Enum
+from typing import Any, Final
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Sweep
+from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.saved_outputs import record_completed
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
-from trainyard.planning.attempts import Attempt, Fold, group_by_trial, slurm_job_of
+from trainyard.planning.attempts import Attempt, AttemptKey, slurm_job_of
 from trainyard.planning.budget import Spending
-from trainyard.planning.claims import Entry, Fence
+from trainyard.planning.claims import Entry, GivenUp
+from trainyard.planning.history import History
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import (
     BudgetReached,
     Ended,
-    Event,
     Journal,
     Left,
     Released,
@@ -30,19 +32,24 @@ from trainyard.planning.journal import (
     TrialEvent,
     order_job_of,
 )
-from trainyard.planning.sweep_state import SweepState, Task, TrialSpace, is_placeholder
-from trainyard.utils.errors import UserError
+from trainyard.planning.task import Task, output_file
+from trainyard.planning.trial_space import TrialSpace, is_placeholder
 from trainyard.utils.guarded_process import wait_for_folder
 from trainyard.utils.text import count_of
 
 BATCH_SECONDS: Final = 2.0  # of work for all slots that a claim takes at most, if other jobs may want it
-FENCE_SECONDS: Final = 60.0  # until the journal of a session that was given up is taken for what is there
 POLL_SECONDS: Final = 0.5
 log = logging.getLogger(__name__)
 
 
-class GivenUpError(UserError):
-    """Other jobs have given this session up, since it gave no sign of life; it may begin again as a new one."""
+class Standing(Enum):
+    """What a session may do with a trial that its plan has found unfinished."""
+
+    MINE = "mine"  # this session has taken it, and may start it
+    FREE = "free"  # it may be taken
+    TAKEN = "taken"  # by another session, or it runs here
+    DONE = "done"  # it has ended since this session has planned, and is not run again by it
+    CANCELLED = "cancelled"  # by a user
 
 
 class SharedOrder:
@@ -53,26 +60,27 @@ class SharedOrder:
 
     def __init__(
         self,
-        state: SweepState,
+        state: History,
         journal: Journal,
         watch: SessionWatch,
-        fold: Fold,
         *,
         find_sweep: Callable[[], Sweep] | None = None,
     ) -> None:
         """`find_sweep` returns the sweep with the trials that its config has gained."""
-        self._state, self._journal, self._watch, self._fold = state, journal, watch, fold
+        self._state = state
+        self._fold = fold = state.fold
+        self._journal = journal
+        self._watch = watch
         self._find_sweep = find_sweep or (lambda: state.space.sweep)
         self._session, self._run = journal.session, run_of_snakemake(state)
-        # By trial: the sessions in which it had failed for good. Clocks of nodes may differ.
-        self._failed_before = {trial: frozenset(sessions) for trial, sessions in fold.failed.items()}
+        # By trial that had ended before: its last attempt. Clocks of nodes may differ.
+        self._ended_before = {trial: fold.last_attempt(trial) for trial, _ in fold.attempts if fold.end_of(trial)}
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
         self._taken = set[str]()  # those that others have claimed, or users cancelled, since
         self._polled_at = time.monotonic()
         self._left_to_others = set[str]()
-        self._missing = set[str]()  # sessions whose journals have lost what counts
+        self._started = set[AttemptKey]()  # attempts that have begun here
         self._places: dict[tuple[str, int | str], SlotLocation] = {}  # of other sessions' slots
-        self._running: dict[str, tuple[str, float]] = {}  # trials of other sessions: which one, and since when
         self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
         self.note_added: Callable[[Sequence[str]], None] = lambda trials: None
         self.cancelled = frozenset[str]()  # trials, by users
@@ -82,15 +90,10 @@ class SharedOrder:
         self.refresh()
         self._give_up(Life.GONE, Life.ENDED)
 
-    def use(self, state: SweepState) -> None:
+    def use(self, state: History) -> None:
         """Use a newer state of the sweep, made from the same fold."""
         self._state, self._configs = state, 0
         self._follow_requests()
-
-    @property
-    def state(self) -> SweepState:
-        """The state of the sweep when its present trials were planned; see `state_now`."""
-        return self._state
 
     @property
     def space(self) -> TrialSpace:
@@ -113,7 +116,7 @@ class SharedOrder:
 
     def claiming_jobs(self) -> set[str]:
         """The Slurm jobs of the other sessions with claims that are not known to have ended."""
-        runs = map(self._fold.run_of, filter(self._has_open_claims, self._others()))
+        runs = map(self._fold.run_of, self._claiming())
         return {run.info.job if run else "" for run in runs}
 
     def leave_to_others(self, trials: Iterable[str]) -> None:
@@ -122,45 +125,52 @@ class SharedOrder:
 
     # ---- what may be claimed
 
+    def standing(self, trial: str) -> Standing:
+        """What this session may do with an unfinished trial, as far as it has read the log and the journals.
+
+        It does not run a trial again that has ended since it has planned, or failed in its own run of Snakemake.
+        """
+        if trial in self.cancelled:
+            return Standing.CANCELLED
+        if ended := self._fold.end_of(trial):
+            session, end = ended
+            is_done = end.is_final and (self._is_new_end(trial) or self._is_of_this_run(session))
+            return Standing.DONE if is_done else Standing.FREE
+        take = self._fold.claims.owners.get(trial)
+        if take is None:
+            return Standing.FREE
+        if (trial, take.attempt) in self._started:
+            return Standing.TAKEN
+        is_mine = take.session == self._session
+        was_started = is_mine and (trial, take.attempt) in self._fold.attempts  # with a Ray that has ended
+        if was_started or self._fold.is_given_back(trial, take):
+            return Standing.FREE
+        return Standing.MINE if is_mine else Standing.TAKEN
+
+    def _is_new_end(self, trial: str) -> bool:
+        return self._ended_before.get(trial) != self._fold.last_attempt(trial)
+
+    def _is_of_this_run(self, session: str) -> bool:
+        """Whether a session is of the same run of Snakemake; also if its start is not read yet, which may be so."""
+        other = self._fold.run_of(session)
+        is_of_run = self._run is not None and (other is None or other.info.run == self._run)
+        return is_of_run or session == self._session
+
     def is_mine(self, trial: str) -> bool:
-        """Whether this session has claimed a trial that has not ended."""
-        entry = self._fold.claims.owner(trial)
-        return entry is not None and entry.session == self._session and not self._is_closed(trial, entry)
+        """Whether this session has taken a trial, and has not started it."""
+        return self.standing(trial) is Standing.MINE
 
     def may_run(self, trial: str) -> bool:
-        """Whether this session has claimed an unfinished trial, or may claim it.
+        """Whether this session may start an unfinished trial, once it has taken it."""
+        return self.standing(trial) in (Standing.MINE, Standing.FREE)
 
-        It may not run one again that has failed for good since this session began, or in a job of the same run of
-        Snakemake.
-        """
-        return trial not in self.cancelled and (self.is_mine(trial) or self._may_claim(trial))
+    def _is_free(self, trial: str) -> bool:
+        return self.standing(trial) is Standing.FREE
 
-    def _may_claim(self, trial: str) -> bool:
-        return trial not in self.cancelled and self._is_open(trial) and not self._has_ended_now(trial)
-
-    def _is_open(self, trial: str) -> bool:
-        """Whether all claims of a trial are seen to be closed.
-
-        Not the last one alone: who made it has seen the attempts before it, which this session may not have read yet.
-        """
-        return all(self._is_closed(trial, entry) for entry in self._fold.claims.takes.get(trial, ()))
-
-    def _is_closed(self, trial: str, entry: Entry) -> bool:
-        return self._is_given_back(trial, entry) or (trial, entry.session) in self._fold.closed
-
-    def _is_given_back(self, trial: str, entry: Entry) -> bool:
-        return self._is_over(entry.session) or (trial, entry.number) in self._fold.released
-
-    def _is_over(self, session: str) -> bool:
-        return session in self._fold.claims.fences or session in self._fold.left
-
-    def _has_ended_now(self, trial: str) -> bool:
-        if (trial, self._session) in self._fold.closed:
-            return True
-        failed = self._fold.failed.get(trial, set())
-        if failed - self._failed_before.get(trial, frozenset()):
-            return True
-        return self._run is not None and any(self._fold.is_of_run(session, self._run) for session in failed)
+    def has_lost(self, trial: str, attempt: int) -> bool:
+        """Whether others have taken a trial for another attempt, or recorded the end of this one: it does not count."""
+        end = self._fold.claims.ends.get((trial, attempt))
+        return not self._fold.claims.is_last(trial, attempt) or end is not None
 
     @property
     def is_shared(self) -> bool:
@@ -182,14 +192,6 @@ class SharedOrder:
         live = self._live() if self._places else ()
         return [place for (name, _), place in self._places.items() if name in live]
 
-    @property
-    def running_seconds(self) -> dict[str, float]:
-        """For how long each trial of the other live sessions has been running, by the clocks of both nodes."""
-        live, now = self._live() if self._running else (), time.time()
-        known = self._state.space.trials
-        running = ((trial, start) for trial, (name, start) in self._running.items() if name in live and trial in known)
-        return {trial: max(0.0, now - start) for trial, start in running}
-
     def _live(self) -> set[str]:
         """The other sessions that are known to run."""
         return {name for name in self._others() if self._watch.life_of(name) is Life.RUNS}
@@ -210,25 +212,22 @@ class SharedOrder:
             return 1
         count = self.sharing
         size = math.ceil(waiting / (2 * count))
-        if count > 1 or self._state.sweep.slots.most_jobs > 1:
+        if count > 1 or self._state.sweep.slots.jobs > 1:
             size = min(size, int(slots * BATCH_SECONDS / seconds) if seconds else slots)
         return max(1, size)
 
     def claim(self, trials: Sequence[str], *, seconds: float = 0.0) -> bool:
-        """Claim the first of the trials and those of the others that are open; False if the first one is not any more.
+        """Claim the first of these trials, and as many of the others as are free; returns whether the first was free.
 
-        With a budget, also if the first one, which is predicted to take so many `seconds` at most, does not fit it.
-
-        Raises:
-            GivenUpError: this session was given up.
+        With a budget, nothing is claimed if the first, predicted to take `seconds` at most, does not fit what is left.
         """
         while True:
             self.refresh()
-            gone = self._taken | self.cancelled
-            free = [trial for trial in trials if trial not in gone and self._is_open(trial)]
+            free = [trial for trial in trials if trial not in self._taken and self._is_free(trial)]
+            self._taken |= set(trials) - set(free)
             if self.is_held or not free or free[0] != trials[0] or seconds > self.seconds_in_budget():
                 return False
-            if self._fold.claims.append(self._session, take=free, seconds=seconds):
+            if self._append(take=self._next_attempts(free), seconds=seconds):
                 for trial in free:
                     self._opened.pop(trial, None)
                 return True
@@ -237,19 +236,23 @@ class SharedOrder:
         """Record the draws that `choose` makes from all results so far, and claim the trial that it returns, if any.
 
         `seconds` as in `claim`.
-
-        Raises:
-            GivenUpError: this session was given up.
         """
         while True:
             self.refresh()
             if self.is_held or seconds > self.seconds_in_budget():
                 return None
             draws, trial = choose()
-            take = [trial] if trial else []
-            if not draws or self._fold.claims.append(self._session, take=take, draws=draws, seconds=seconds):
+            take = self._next_attempts([trial] if trial else [])
+            if not draws or self._append(take=take, draws=draws, seconds=seconds):
                 self._extend()
                 return trial
+
+    def _next_attempts(self, trials: Sequence[str]) -> dict[str, int]:
+        return {trial: self._fold.next_attempt(trial) for trial in trials}
+
+    def _append(self, **content: Any) -> bool:
+        """Append an entry, with the ends that the log lacks; False if another session has written the next one."""
+        return self._fold.claims.append(self._session, ends=self._fold.uncommitted(), **content)
 
     # ---- the budget
 
@@ -285,20 +288,28 @@ class SharedOrder:
 
     def _extend(self) -> None:
         """Take up what was drawn since; what its author has not claimed may run in any job."""
-        if added := self._state.space.extend(self._fold.suggested):
-            self._opened |= dict.fromkeys(filter(self._is_open, added))
+        if added := self._state.space.extend(self._fold.claims.draws):
+            self._opened |= dict.fromkeys(filter(self._is_free, added))
 
-    def ended(self, trials: Sequence[str]) -> SweepState | None:
+    def ended(self, trials: Sequence[str]) -> History | None:
         """The state now, if none of these trials runs, or may run again here; None otherwise."""
-        if not all(map(self._is_open, trials)):
+        if any(map(self._fold.is_claimed, trials)):
             return None
         state = self.state_now()
-        is_left = any(state.end(trial) is None and self._may_claim(trial) for trial in trials)
+        is_left = any(state.record(trial).end is None and self._is_free(trial) for trial in trials)
         return None if is_left or self.is_held else state
 
     def release(self, trial: str) -> None:
-        """Give a claimed trial back, for another session to run it."""
-        self._journal.record(Released(trial=trial, claim=self._fold.claims.takes[trial][-1].number))
+        """Give a trial back if this session has taken it; it does not run here any more."""
+        take = self._fold.claims.owners.get(trial)
+        if take and take.session == self._session and self._fold.is_claimed(trial):
+            self._journal.record(Released(trial=trial, claim=take.entry))
+
+    def start(self, trial: str) -> int:
+        """The number of the attempt for which this session has taken a trial, and which begins now."""
+        attempt = self._fold.claims.owners[trial].attempt
+        self._started.add((trial, attempt))
+        return attempt
 
     def task(self, trial: str) -> Task:
         """An unfinished trial as a task, with the attempts that are known now."""
@@ -311,47 +322,47 @@ class SharedOrder:
     # ---- what others do
 
     def refresh(self) -> None:
-        """Read what was recorded since.
-
-        Raises:
-            GivenUpError: this session was given up.
-        """
+        """Read what was recorded since."""
         entries = len(self._fold.claims.entries)
-        events = [*self._fold.news(), *self._await_fenced()]
-        if self._session in self._fold.claims.fences:
-            raise GivenUpError("other jobs have given this one up, since it gave no sign of life for a while")
-        ended, again = set[str](), dict[str, None]()
+        events = self._fold.news()
+        over, again = set[str](), dict[str, None]()  # sessions that have ended; trials that may be free
         added = self._fold.claims.entries[entries:]
         for entry in added:
-            ended |= entry.fences.keys()
+            over |= entry.given_up.keys()
             if entry.session != self._session:
-                self._taken |= set(entry.take)
+                self._taken |= entry.take.keys()
+                again |= dict.fromkeys(entry.take)  # they may have been given back, which was read before
                 for trial in entry.take:
                     self._opened.pop(trial, None)
-                    if self._is_given_back(trial, entry):  # which was read before
-                        again[trial] = None
         for session, event in events:
             match event:
                 case Left():
-                    ended.add(session)
-                case Released(trial=trial):
+                    over.add(session)
+                case Released(trial=trial) | Ended(trial=trial, retried=True):
                     again[trial] = None
                 case Started() if session != self._session:
                     self._places[session, event.slot] = SlotLocation.of(event.location)
-                    self._running[event.trial] = session, event.time
-                case Ended() if session != self._session:
-                    self._running.pop(event.trial, None)
             if isinstance(event, TrialEvent) and session != self._session:
-                attempt = self._fold.attempts.get((event.trial, event.attempt))
-                if attempt:  # otherwise a fence that was read later has cut it off
-                    self.listener(event, attempt)
+                self._note(event)
         known = [*self._reservations, *(each for each in added if each.until)]
-        self._reservations = [each for each in known if not self._is_closed(each.take[0], each)]
+        self._reservations = [entry for entry in known if self._is_reserved(entry)]
         self._watch.only(self._others())
         self._extend()
-        again |= dict.fromkeys(self._fold.claims.taken_by(ended) if ended else ())
-        self._opened |= dict.fromkeys(trial for trial in again if self._is_open(trial))
+        again |= dict.fromkeys(self._fold.claims.taken_by(over) if over else ())
+        self._opened |= dict.fromkeys(filter(self._is_free, again))
         self._follow_requests()
+
+    def _note(self, event: TrialEvent) -> None:
+        """Tell of an event of another session, unless it is an end that does not count."""
+        attempt = self._fold.attempts[event.trial, event.attempt]
+        is_end = isinstance(event, Ended) and event.is_final
+        if not is_end or attempt.outcome is not TrialStatus.INTERRUPTED:
+            self.listener(event, attempt)
+
+    def _is_reserved(self, entry: Entry) -> bool:
+        """Whether a trial that an entry has taken may still use what was reserved for it."""
+        (trial,) = entry.take
+        return self._fold.claims.owners[trial].entry == entry.number and self._fold.is_claimed(trial)
 
     def _follow_requests(self) -> None:
         """Do what users have requested since, as far as it concerns which trials may be claimed."""
@@ -362,17 +373,23 @@ class SharedOrder:
         if len(requests.configs) > self._configs:
             self._configs = len(requests.configs)
             if (sweep := self._find_sweep()) is not space.sweep:
-                added = space.grow(sweep)
+                added = self._state.grow(sweep)
                 log.info("the config has gained %s, which may run here, too", count_of(len(added), "trial"))
                 self.note_added(added)
         again = (trial for trial in (*restored, *added) if not is_placeholder(trial))
-        self._opened |= dict.fromkeys(filter(self._is_open, again))
-        most = self._state.sweep.slots.most_jobs if requests.jobs is None else requests.jobs
+        self._opened |= dict.fromkeys(filter(self._is_free, again))
+        most = self._state.sweep.slots.jobs if requests.jobs is None else requests.jobs
         has_enough = len(self._rivals()) >= most and len(self._ahead()) >= most
-        why = "the sweep is paused" if requests.paused_at else "enough other jobs work on the sweep" * has_enough
-        if bool(why) is not self.is_held:
-            self.is_held = bool(why)
-            log.info("%s", f"no trial starts here any more: {why}" if why else "trials start here again")
+        is_held = bool(requests.paused_at) or has_enough
+        if is_held is self.is_held:
+            return
+        self.is_held = is_held
+        if requests.paused_at:
+            log.info("no trial starts here any more: the sweep is paused")
+        elif has_enough:
+            log.info("no trial starts here any more: enough other jobs work on the sweep")
+        else:
+            log.info("trials start here again")
 
     @property
     def first(self) -> Set[str]:
@@ -405,45 +422,25 @@ class SharedOrder:
             return not is_predecessor or self._watch.sees_process(session)
         return life is Life.RUNS
 
-    def _await_fenced(self) -> Iterator[tuple[str, Event]]:
-        """Wait until the journals of sessions that were given up are read up to where they count, but once for each."""
-        began = 0.0
-        while behind := self._fold.behind() - self._missing:
-            if not began:
-                began = time.monotonic()
-                log.info("waiting for the rest of the journals of %s", ", ".join(sorted(behind)))
-            if time.monotonic() - began >= FENCE_SECONDS:
-                self._missing |= behind
-            time.sleep(POLL_SECONDS)
-            yield from self._fold.news()
-
     def take_changes(self) -> tuple[set[str], list[Task]]:
         """Trials that others have claimed or users cancelled since the last call, and tasks that may be claimed."""
         taken, self._taken = self._taken, set()
         opened, self._opened = self._opened, {}
-        names = [name for name in opened if name in self._state.trials and self._may_claim(name)]
+        names = [name for name in opened if name in self._state.trials and self._is_free(name)]
         if not names:
             return taken, []
         state = self.state_now()
         for event, attempt in record_completed(self._journal, state, names):
             self.listener(event, attempt)
-        return taken, [state.task(name) for name in names if state.end(name) is None]
+        return taken, [state.task(name) for name in names if state.record(name).end is None]
 
-    def state_now(self) -> SweepState:
+    def state_now(self) -> History:
         """The state of the sweep, with all attempts that are known now."""
-        return replace(
-            self._state,
-            attempts=group_by_trial(self._fold.attempts.values()),
-            takeovers=dict(self._fold.claims.takeovers),
-            requests=self._fold.claims.requests,
-        )
+        self._state.refresh()
+        return self._state
 
     def poll(self) -> bool:
-        """Refresh every few seconds, and give up sessions whose end is certain; returns whether it did so now.
-
-        Raises:
-            GivenUpError: this session was given up.
-        """
+        """Refresh every few seconds, and give up sessions whose end is certain; returns whether it did so now."""
         if time.monotonic() - self._polled_at >= BEAT_SECONDS:
             self._polled_at = time.monotonic()
             self.refresh()
@@ -452,16 +449,11 @@ class SharedOrder:
         return False
 
     def await_others(self) -> None:
-        """Wait until trials may be claimed again, or all sessions that have claimed others are known to run.
-
-        Raises:
-            GivenUpError: this session was given up.
-        """
+        """Wait until trials may be claimed again, or all sessions that have claimed others are known to run."""
         while True:
             self.refresh()
             self._give_up(Life.GONE, Life.ENDED, Life.SILENT)
-            lives = {name: self._watch.life_of(name) for name in self._others() if self._has_open_claims(name)}
-            if self._opened or all(life is Life.RUNS for life in lives.values()):
+            if self._opened or all(self._watch.life_of(name) is Life.RUNS for name in self._claiming()):
                 return
             time.sleep(POLL_SECONDS)
 
@@ -474,7 +466,8 @@ class SharedOrder:
 
     def _awaited(self) -> list[str]:
         ahead = self._ahead() if self.is_held else ()
-        return [name for name in self._others() if name in ahead or self._has_open_claims(name)]
+        claiming = self._claiming()
+        return [name for name in self._others() if name in ahead or name in claiming]
 
     def others_are_here(self) -> bool:
         """Whether one of the sessions that `describe_others` names is of the same Slurm job, and uses its GPUs."""
@@ -488,39 +481,44 @@ class SharedOrder:
             self._fold.update()
             self._give_up(Life.GONE, Life.ENDED, Life.SILENT)
 
-    def _has_open_claims(self, session: str) -> bool:
-        entries = [entry for entry in self._fold.claims.entries if entry.session == session]
-        return any(not self._is_closed(trial, entry) for entry in entries for trial in entry.take)
+    def _claiming(self) -> set[str]:
+        """The other sessions with trials that they have not given back."""
+        owners = self._fold.claims.owners.items()
+        return {take.session for trial, take in owners if self._fold.is_claimed(trial)} - {self._session}
 
     def _give_up(self, *lives: Life) -> None:
-        """Give up the sessions with claims of which one of these is known, and read their journals to the end."""
+        """Give up the sessions of which one of these is known, for others to take their trials."""
         found = {name: self._watch.life_of(name) for name in self._others()}
         dead = {name: life for name, life in found.items() if life in lives}
         if not dead:
             return
         self.refresh()  # what they have recorded until their end
-        fences = {name: self._fence(name, is_gone=life is Life.GONE) for name, life in dead.items()}
-        if self._fold.claims.append(self._session, fences=fences):
+        given_up = {name: self._given_up(name, is_gone=life is Life.GONE) for name, life in dead.items()}
+        if self._append(given_up=given_up):
             for name, life in dead.items():
                 how = "gives no sign of life" if life is Life.SILENT else "has ended"
                 log.info("%s %s: other jobs may run its trials", self._watch.describe(name), how)
                 self._watch.forget(name)
-            self._opened |= dict.fromkeys(filter(self._is_open, self._fold.claims.taken_by(dead.keys())))
+            self._opened |= dict.fromkeys(filter(self._is_free, self._fold.claims.taken_by(dead.keys())))
         self.refresh()
 
-    def _fence(self, session: str, *, is_gone: bool) -> Fence:
-        """Give up a session as far as it was read. Its attempts end with the last output of their programs."""
+    def _given_up(self, session: str, *, is_gone: bool) -> GivenUp:
+        """That a session is given up, with the ends of its attempts: of the open ones, the last output of a program."""
         run, ends, state = self._fold.run_of(session), dict[str, float](), self._state
         deadline = time.monotonic() + state.sweep.trial_grace_seconds
-        for key in run.opened if run else ():
-            output = state.output_of(self._fold.attempts[key])
+        for key in run.attempts if run else ():
+            attempt = self._fold.attempts[key]
+            ends[attempt.trial] = attempt.end
+            if attempt.outcome is not TrialStatus.RUNNING:
+                continue
+            output = output_file(state.folder, attempt)
             if is_gone and output.exists():  # it may still be ending
                 wait_for_folder(output.parent, timeout_seconds=max(0.0, deadline - time.monotonic()))
             with suppress(OSError):
-                ends[key[0]] = round(min(output.stat().st_mtime, time.time()), 4)
-        return Fence(self._fold.read_bytes(session), is_gone, ends)
+                ends[attempt.trial] = round(max(attempt.end, min(output.stat().st_mtime, time.time())), 4)
+        return GivenUp(is_gone, ends)
 
 
-def run_of_snakemake(state: SweepState) -> str | None:
+def run_of_snakemake(state: History) -> str | None:
     """What `SessionStarted.run` records."""
-    return os.environ.get(RUN) if state.sweep.slots.most_jobs > 1 else None
+    return os.environ.get(RUN) if state.sweep.slots.jobs > 1 else None

@@ -1,11 +1,9 @@
-"""The GPU of a worker: its use, measured with NVML, the limit of its memory on a shared GPU, and a health check.
+"""The GPU of a worker: the limit of its memory on a shared GPU, and a health check.
 
 The check runs in a subprocess, because a broken GPU may hang or kill the process.
 """
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,49 +11,10 @@ from trainyard.cluster.gpus import has_gpu
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.text import describe_exit
 
-MEMORY_FRACTION: Final = 0.9  # of a GPU's memory that all its trials may use together
 CONTEXT_MIB: Final = 600  # GPU memory of a process beside its tensors
-SAMPLE_SECONDS: Final = 0.2
 CHECK_SECONDS: Final = 120.0  # including the import of torch
 SIZE: Final = 1024  # rows and columns of the matrices
 PATTERN_MIB: Final = 256  # of GPU memory to write and read back; other trials may use the rest
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """GPU memory and utilization of a trial that ran alone on its GPU."""
-
-    peak_mib: float
-    total_mib: float
-    busy: float  # as NVML reports it: the fraction of time in which any kernel ran, even one that leaves room for more
-
-
-def trials_that_fit(largest: GpuUse) -> int:
-    """How many trials fit the memory of a GPU, if none needs more than this one."""
-    return int(MEMORY_FRACTION * largest.total_mib / max(largest.peak_mib, 1.0))
-
-
-@contextmanager
-def measure_gpu() -> Iterator[list[GpuUse]]:
-    """Measure the GPU use of the block; at its end, the yielded list holds the result if there is a GPU."""
-    from trainyard.training.telemetry import sample_periodically, visible_gpus  # imports pynvml: in jobs only
-
-    uses: list[GpuUse] = []
-    samples: list[tuple[float, float, float]] = []
-    with visible_gpus() as gpus:
-        if not gpus:
-            yield uses
-            return
-
-        def sample() -> None:
-            _, used, total, busy, *_ = gpus[0].sample()
-            samples.append((used or 0.0, total or 0.0, busy or 0.0))
-
-        with sample_periodically(sample, SAMPLE_SECONDS):
-            yield uses
-    if samples and all(total for _, total, _ in samples):
-        used, totals, busy = zip(*samples, strict=True)
-        uses.append(GpuUse(max(used), totals[0], sum(busy) / len(busy) / 100))
 
 
 def limit_gpu_memory(fraction: float) -> None:
@@ -102,7 +61,7 @@ def probe_gpu() -> str:
         return "nothing was checked: torch is built without CUDA"
     if not torch.cuda.is_available():
         raise RuntimeError("there is a GPU, but torch cannot use it")
-    from trainyard.training.telemetry import visible_gpus
+    from trainyard.cluster.telemetry import visible_gpus
 
     with visible_gpus() as gpus:
         faults = [fault for gpu in gpus for fault in gpu.faults()]

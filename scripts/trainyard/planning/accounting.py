@@ -12,18 +12,20 @@ Jobs are charged in units: GPUs, or in a sweep without GPUs, CPUs.
 import logging
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
+from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
-from trainyard.planning.attempts import Attempt, Session
+from trainyard.planning.attempts import Attempt, Session, find_parts, whole_seconds
+from trainyard.planning.history import History
 from trainyard.planning.order import lower_bound
-from trainyard.planning.requests import FILLED
-from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import format_duration
 
 if TYPE_CHECKING:  # it takes a second to import, which a dry run does not have
     import pandas as pd
@@ -36,10 +38,9 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
                "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted", "session",
-               "order_job", "code", "submitted", "wait_seconds", "predicted_wait_seconds",
-               "predicted_end_seconds")  # fmt: skip
+               "order_job", "code", "submitted", "wait_seconds")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
-KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
+KeptSeconds = Mapping[tuple[str, int], float]  # by trial and number of an attempt
 log = logging.getLogger(__name__)
 
 
@@ -144,7 +145,22 @@ def fetch_records(runs: Sequence[Session]) -> dict[str, JobRecord]:
         return {}
 
 
-def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> "pd.DataFrame":
+def conclusive_ends(history: History) -> list[Attempt]:
+    """The attempts that ended trials by which the quality of a configuration is known."""
+    ends = [record.end for record in history.records]
+    return [end for end in ends if end and end.outcome in CONCLUSIVE]
+
+
+def kept_seconds(history: History, ends: Iterable[Attempt]) -> dict[tuple[str, int], float]:
+    """Seconds of each attempt that count in the duration of one of `ends`."""
+    kept: dict[tuple[str, int], float] = {}
+    for end in ends:
+        for number, seconds in find_parts(history.attempts[end.trial], end).items():
+            kept[end.trial, number] = max(seconds, kept.get((end.trial, number), 0.0))
+    return kept
+
+
+def jobs_table(state: History, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> "pd.DataFrame":
     """One row per job of a sweep, with its prediction and its measurements; times in seconds.
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count the attempts that the job started;
@@ -155,13 +171,12 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
     `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before or
     beside them that started no trial. In a sweep with several jobs, the slots of each begin with the number `order_job`
-    times `slots`. Seconds of the wait count from `submitted`, when Snakemake submitted the first job of its run: until
-    this job started, and as predicted for the start of the first job and the end of the last trial.
+    times `slots`. `submitted` and `wait_seconds`, from then to the start of the job, are known from Slurm's accounting.
     """
     import pandas as pd
 
     ended = [each for attempts in state.attempts.values() for each in attempts if each.outcome in CONCLUSIVE]
-    kept = state.kept_seconds(ended)
+    kept = kept_seconds(state, ended)
     rows = [job.row(kept) for job in _measured_jobs(state, runs, records)]
     return _name_units(pd.DataFrame(rows, columns=list(JOB_COLUMNS)), state.sweep.slots.unit)
 
@@ -170,90 +185,77 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
 class _MeasuredJob:
     """A run of the driver, with Slurm's accounting of its job, if any."""
 
-    state: SweepState
+    state: History
     run: Session
     record: JobRecord | None
     beside: Sequence[Session]  # the runs at the same time, including this one
 
     def row(self, kept: KeptSeconds) -> dict[str, Any]:
-        recorded = {name: getattr(self.run.info, name, None) for name in JOB_COLUMNS}
-        return recorded | {
-            "start": self.run.start,
-            "units": self.units,
-            **self._counts(),
-            **self._measured(),
-            "startup_seconds": self.run.startup_seconds,
-            "requested_seconds": self.requested_seconds,
-            "elapsed_seconds": self.elapsed_seconds,
-            "used_fraction": self.elapsed_seconds / self.requested_seconds if self.requested_seconds else None,
-            "allocated_tres": self.record.allocated_tres if self.record else "",
-            **self._unit_seconds(kept),
-            "basis": _basis(self.record),
-            "counted": self.is_counted,
-            "session": self.run.name,
-            "order_job": self.run.order_job,
-            **self._queued(),
-        }
-
-    def _queued(self) -> dict[str, float | None]:
-        """When this run's job was submitted, and what was predicted then; empty outside of Slurm."""
-        run, lead = self.run, self.run.info.lead_seconds
-        before = [each for each in self.state.submissions if each.time <= run.start]
-        if lead is None or not before:
-            return {}
-        last = max(before, key=lambda each: each.time)
-        return {
-            "submitted": last.time,
-            "wait_seconds": run.start - lead - last.time,
-            "predicted_wait_seconds": last.first_start_seconds,
-            "predicted_end_seconds": last.end_seconds,
-        }
-
-    def attempts(self) -> list[Attempt]:
-        return self._attempts_of(self.run)
-
-    def _attempts_of(self, run: Session) -> list[Attempt]:
-        attempts = self.state.attempts
-        return [each for name, number in run.attempts for each in attempts.get(name, ()) if each.number == number]
-
-    def _counts(self) -> dict[str, int]:
-        outcomes = [each.outcome for each in self.attempts() if each.error != FILLED]
-        failed = TrialStatus.FAILED, TrialStatus.UNREADABLE
-        interrupted = TrialStatus.INTERRUPTED, TrialStatus.RUNNING
-        return {
-            "finished": outcomes.count(TrialStatus.FINISHED),
-            "stopped": outcomes.count(TrialStatus.STOPPED),
-            "diverged": outcomes.count(TrialStatus.DIVERGED),
-            "failed": sum(map(outcomes.count, failed)),
-            "interrupted": sum(map(outcomes.count, interrupted)),
-        }
-
-    def _measured(self) -> dict[str, float | None]:
-        run, predicted = self.run, self.run.info.predicted_seconds
-        last_end = max(each.last_end for each in self.beside) if run.last_end and self.attempts() else None
-        measured = last_end - run.first_start if last_end and run.first_start else None
-        attempts = [each for other in self.beside for each in self._attempts_of(other) if each.end >= run.start]
-        final = {each.trial for each in attempts if each.outcome in FINAL}
-        is_complete = len(final - self.state.space.optional) == run.info.pending
-        gap = measured / predicted - 1 if is_complete and measured and predicted else None
-        return {"measured_seconds": measured, "gap": gap}
-
-    def _unit_seconds(self, kept: KeptSeconds) -> dict[str, float]:
+        run = self.run
+        requested = self.requested_seconds
+        outcomes = Counter(attempt.outcome for attempt in self.attempts)
         running = self.running_unit_seconds(kept)
-        others = [each for each in self.attempts() if each.outcome not in CONCLUSIVE and each.error != FILLED]
-        lost = [each.end - each.start - kept.get((each.trial, each.number), 0.0) for each in others]
-        failed = sum(seconds * self._units_of(each) for each, seconds in zip(others, lost, strict=True))
+        failed: float = 0
+        for attempt in self.attempts:
+            if attempt.outcome not in CONCLUSIVE:
+                lost = attempt.end - attempt.start - kept.get((attempt.trial, attempt.number), 0.0)
+                failed += lost * self._units_of(attempt)
         after_startup = (self.elapsed_seconds - self.startup_seconds) * self.units
-        return {
+        row: dict[str, Any] = {name: getattr(run.info, name, None) for name in JOB_COLUMNS}
+        row |= {
+            "start": run.start,
+            "units": self.units,
+            "finished": outcomes[TrialStatus.FINISHED],
+            "stopped": outcomes[TrialStatus.STOPPED],
+            "diverged": outcomes[TrialStatus.DIVERGED],
+            "failed": outcomes[TrialStatus.FAILED] + outcomes[TrialStatus.UNREADABLE],
+            "interrupted": outcomes[TrialStatus.INTERRUPTED] + outcomes[TrialStatus.RUNNING],
+            **self._measured(),
+            "startup_seconds": run.startup_seconds,
+            "requested_seconds": requested,
+            "elapsed_seconds": self.elapsed_seconds,
+            "used_fraction": self.elapsed_seconds / requested if requested else None,
+            "allocated_tres": "",
             "running_unit_seconds": running,
             "failed_unit_seconds": failed,
             "startup_unit_seconds": self.startup_seconds * self.units,
             "idle_unit_seconds": max(0.0, after_startup - running - failed),
+            "basis": _basis(self.record),
+            "counted": self.is_counted,
+            "session": run.name,
+            "order_job": run.order_job,
         }
+        if self.record:
+            row["allocated_tres"] = self.record.allocated_tres
+            row["submitted"] = self.record.submit_time
+            row["wait_seconds"] = run.job_start - self.record.submit_time
+        return row
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts that the job started."""
+        return self._attempts_of(self.run)
+
+    def _attempts_of(self, run: Session) -> list[Attempt]:
+        attempts = map(self.state.fold.attempts.get, run.attempts)
+        return [self.state.as_read(attempt) for attempt in attempts if attempt]
+
+    def _measured(self) -> dict[str, float | None]:
+        run, predicted = self.run, self.run.info.predicted_seconds
+        measured = gap = None
+        if run.last_end and run.first_start and self.attempts:
+            measured = max(other.last_end for other in self.beside) - run.first_start
+        final = set()
+        for other in self.beside:
+            ended = [attempt for attempt in self._attempts_of(other) if attempt.end >= run.start]
+            final |= {attempt.trial for attempt in ended if attempt.outcome in FINAL}
+        if measured and predicted and len(final) == run.info.pending:
+            gap = measured / predicted - 1
+        return {"measured_seconds": measured, "gap": gap}
 
     def running_unit_seconds(self, kept: KeptSeconds) -> float:
         """GPU-seconds of this job that are kept."""
-        return sum(kept.get((each.trial, each.number), 0.0) * self._units_of(each) for each in self.attempts())
+        return sum(kept.get((each.trial, each.number), 0.0) * self._units_of(each) for each in self.attempts)
 
     def _units_of(self, attempt: Attempt) -> float:
         """GPUs of an attempt; without GPUs, CPUs."""
@@ -285,7 +287,7 @@ class _MeasuredJob:
         A job that had trials to run and started none, as for lack of walltime or because other jobs took them, counts
         if the attempt does that ran then, or else the next one.
         """
-        attempts = self.attempts()
+        attempts = self.attempts
         if not self.run.attempts and self.run.info.pending:
             later = (each for every in self.state.attempts.values() for each in every if each.end >= self.run.start)
             attempts = sorted(later, key=lambda each: each.start)[:1]
@@ -293,7 +295,7 @@ class _MeasuredJob:
         return any(each.generation >= self.state.sweep.retrain for each in current)
 
 
-def _measured_jobs(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:
+def _measured_jobs(state: History, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:
     """The jobs of some runs. A record is about the last run of a requeued job; the journal has the others.
 
     A record of less time than the last run in the journals is about a later run, which found nothing to do, or leaves
@@ -320,28 +322,41 @@ def _basis(record: JobRecord | None) -> str:
     return "measured: journal and sacct" if record else "measured: journal"
 
 
-def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
+def compare_strategies(state: History, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
     """The rows of strategies.csv: separate jobs and a job array, computed, and packed, as measured.
 
     Without a requested walltime (on one machine), packed counts as requesting its elapsed time. What it used is that of
     Slurm's accounting, or of the journals without it. Its running seconds are
     those of the results in jobs.csv that count now.
     """
-    ends = [end for name in state.trials if (end := state.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
-    durations = [state.seconds_of(end) or 0.0 for end in ends]
+    durations = [whole_seconds(state.attempts[end.trial], end) or 0.0 for end in conclusive_ends(state) if end.seconds]
     jobs = _measured_jobs(state, runs, records)
     counted = [job for job in jobs if job.is_counted]
     startups = [seconds for job in counted for seconds in job.run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
-    units = state.max_slots.units_per_trial
+    units = state.sweep.slots.units_per_trial
     # Without a scheduler, nobody was charged for GPUs.
     is_local = all(job.run.info.job in ("", "local") for job in counted)
-    devices = {each.location.device for attempts in state.attempts.values() for each in attempts}
-    on_cpus = ON_CPUS if is_local and state.sweep.slots.has_gpus and devices == {"cpu"} else ""
+    on_cpus = ON_CPUS if is_local and state.counted_unit == "slot" else ""
     computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED + on_cpus)
-    kept = state.kept_seconds()
+    kept = kept_seconds(state, conclusive_ends(state))
     running = sum(job.running_unit_seconds(kept) for job in jobs)
     return [*computed, _packed(durations, counted, running=running, on_cpus=on_cpus)]
+
+
+def describe_cost(state: History, pricing: Pricing) -> str:
+    """What the jobs of a sweep used so far, its price, and what they requested; "" before its first job."""
+    sessions, unit = state.sessions, state.sweep.slots.unit
+    if not sessions:
+        return ""
+    packed = compare_strategies(state, sessions, fetch_records(sessions))[-1]
+    used, requested = packed.used_unit_seconds, packed.requested_unit_seconds
+    if state.counted_unit == "slot" and all(run.info.job in ("", "local") for run in sessions):
+        return f"{format_duration(used)} of slots on CPUs used, no GPU time"
+    price = pricing.per_hour(unit)
+    cost = "" if price is None else f", {price * used / 3600:,.2f} at {price:g} per {unit}-hour"
+    beside = "" if requested == used else f"; {requested / 3600:,.3g} requested"
+    return f"{used / 3600:,.3g} {unit}-hours used{cost}{beside}"
 
 
 def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float, on_cpus: str) -> Strategy:

@@ -22,7 +22,7 @@ from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
-GROWING: Final = frozenset({"grid", "trials", "sample", "repeats", "repeat_best", "fill"})  # may gain trials
+GROWING: Final = frozenset({"grid", "trials", "sample", "repeats", "repeat_best"})  # may gain trials
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +45,18 @@ def announce_config(config: Config, name: str, results: Path) -> int:
             _describe_changes(before.sweeps[name], config.sweeps[name], Fold(results / "sweeps" / name))
     claims.request(UserRequest("config", time.time(), config=copy.name, run=run))
     return len(claims.entries)
+
+
+def announce_end(name: str, results: Path) -> None:
+    """Tell who waits for a sweep that this run works on it no longer, if it has announced its config.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    claims, run = ClaimLog(results / "sweeps" / name), os.environ.get(RUN)
+    claims.read()
+    if claims.requests.entry_of(run):
+        claims.request(UserRequest("end", time.time(), run=run))
 
 
 def _describe_changes(before: Sweep, now: Sweep, fold: Fold) -> None:

@@ -1,33 +1,29 @@
 """The fold of a sweep's journals: attempts at trials, runs of the driver, and what else their events record."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trainyard.config.sweep import Slots
-from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.claims import ClaimLog
+from trainyard.config.trial_status import FINAL, TrialStatus
+from trainyard.planning.claims import ClaimLog, GivenUp, Take
 from trainyard.planning.journal import (
-    OLD_JOURNAL,
     SESSIONS,
     BudgetReached,
     Ended,
     Epoch,
     Event,
     FlopsCounted,
-    GpuFraction,
-    JobsSubmitted,
     Left,
     Location,
-    MicroBatchHalved,
     Released,
     Reread,
     Resumed,
     SessionStarted,
     SlotStarted,
     Started,
-    Suggested,
     TrialEvent,
     decode,
     journal_files,
@@ -61,14 +57,12 @@ class Attempt:
     epoch_times: dict[float, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
-    reread: tuple[int, float] = (0, 0.0)  # number and time of the `Reread` that counts
-    is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
-    early: str = ""  # why it was stopped early, if its outcome is another one; else `error` has the reason
+    why: str = ""  # it was stopped early, whatever its outcome is now; "" if it was not
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it
-    stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
     exit_code: int | None = None  # of its program
     progress: Progress | None = None  # the last that its program printed
+    units: dict[str, str] = field(default_factory=dict)  # of its metrics that have one, as `ms`
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
     is_retried: bool = False  # whether it failed, and the trial is run again
     values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
@@ -79,7 +73,8 @@ class Attempt:
         return self.location.gpu_model or ("cpu" if self.location.device == "cpu" else "")
 
 
-Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
+AttemptKey = tuple[str, int]  # trial and number
+Attempts = dict[AttemptKey, Attempt]  # in the order in which they started
 
 
 def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
@@ -110,51 +105,58 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
     time = max(attempt.start, event.time)  # the clock may have been set back
     match event:
         case Ended():
-            if attempt.outcome == TrialStatus.RUNNING:  # a driver that is killed may record a second end
+            if attempt.outcome is TrialStatus.RUNNING:
                 _end(attempt, event)
-        case Reread():  # recorded long after the end
-            if (event.number, event.time) < attempt.reread:
-                return
-            attempt.reread = event.number, event.time
-            if attempt.outcome == TrialStatus.STOPPED:
-                attempt.early = attempt.error
-            attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
-            attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
-            attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.metrics_digest
-            is_completed = event.seconds is not None
-            if is_completed:
-                attempt.seconds, attempt.exit_code = event.seconds, 0
-                attempt.progress = Progress(**event.progress) if event.progress else None
-            last = max(attempt.epoch_times, default=-1)
-            found_now = [row["epoch"] for row in event.rows if row["epoch"] > last]
-            if is_completed or attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them
-                attempt.epoch_times |= dict.fromkeys(found_now, attempt.end)
         case Epoch(metrics=row):
-            attempt.end = time
+            attempt.end = max(attempt.end, time)
             merge_row(attempt.epochs, row, resumed=attempt.resumed is not None)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), time)
-        case MicroBatchHalved():
-            attempt.end, attempt.is_halved = time, True
         case Resumed(checkpoint=checkpoint):
-            attempt.end, attempt.resumed = time, CheckpointFile(**checkpoint)
+            attempt.end = max(attempt.end, time)
+            attempt.resumed = CheckpointFile(**checkpoint)
         case _:
-            attempt.end = time
+            attempt.end = max(attempt.end, time)
 
 
 def _end(attempt: Attempt, event: Ended) -> None:
     attempt.end = max(attempt.start, event.ended or event.time)
     attempt.outcome = event.status
     attempt.seconds = event.seconds
-    attempt.error = event.error or event.why or ""
+    attempt.error = event.error or ""
+    attempt.why = event.why or ""
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
     attempt.exit_code, attempt.is_retried = event.exit_code, bool(event.retried)
     attempt.progress = Progress(**event.progress) if event.progress else None
-    attempt.metrics = event.metrics or {}
+    attempt.metrics, attempt.units = event.metrics or {}, event.units or {}
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
-    attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
-    attempt.early = event.early or ""
     attempt.energy_kwh = event.energy_kwh
+
+
+def read_again(attempt: Attempt, reading: Reread) -> Attempt:
+    """An attempt that is over as a later reading of its output knows it.
+
+    If it has ended in another way since, it stays as it is.
+    """
+    if (reading.outcome is None) is (attempt.outcome in FINAL):
+        return attempt
+    outcome = reading.outcome or attempt.outcome
+    epoch_times = attempt.epoch_times
+    if attempt.metrics_digest is None or outcome is TrialStatus.INTERRUPTED:  # its driver had not read the rest
+        last = max(epoch_times, default=-1)
+        found_now = [row["epoch"] for row in reading.rows if row["epoch"] > last]
+        epoch_times = epoch_times | dict.fromkeys(found_now, attempt.end)
+    return replace(
+        attempt,
+        outcome=outcome,
+        error=reading.error if reading.outcome else attempt.error,
+        failure=attempt.failure if outcome is TrialStatus.DIVERGED else "",  # it is the error now
+        epochs=reading.rows,
+        epoch_times=epoch_times,
+        metrics=reading.metrics,
+        metrics_digest=reading.metrics_digest,
+        units=reading.units or {},
+    )
 
 
 class Fold:
@@ -170,142 +172,204 @@ class Fold:
         self.claims = ClaimLog(self._folder)
         self.attempts: Attempts = {}
         self.flops: dict[str, float] = {}  # FLOPs by trial
-        self.submissions: list[JobsSubmitted] = []
         self.budgets_reached: list[dict[str, Any]] = []
-        self.gpu_fractions: dict[str, GpuFraction] = {}  # for `gpus_per_trial: auto`, by GPU model
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
-        self.left = {""}  # sessions that have ended as they should, and the runs of old versions
-        self.closed: set[tuple[str, str]] = set()  # trials that have ended for good, with the session that ran them
-        self.failed: dict[str, set[str]] = {}  # by trial that has failed for good: the sessions that ran it
+        self.left = set[str]()  # sessions that have ended as they should
+        self._ends: dict[AttemptKey, tuple[str, Ended]] = {}  # in the journals, each with its session
+        self._uncommitted: dict[AttemptKey, Ended] = {}  # final ends that the log may not have
+        self._unsettled = set[AttemptKey]()  # attempts of which an end was read in a journal
         self._readers: dict[str, Reader[Event]] = {}  # by session
-        self._closed: set[str] = set()  # sessions of which nothing more is to be read
-        self._runs: dict[str, list[Session]] = {}  # of the driver, by session: one each, but for old versions
-        self._suggested: list[Suggested] = []  # by old versions
+        self._runs: dict[str, Session] = {}  # by name
         self._counts: dict[str, int] = {}  # events that were read, by session
-        self._rereads: list[Reread] = []  # of attempts whose end was not read yet
+        self.readings: dict[AttemptKey, dict[str, Reread]] = defaultdict(dict)  # the last of each attempt, by rules
 
     @property
     def sessions(self) -> list["Session"]:
         """The runs of the driver, by their start."""
-        return sorted((run for runs in self._runs.values() for run in runs), key=lambda run: run.start)
-
-    @property
-    def suggested(self) -> list[Suggested]:
-        """The configurations that searches have drawn, in order."""
-        return [*self._suggested, *self.claims.draws]
+        return sorted(self._runs.values(), key=lambda run: run.start)
 
     def run_of(self, session: str) -> "Session | None":
         """The run of the driver in a session; None if it has recorded no start."""
-        return next(iter(self._runs.get(session, ())), None)
-
-    def read_bytes(self, session: str) -> int:
-        """How many bytes of a session's journal were read."""
-        return self._readers[session].offset if session in self._readers else 0
-
-    def is_of_run(self, session: str, run: str) -> bool:
-        """Whether a run of Snakemake has started a session."""
-        recorded = self.run_of(session)
-        return recorded is not None and recorded.info.run == run
+        return self._runs.get(session)
 
     @property
     def live(self) -> set[str]:
         """The sessions that have claimed trials and have not ended, as far as it was recorded."""
-        return self.claims.sessions - self.left - self.claims.fences.keys()
+        return self.claims.live - self.left
 
-    def behind(self) -> set[str]:
-        """The sessions that were given up and whose journals are not read up to where they count."""
-        return {name for name, fence in self.claims.fences.items() if self.read_bytes(name) < fence.bytes}
+    def last_attempt(self, trial: str) -> int:
+        """The number of the last attempt for which a trial was taken, or that was recorded; 0 if there is none."""
+        if owner := self.claims.owners.get(trial):
+            return owner.attempt
+        number = 0
+        while (trial, number + 1) in self.attempts:
+            number += 1
+        return number
+
+    def end_of(self, trial: str) -> tuple[str, Ended] | None:
+        """How the last attempt at a trial has ended, with the session that says so; None if it has not, by itself.
+
+        One that was interrupted may be continued once its session has given it back.
+        """
+        key = trial, self.last_attempt(trial)
+        if committed := self.claims.ends.get(key):
+            return self.claims.owners[trial].session, committed
+        recorded = self._ends.get(key)
+        return recorded if recorded and recorded[1].status is not TrialStatus.INTERRUPTED else None
+
+    def is_given_back(self, trial: str, take: Take) -> bool:
+        """Whether a trial that was taken and has not ended may be taken again."""
+        return take.session in self.left or (trial, take.entry) in self.released or self.claims.is_given_up(take)
+
+    def is_claimed(self, trial: str) -> bool:
+        """Whether a session has taken a trial that has not ended, and not given it back."""
+        take = self.claims.owners.get(trial)
+        return take is not None and not self.end_of(trial) and not self.is_given_back(trial, take)
+
+    def next_attempt(self, trial: str) -> int:
+        """The number of an attempt at a trial that is taken now; the same if the last one is known not to have begun.
+
+        It is, by who was there: the session itself, or one that has seen its process end.
+        """
+        last, owner = self.last_attempt(trial), self.claims.owners.get(trial)
+        if owner is None or (trial, last) in self.attempts:
+            return last + 1
+        _, given_up = self.claims.given_up.get(owner.session, (0, GivenUp()))
+        is_seen = self.claims.is_given_up(owner) and given_up.is_gone and trial not in given_up.ends
+        is_unused = is_seen or owner.session in self.left or (trial, owner.entry) in self.released
+        return last if is_unused else last + 1
+
+    def uncommitted(self) -> list[Ended]:
+        """The ends in the journals that count in the log once an entry has them."""
+        self._uncommitted = {
+            key: end
+            for key, end in self._uncommitted.items()
+            if key not in self.claims.ends and self.claims.is_last(*key)
+        }
+        return list(filter(self.claims.may_end, self._uncommitted.values()))
+
+    def commit(self, session: str) -> None:
+        """Append the ends in the journals to the log, if there are any that it lacks.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        while ends := self.update().uncommitted():
+            self.claims.append(session, ends=ends)
 
     def update(self) -> "Fold":
-        """Read the new entries and lines; everything, if a file was replaced or counts in part only."""
+        """Read the new entries and lines; everything, if a file was replaced."""
         self.news()
         return self
 
     def news(self) -> list[tuple[str, Event]]:
-        """The same; returns the events that were read for the first time, each with its session, in its order."""
-        self.claims.read()
+        """Read the new entries and lines, and return the events that are new, each with its session.
+
+        The events of a session are in the order of its journal.
+        """
+        entries = self.claims.read()
         if not self._find_journals():
             self._reset()
-            self.claims.read()
+            entries = self.claims.read()
             self._find_journals()
-        events = [(name, event) for name in self._open_journals() for event in self._read(name)]
-        fenced = {name for name, fence in self.claims.fences.items() if self.read_bytes(name) >= fence.bytes}
-        for name in (self.left | fenced) - self._closed:
-            self._close(name)
-            self._closed |= {name} - {""}
-        waiting, self._rereads = self._rereads, []
-        for reread in waiting:
-            self._apply(None, reread)
+        events = list[tuple[str, Event]]()
+        for name in [name for name in self._readers if name not in self.left]:
+            events += [(name, event) for event in self._read(name)]
+        for entry in entries:
+            self._unsettled |= {(end.trial, end.attempt) for end in entry.ends}
+            for trial, last in entry.take.items():
+                self._unsettled |= {(trial, number) for number in range(1, last) if (trial, number) in self._ends}
+        for run in self._runs.values():
+            for key in sorted(run.opened):
+                if end := self._settle(key, run.name):
+                    update_session(run, end)
+        for key in self._unsettled:
+            self._settle(key)
+        self._unsettled.clear()
         return events
 
     def _find_journals(self) -> bool:
-        """Find new journals; returns whether what was read of the others is still there, and counts."""
-        paths = journal_files(self._folder)
-        files = {"" if path.name == OLD_JOURNAL else path.name.removesuffix(".jsonl"): path for path in paths}
+        """Find new journals; returns whether what was read of the others is still there."""
+        files = {path.name.removesuffix(".jsonl"): path for path in journal_files(self._folder)}
         named = self.claims.sessions - files.keys()  # a network file system may list them late
         files |= {name: self._folder / SESSIONS / f"{name}.jsonl" for name in named}
         for name in files.keys() - self._readers.keys():
             self._readers[name] = Reader(files[name], decode)
             self._readers[name].restarts()
-        is_cut = any(self.read_bytes(name) > fence.bytes for name, fence in self.claims.fences.items())
-        is_lost = any(self._readers[name].restarts() for name in self._open_journals())
-        return not is_cut and not is_lost and self._readers.keys() <= files.keys()
-
-    def _open_journals(self) -> list[str]:
-        return [name for name in self._readers if name not in self._closed]
+        is_lost = any(self._readers[name].restarts() for name in self._readers if name not in self.left)
+        return not is_lost and self._readers.keys() <= files.keys()
 
     def _read(self, session: str) -> Iterator[Event]:
         """Apply the new events of a session; returns those that an earlier call has not returned."""
-        fence = self.claims.fences.get(session)
-        for event in self._readers[session].new(limit=fence.bytes if fence else None):
-            update_sessions(self._runs.setdefault(session, []), event, name=session)
+        for event in self._readers[session].new():
+            if isinstance(event, SessionStarted):
+                self._runs[session] = Session(event, session, end=event.time)
+            elif run := self.run_of(session):
+                update_session(run, event)
             self._apply(session, event)
             self._counts[session] = count = self._counts.get(session, 0) + 1
             if count > self._returned.get(session, 0):
                 self._returned[session] = count
                 yield event
 
-    def _apply(self, session: str | None, event: Event) -> None:
+    def _apply(self, session: str, event: Event) -> None:
         match event:
-            case Reread() if session != "":
-                key = (event.trial, event.attempt)
-                if key not in self.attempts or self.attempts[key].outcome is TrialStatus.RUNNING:
-                    self._rereads.append(event)  # the session with its end is still to be read
-                else:
+            case Reread(trial=trial, attempt=number, rules=rules):
+                readings = self.readings[trial, number]
+                if rules not in readings or readings[rules].time <= event.time:
+                    readings[rules] = event
+            case Ended(trial=trial, attempt=number):
+                key = trial, number
+                self._unsettled.add(key)
+                if key not in self.attempts:  # its start is damaged
                     update_attempts(self.attempts, event)
-            case Ended(trial=trial, retried=retried):
-                update_attempts(self.attempts, event)
-                if not retried and event.status is not TrialStatus.INTERRUPTED:
-                    self.closed.add((trial, session or ""))
-                    if event.status is TrialStatus.FAILED:
-                        self.failed.setdefault(trial, set()).add(session or "")
+                # The first counts; but a program may be found to have ended by itself after its driver was killed.
+                if key not in self._ends or (event.is_final and not self._ends[key][1].is_final):
+                    self._ends[key] = session, event
+                    if event.is_final:
+                        self._uncommitted[key] = event
             case TrialEvent():
                 update_attempts(self.attempts, event)
             case Released():
                 self.released.add((event.trial, event.claim))
             case Left():
-                self.left.add(session or "")
-            case Suggested():
-                self._suggested.append(event)
+                self.left.add(session)
             case FlopsCounted(flops=flops):
                 self.flops |= flops
-            case JobsSubmitted():
-                self.submissions.append(event)
             case BudgetReached(budget=budget):
                 self.budgets_reached.append(budget)
-            case GpuFraction():
-                known = self.gpu_fractions.get(event.gpu_model or "", event)
-                self.gpu_fractions[event.gpu_model or ""] = max(event, known, key=lambda each: each.time)
 
-    def _close(self, session: str) -> None:
-        """End the attempts that a session that has ended left open, as interrupted at their last event or output."""
-        fence = self.claims.fences.get(session)
-        for run in self._runs.get(session, ()):
-            for trial, number in sorted(run.opened):
-                end = max(self.attempts[trial, number].end, fence.ends.get(trial, 0.0) if fence else 0.0)
-                ended = Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, ended=end)
-                update_attempts(self.attempts, ended)
-                update_sessions([run], ended)
+    def _settle(self, key: AttemptKey, session: str = "") -> Ended | None:
+        """End an attempt as the log and the journals say by now, if they do; of an open one, `session` runs it."""
+        if end := self._find_end(key, session):
+            if key in self.attempts:
+                self.attempts[key].outcome = TrialStatus.RUNNING
+            update_attempts(self.attempts, end)
+        return end
+
+    def _find_end(self, key: AttemptKey, session: str) -> Ended | None:
+        """The end of an attempt in the log, or else in a journal, which is void once the trial was taken again.
+
+        What a session has left open, or had taken before it was given up, ends as interrupted at its last event or
+        output. It may go on: how its attempt ends in truth may be read later.
+        """
+        trial, number = key
+        if committed := self.claims.ends.get(key):
+            return committed
+        _, recorded = self._ends.get(key, ("", None))
+        interrupted = Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED)
+        if recorded:
+            is_void = recorded.is_final and not self.claims.is_last(trial, number)
+            return replace(interrupted, ended=recorded.ended or recorded.time) if is_void else recorded
+        take = self.claims.owners.get(trial)
+        is_taken_again = take is not None and take.attempt > number
+        # If the entry by which the session has taken the trial is not read yet, another one may have had this number.
+        is_its_own = take is not None and (take.session, take.attempt) == (session, number)
+        is_given_up = take is not None and is_its_own and self.claims.is_given_up(take)
+        if not session or not (session in self.left or is_taken_again or is_given_up):
+            return None
+        _, given_up = self.claims.given_up.get(session, (0, GivenUp()))
+        return replace(interrupted, ended=max(self.attempts[key].end, given_up.ends.get(trial, 0.0)))
 
 
 def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
@@ -314,14 +378,6 @@ def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     for attempt in sorted(attempts, key=lambda each: each.number):
         grouped.setdefault(attempt.trial, []).append(attempt)
     return grouped
-
-
-def find_result(
-    attempts: Iterable[Attempt], generation: int = 0, *, of: Collection[TrialStatus] = (TrialStatus.FINISHED,)
-) -> Attempt | None:
-    """The latest attempt of at least this generation (`retrain`) with one of these outcomes, or None."""
-    counting = [each for each in attempts if each.outcome in of and each.generation >= generation]
-    return counting[-1] if counting else None
 
 
 def attempts_before(attempts: Sequence[Attempt], last: Attempt) -> list[Attempt]:
@@ -431,7 +487,7 @@ class Session:
     """One run of the driver: one Slurm job, or one process on a machine without Slurm."""
 
     info: SessionStarted
-    name: str = field(default="", compare=False)  # as its journal's; "" in the one journal of old versions
+    name: str = field(default="", compare=False)  # as its journal's
     first_start: float | None = None  # of the first trial, Unix seconds
     last_end: float = 0.0  # of a trial
     end: float = 0.0  # time of the last event
@@ -470,14 +526,9 @@ class Session:
         return min(self.first_start, self.first_slot or self.first_start) - self.start
 
 
-def update_sessions(found: list[Session], event: Event, *, name: str = "") -> None:
-    """Apply one more event to the runs of the driver; `name` is that of the session."""
-    if isinstance(event, SessionStarted):
-        found.append(Session(event, name, end=event.time))
-        return
-    if not found or isinstance(event, Reread):  # of an attempt in an earlier run
-        return
-    session, end = found[-1], event.time
+def update_session(session: Session, event: Event) -> None:
+    """Apply one more event to a run of the driver."""
+    end = event.time
     match event:
         case Started():
             session.attempts.append((event.trial, event.attempt))
@@ -487,8 +538,6 @@ def update_sessions(found: list[Session], event: Event, *, name: str = "") -> No
             end = event.ended or event.time  # the end of an attempt whose driver was killed is recorded by the next one
             session.last_end = max(session.last_end, end)
             session.opened.discard((event.trial, event.attempt))
-        case GpuFraction(slots=slots, gpus_per_trial=share):
-            session.info = replace(session.info, slots=slots, gpus_per_trial=share)
         case SlotStarted():
             session.slot_startups.append(event.startup_seconds)
             session.first_slot = session.first_slot or event.time

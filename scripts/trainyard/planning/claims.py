@@ -1,10 +1,13 @@
 """Which job runs which trial: a log of claims that the jobs of a sweep share, without a server and without locks.
 
 Entry n of the log is the file `claims/<n>.json`. It is created with link(2), which succeeds for one process, once: a
-compare-and-set, by which an entry's author has read all entries before it. An entry takes trials, has configurations
-that a search has drawn, and gives up sessions that have died (`Fence`): of the journal of such a session, only what the
-author had read by then counts. So it does not matter whether that session still runs, and no result counts twice. What
-users request meanwhile (`requests.py`) are entries, too.
+compare-and-set, by which an entry's author has read all entries before it. An entry takes trials, each for an attempt,
+ends attempts, has configurations that a search has drawn, and gives up sessions that have died, so that others may take
+their trials. What users request meanwhile (`requests.py`) are entries, too.
+
+The first end of the attempt for which a trial was taken last counts, for ever; it does not depend on what a job has
+seen of the journals of others. A journal has an end before the log does: until another entry takes the trial, it counts
+in tables. Whoever has read it adds it to its next entry, so that the end of a session that was killed counts, too.
 
 Nothing here depends on clocks, signs of life or Slurm: these only decide when a session is given up
 (`packing/session_watch.py`).
@@ -17,11 +20,11 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from trainyard.planning.journal import Suggested
+from trainyard.planning.journal import Ended, Suggested, decode, encode
 from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import StorageError, UserError, storage_errors
 from trainyard.utils.files import sync_folder
@@ -38,12 +41,20 @@ DAMAGED_REMEDY: Final = (
 
 
 @dataclass(frozen=True)
-class Fence:
-    """The end of a session that was given up."""
+class GivenUp:
+    """That a session was given up: others may take the trials that it had taken by then."""
 
-    bytes: int  # of its journal, that count
     is_gone: bool = False  # whether its process is known to have ended: it leaves nothing that writes
-    ends: Mapping[str, float] = field(default_factory=dict)  # Unix seconds of the last output of its trials
+    ends: Mapping[str, float] = field(default_factory=dict)  # Unix seconds of the last output of trials it had started
+
+
+@dataclass(frozen=True)
+class Take:
+    """That a session has taken a trial."""
+
+    entry: int
+    session: str
+    attempt: int  # at the trial: no other session starts one with this number, unless this one gives the trial back
 
 
 @dataclass(frozen=True)
@@ -53,27 +64,29 @@ class Entry:
     number: int
     session: str  # "" for a request of a user
     token: str  # tells whether a link whose reply was lost has succeeded
-    take: tuple[str, ...] = ()  # trials
+    ends: tuple[Ended, ...] = ()
+    take: Mapping[str, int] = field(default_factory=dict)  # attempts, by trial
     draws: tuple[Suggested, ...] = ()
-    fences: Mapping[str, Fence] = field(default_factory=dict)  # by session
+    given_up: Mapping[str, GivenUp] = field(default_factory=dict)  # by session
     request: UserRequest | None = None
     until: float | None = None  # Unix seconds at which its trial is predicted to have ended, for a budget
 
     def encode(self) -> bytes:
         """The content of its file."""
-        return json.dumps(
-            {
-                "n": self.number,
-                "session": self.session,
-                "token": self.token,
-                "take": self.take,
-                "draw": [vars(each) for each in self.draws],
-                "fence": {name: vars(each) for name, each in self.fences.items()},
-                **({"request": vars(self.request)} if self.request else {}),
-                **({"until": self.until} if self.until else {}),
-            },
-            separators=(",", ":"),
-        ).encode()
+        content: dict[str, Any] = {
+            "n": self.number,
+            "session": self.session,
+            "token": self.token,
+            "end": [encode(replace(end, tail=None)) for end in self.ends],
+            "take": self.take,
+            "draw": [vars(draw) for draw in self.draws],
+            "give_up": {session: vars(given_up) for session, given_up in self.given_up.items()},
+        }
+        if self.request:
+            content["request"] = vars(self.request)
+        if self.until:
+            content["until"] = self.until
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> "Entry":
@@ -83,13 +96,17 @@ class Entry:
             ValueError, LookupError, TypeError, AttributeError: it is damaged, or of a version with other fields.
         """
         found: dict[str, Any] = json.loads(content)
+        ends = tuple(decode(end) for end in found["end"])
+        if not all(isinstance(end, Ended) for end in ends):
+            raise ValueError("this is no end of an attempt")
         return cls(
             found["n"],
             found["session"],
             found["token"],
-            tuple(found["take"]),
-            tuple(Suggested(**each) for each in found["draw"]),
-            {name: Fence(**each) for name, each in found["fence"].items()},
+            cast(tuple[Ended, ...], ends),
+            dict(found["take"]),
+            tuple(Suggested(**draw) for draw in found["draw"]),
+            {session: GivenUp(**given_up) for session, given_up in found["give_up"].items()},
             UserRequest(**found["request"]) if "request" in found else None,
             found.get("until"),
         )
@@ -103,9 +120,11 @@ class ClaimLog:
         self._folder = folder / "claims"
         self.entries: list[Entry] = []
         self.draws: list[Suggested] = []  # the configurations that searches have drawn, in order
-        self.takes: dict[str, list[Entry]] = {}  # by trial: the entries that took it, in order
-        self.fences: dict[str, Fence] = {}  # by session
+        self.owners: dict[str, Take] = {}  # by trial: the last entry that took it
+        self.ends: dict[tuple[str, int], Ended] = {}  # that count for ever, by trial and attempt
+        self.given_up: dict[str, tuple[int, GivenUp]] = {}  # by session, each with the last such entry
         self.began: dict[str, int] = {}  # by session: its first entry
+        self.wrote: dict[str, int] = {}  # by session: its last entry
         self.requests = UserRequests()
         self.takeovers: dict[str, int] = {}  # by trial: the last entry that took it from a session that may still write
 
@@ -114,9 +133,28 @@ class ClaimLog:
         """The sessions that have written an entry."""
         return set(self.began)
 
-    def owner(self, trial: str) -> Entry | None:
-        """The last entry that took a trial; None if none has."""
-        return next(reversed(self.takes.get(trial, [])), None)
+    @property
+    def live(self) -> set[str]:
+        """Those that have written one since they were given up, if they were."""
+        return {name for name, last in self.wrote.items() if name not in self.given_up or last > self.given_up[name][0]}
+
+    def is_given_up(self, take: Take) -> bool:
+        """Whether others may take a trial because its session was given up since."""
+        return take.session in self.given_up and take.entry < self.given_up[take.session][0]
+
+    def _may_write(self, take: Take) -> bool:
+        """Whether a session that was given up may still run the trial."""
+        return self.is_given_up(take) and not self.given_up[take.session][1].is_gone
+
+    def is_last(self, trial: str, attempt: int) -> bool:
+        """Whether a trial was not taken again for a later attempt."""
+        owner = self.owners.get(trial)
+        return owner is None or owner.attempt <= attempt
+
+    def may_end(self, end: Ended) -> bool:
+        """Whether an end counts as soon as an entry has it."""
+        owner = self.owners.get(end.trial)
+        return owner is not None and owner.attempt == end.attempt and (end.trial, end.attempt) not in self.ends
 
     def read(self) -> list[Entry]:
         """Read the new entries, and return them.
@@ -156,21 +194,26 @@ class ClaimLog:
             self.requests.add(entry.number, entry.request)
         else:
             self.began.setdefault(entry.session, entry.number)
-        for session, fence in entry.fences.items():
-            self.fences.setdefault(session, fence)
-        for trial in entry.take:
-            before = self.owner(trial)
-            if before and before.session in self.fences and not self.fences[before.session].is_gone:
+            self.wrote[entry.session] = entry.number
+        for end in entry.ends:
+            if self.may_end(end):
+                self.ends[end.trial, end.attempt] = end
+        for session, given_up in entry.given_up.items():
+            self.given_up[session] = entry.number, given_up
+        for trial, attempt in entry.take.items():
+            before = self.owners.get(trial)
+            if before and before.session != entry.session and self._may_write(before):
                 self.takeovers[trial] = entry.number
-            self.takes.setdefault(trial, []).append(entry)
+            self.owners[trial] = Take(entry.number, entry.session, attempt)
 
     def append(
         self,
         session: str,
         *,
-        take: Iterable[str] = (),
+        ends: Iterable[Ended] = (),
+        take: Mapping[str, int] | None = None,
         draws: Sequence[Suggested] = (),
-        fences: Mapping[str, Fence] | None = None,
+        given_up: Mapping[str, GivenUp] | None = None,
         request: UserRequest | None = None,
         seconds: float = 0.0,
     ) -> bool:
@@ -181,9 +224,17 @@ class ClaimLog:
         Raises:
             StorageError: it cannot be written.
         """
-        number, token, taken = len(self.entries) + 1, secrets.token_hex(8), tuple(take)
-        until = round(time.time() + seconds, 4) if taken and seconds else None
-        entry = Entry(number, session, token, taken, tuple(draws), dict(fences or {}), request, until)
+        entry = Entry(
+            len(self.entries) + 1,
+            session,
+            secrets.token_hex(8),
+            tuple(ends),
+            take or {},
+            tuple(draws),
+            given_up or {},
+            request,
+            round(time.time() + seconds, 4) if take and seconds else None,
+        )
         path, draft = self._path(entry.number), self._folder / f".{entry.token}.tmp"
         with storage_errors(path):
             try:
@@ -222,5 +273,5 @@ class ClaimLog:
             self.read()
 
     def taken_by(self, sessions: Collection[str]) -> list[str]:
-        """The trials that these sessions have taken at some time."""
-        return [trial for trial, entries in self.takes.items() if any(each.session in sessions for each in entries)]
+        """The trials that these sessions have taken, and nobody since."""
+        return [trial for trial, take in self.owners.items() if take.session in sessions]

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.trials import Trial
+from trainyard.planning.measured_durations import UNFINISHED
 from trainyard.planning.order import centered_logs, key_columns
-from trainyard.planning.sweep_state import UNFINISHED
 
 Array = NDArray[Any]
 

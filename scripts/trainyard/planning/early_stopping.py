@@ -1,27 +1,41 @@
-"""Early stopping of trials that are worse than others: ASHA, Hyperband, the median rule, and pruners of Optuna."""
+"""Early stopping of trials that are worse than others: ASHA, Hyperband and the median rule."""
 
 import math
-import warnings
 import zlib
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
-from trainyard.config.metric_names import Mode, create_study
+from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Epoch, TrialEvent
+
+MEDIAN_TRIALS: Final = 5  # others that must have reached an epoch, of which the median is taken
 
 
 class EarlyStoppingRule:
     """Decides which trials to stop, from the metrics of all trials, also in earlier sessions."""
 
-    def __init__(self, stop: Stop, metric: str, mode: Mode, tries: Iterable[Attempt] = ()) -> None:
-        """`tries` are the earlier attempts that `retrain` has not overruled."""
+    def __init__(
+        self,
+        stop: Stop,
+        metric: str,
+        mode: Mode,
+        tries: Iterable[Attempt] = (),
+        *,
+        is_ignored: Callable[[str], bool] = lambda trial: False,
+    ) -> None:
+        """`tries` are the earlier attempts that `retrain` has not overruled.
+
+        Trials of which `is_ignored` is true are neither compared nor stopped.
+        """
         self._metric = metric
+        self._is_ignored = is_ignored
         self.content = stop.rule(metric, mode)  # what it decides by, for the journal
         first, factor = stop.grace_period, stop.reduction_factor
         rungs = [first]  # at which trials are first compared: of each bracket
@@ -29,17 +43,34 @@ class EarlyStoppingRule:
             rungs.append(rungs[-1] * factor)
         self._unjudged: dict[str, set[float]] = defaultdict(set)  # epochs of each trial
         self._elsewhere: dict[str, Mapping[str, Any]] = {}  # the last row of each trial that another job runs
-        count, judge = len(rungs), _Comparison if stop.method in ("asha", "hyperband", "median") else _Pruner
-        self._brackets = [judge(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
+        count = len(rungs)
+        self._brackets = [_Comparison(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
         self._shares = list(accumulate(math.ceil(count * factor**left / (left + 1)) for left in reversed(range(count))))
         for attempt in tries:
             for row in attempt.epochs:
                 time = attempt.epoch_times.get(row["epoch"], attempt.end)
                 was_seen = time < attempt.end  # not only found in its output
-                self._record(attempt.trial, row, is_judged=was_seen and not (attempt.early or attempt.rule))
-            if attempt.early or attempt.rule:  # by another rule: only its last rung of `asha` decides again
+                self._record(attempt.trial, row, is_judged=was_seen and not (attempt.why or attempt.rule))
+            if attempt.why or attempt.rule:  # by another rule: only its last rung of `asha` decides again
                 self._unjudged.pop(attempt.trial, None)
             self._judge(attempt.trial).end(attempt.trial, attempt.outcome)
+
+    @classmethod
+    def of(cls, history: History) -> "EarlyStoppingRule | None":
+        """The rule of a sweep, with the epochs of all attempts that `retrain` has not overruled; None without one.
+
+        Further seeds of the best are neither stopped nor compared with others.
+        """
+        if history.stop is None:
+            return None
+        compared = [record for record in history.records if record.name not in history.space.further]
+        attempts = [attempt for record in compared for attempt in record.current]
+        return cls(
+            history.stop,
+            *history.sweep.compared_by,
+            attempts,
+            is_ignored=lambda trial: trial in history.space.further,
+        )
 
     def bracket(self, trial: str) -> int:
         """Of `hyperband`, the bracket of a trial: the first ones have more trials (Li et al. 2018).
@@ -48,16 +79,15 @@ class EarlyStoppingRule:
         """
         return bisect_right(self._shares, zlib.crc32(trial.encode()) % self._shares[-1])
 
-    def _judge(self, trial: str) -> "_Comparison | _Pruner":
+    def _judge(self, trial: str) -> "_Comparison":
         return self._brackets[self.bracket(trial)]
 
     def _record(self, trial: str, row: Mapping[str, Any], *, is_judged: bool = False) -> bool:
         """Record the value of an epoch; returns whether there is one."""
         if self._metric not in row:
             return False
-        value, epoch = row[self._metric], row["epoch"]
-        value = math.nan if value is None or not math.isfinite(value) else float(value)
-        if self._judge(trial).record(trial, epoch, value, is_judged=is_judged):
+        epoch = row["epoch"]
+        if self._judge(trial).record(trial, epoch, row[self._metric], is_judged=is_judged):
             self._unjudged[trial].add(epoch)
         if is_judged:
             self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
@@ -70,7 +100,7 @@ class EarlyStoppingRule:
         again: a program that resumes may report what its file already has. A row without the metric is ignored.
         Earlier epochs that were not judged decide, too: the driver may have been killed after the one that stops it.
         """
-        if not self._record(trial, row):
+        if self._is_ignored(trial) or not self._record(trial, row):
             return ""
         due = sorted(at for at in self._unjudged[trial] if at <= row["epoch"])
         self._unjudged[trial].difference_update(due)
@@ -79,20 +109,24 @@ class EarlyStoppingRule:
 
     def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
-        return self._metric in row and self._judge(trial).awaits_verdict(trial, row["epoch"])
+        if self._is_ignored(trial) or self._metric not in row:
+            return False
+        return self._judge(trial).awaits_verdict(trial, row["epoch"])
 
-    def note(self, event: TrialEvent, *, elsewhere: bool = False) -> None:
-        """Record an event of a trial, in this job or `elsewhere`.
+    def on_event(self, event: TrialEvent, attempt: Attempt | None = None, *, is_own: bool) -> None:
+        """Record an event of a trial in this job or in another one.
 
         An epoch was judged there if the same attempt goes on, or ends; otherwise, that job may have been killed before.
         """
+        if self._is_ignored(event.trial):
+            return
         before = self._elsewhere.pop(event.trial, None)
-        if before and elsewhere and isinstance(event, (Epoch, Ended)):
+        if before and not is_own and isinstance(event, (Epoch, Ended)):
             self._record(event.trial, before, is_judged=True)
         match event:
             case Epoch(metrics=row):
                 self._record(event.trial, row)
-                if elsewhere:
+                if not is_own:
                     self._elsewhere[event.trial] = row
             case Ended(status=status):
                 self._judge(event.trial).end(event.trial, status)
@@ -129,9 +163,11 @@ class _Comparison:
         next_rung = rung * self._stop.reduction_factor if rung else self._stop.grace_period
         self._set_value(trial, next_rung, -math.inf)
 
-    def record(self, trial: str, epoch: float, value: float, *, is_judged: bool) -> bool:
+    def record(self, trial: str, epoch: float, value: float | None, *, is_judged: bool) -> bool:
         """Record the value of an epoch; what is no number is worst. Returns whether it is another one than before."""
-        worth = -math.inf if math.isnan(value) else value if self._mode == "max" else -value
+        worth = -math.inf
+        if value is not None and math.isfinite(value):
+            worth = value if self._mode == "max" else -value
         is_new = self._curves[trial].values.get(epoch) != worth
         self._set_value(trial, epoch, worth)
         if is_judged:
@@ -219,7 +255,7 @@ class _Comparison:
             return ""
         curve, means = self._curves[trial], self._standings_at(epoch)
         others = len(means) - 1
-        if others < self._stop.min_samples:
+        if others < MEDIAN_TRIALS:
             return ""
         best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
         if best >= median:
@@ -267,52 +303,3 @@ def _median_without(ascending: Sequence[float], one: float) -> float:
     place, count = bisect_left(ascending, one), len(ascending) - 1
     low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
     return ascending[low] / 2 + ascending[high] / 2  # without overflow
-
-
-class _Pruner:
-    """A pruner of Optuna. It is given a trial up to an epoch, and a study of those that are complete.
-
-    A diverged trial is one with the worst value at its next epoch, and what is no number is worst.
-    """
-
-    def __init__(self, stop: Stop, mode: Mode) -> None:
-        self._stop, self._pruner, self._study = stop, stop.pruner(), create_study([mode])
-        # Finite, since Optuna subtracts values; but its limits hold for either mode, and end what is NaN.
-        self._worst = math.nan if stop.method == "threshold" else -1e300 if mode == "max" else 1e300
-        self._compares = stop.method in ("percentile", "wilcoxon")  # trials with others
-        self._curves: dict[str, dict[Any, float]] = defaultdict(dict)  # by epoch, for Optuna a step
-        self._complete = set[str]()
-
-    def verdict(self, trial: str, epoch: float) -> str:
-        from optuna.trial import TrialState, create_trial
-
-        curve = {at: value for at, value in self._curves[trial].items() if at <= epoch}
-        if self._stop.is_last(epoch, min(curve)):
-            return ""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about epochs that the best trial has not reported
-            ends = self._pruner.prune(self._study, create_trial(state=TrialState.RUNNING, intermediate_values=curve))
-        name = type(self._pruner).__name__
-        return f"{self._stop.method}: {curve[epoch]:.4g} at epoch {epoch}, by Optuna's {name}" if ends else ""
-
-    def awaits_verdict(self, trial: str, epoch: float) -> bool:
-        return self._compares
-
-    def record(self, trial: str, epoch: float, value: float, *, is_judged: bool) -> bool:
-        before, now = self._curves[trial].get(epoch), self._worst if math.isnan(value) else value
-        self._curves[trial][epoch] = now
-        return before != now
-
-    def end(self, trial: str, status: TrialStatus) -> None:
-        """Add a trial to the study if it is complete. Of folds, the mean counts."""
-        from optuna.trial import create_trial
-
-        has_ended = status in (TrialStatus.FINISHED, TrialStatus.DIVERGED) and trial not in self._complete
-        if not self._compares or not has_ended:
-            return
-        curve = self._curves[trial]
-        if status == TrialStatus.DIVERGED:
-            curve[max(curve, default=0) + 1] = self._worst
-        if curve:
-            self._complete.add(trial)
-            self._study.add_trial(create_trial(value=sum(curve.values()) / len(curve), intermediate_values=curve))

@@ -1,6 +1,5 @@
 """The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv, the lines of `-n`."""
 
-import csv
 import json
 import math
 import statistics
@@ -10,12 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainyard.config.config import Config, Trees
-from trainyard.config.scaling import EFFICIENT, Scaling, ScriptScaling, TrainScaling, split_scale
-from trainyard.config.trials import fit_digest, result_digest
-from trainyard.planning.accounting import Strategy, estimate_others, make_strategy
-from trainyard.planning.plan import Plan, dataset_digest
-from trainyard.planning.sweep_state import SweepState
+from trainyard.config.config import Config
+from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.planning.accounting import Strategy, estimate_others
+from trainyard.planning.history_files import is_trained
+from trainyard.planning.plan import Plan
+from trainyard.planning.search import describe_new_search
 from trainyard.utils.text import count_of, format_duration, format_time
 
 
@@ -70,66 +69,34 @@ def plan_jobs(
             yield PlannedJob(job=f"stage {name}", walltime_minutes=fixed.get("stage", runtime_minutes))
     for name in config.sweeps:
         plan = plan_of(name)
-        if plan.state.unfinished:
-            others = {each.strategy: each for each in compare_planned_strategies(plan)}
-            yield _plan_packed(plan, others.pop("packed", None), has_scheduler=runtime_minutes is not None)
-            yield from (_plan_alternative(plan, each) for each in others.values())
+        if plan.forecast.pending:
+            yield _plan_packed(plan, has_scheduler=runtime_minutes is not None)
+            yield from (_plan_alternative(plan, each) for each in planned_alternatives(plan))
     for name, study in config.scaling.items():
         runtime = fixed.get("train", runtime_minutes)
         for scale in study.scales:
             for run in study.runs(scale):
                 if not is_trained(study, run, results / "scaling" / name, results):
                     yield plan_scale(config, name, run, results, runtime_minutes=runtime)
-    for name, trees in config.trees.items():
-        if not are_fitted(trees, results / "trees" / name, results):
-            walltime = fixed.get("fit_trees", runtime_minutes)
-            yield PlannedJob(job=f"trees {name}", gpus=int(trees.needs_gpu), walltime_minutes=walltime)
 
 
-def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
-    """Whether a run of a study, whose results are in `folder`, has results of this config or of an older version."""
-    try:
-        known = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
-    except (FileNotFoundError, ValueError):
-        return False
-    return known in (None, result_digest(study, run, dataset_digest(results, study)))
-
-
-def are_fitted(study: Trees, folder: Path, results: Path) -> bool:
-    """Whether a tree study has all models of this config: those in its table, as far as their receipts are kept."""
-    try:
-        with open(folder / "trees.csv", newline="") as file:
-            known = {row["model"] for row in csv.DictReader(file)}
-    except FileNotFoundError:
-        return False
-    if not known.issuperset(study.models):
-        return False
-    receipts = {model: folder / "models" / f"{model}.json" for model in study.models}
-    return all(
-        json.loads(receipt.read_text())["identity"] == fit_digest(study, model, dataset_digest(results, study))
-        for model, receipt in receipts.items()
-        if receipt.exists()
-    )
-
-
-def _plan_packed(plan: Plan, packed: Strategy | None, *, has_scheduler: bool) -> PlannedJob:
+def _plan_packed(plan: Plan, *, has_scheduler: bool) -> PlannedJob:
     """The jobs of a sweep that are submitted."""
-    request = plan.request
-    low, high = request.predicted_range or (None, None)
-    asked = request.requested_hours if has_scheduler else None
+    low, high = plan.predicted_range or (None, None)
+    asked = plan.requested_hours if has_scheduler else None
     return PlannedJob(
         strategy="packed",
-        jobs=request.all_jobs,
-        nodes=request.slots.nodes_per_trial,
-        walltime_minutes=request.walltime_minutes if has_scheduler else None,
-        predicted_seconds=request.predicted_seconds,
+        jobs=plan.all_jobs,
+        nodes=plan.slots.nodes_per_trial,
+        walltime_minutes=plan.walltime_minutes if has_scheduler else None,
+        predicted_seconds=plan.predicted_seconds,
         predicted_low_seconds=low,
         predicted_high_seconds=high,
-        predicted_cost=_cost(request.used_hours, plan.price),
-        trials_in_budget=request.trials_in_budget,
-        wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
+        predicted_cost=_cost(plan.used_hours, plan.price),
+        trials_in_budget=plan.trials_in_budget,
+        wasted_fraction=plan.wasted_fraction if has_scheduler else None,
         **_trials_of(plan),
-        **_charged(plan, request.slots.units, asked=asked, predicted=request.used_hours),
+        **_charged(plan, plan.slots.units, asked=asked, predicted=plan.used_hours),
     )
 
 
@@ -140,7 +107,7 @@ def _plan_alternative(plan: Plan, strategy: Strategy) -> PlannedJob:
     return PlannedJob(
         strategy=strategy.strategy,
         jobs=strategy.jobs,
-        nodes=plan.request.slots.nodes_per_trial,
+        nodes=plan.slots.nodes_per_trial,
         walltime_minutes=strategy.requested_seconds_per_job / 60,
         predicted_seconds=strategy.makespan_seconds,
         predicted_cost=_cost(used, plan.price),
@@ -153,7 +120,7 @@ def _plan_alternative(plan: Plan, strategy: Strategy) -> PlannedJob:
 def _trials_of(plan: Plan) -> dict[str, Any]:
     """The fields of a planned job that are about the trials of its sweep, and the same for every strategy."""
     state = plan.state
-    counts = {"pending": len(state.unfinished), "total": len(state.trials)}
+    counts = {"pending": len(plan.forecast.pending), "total": len(state.trials)}
     return {"job": f"sweep {state.name}", "basis": _basis(plan), **counts}
 
 
@@ -166,7 +133,7 @@ def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | 
 
 def _basis(plan: Plan) -> str:
     if plan.forecast.seconds:
-        return f"{len(plan.state.measured_seconds)} measured trials{_describe_gpu_models(plan.state)}"
+        return f"{len(plan.forecast.evidence.seconds)} measured trials{_describe_gpu_models(plan)}"
     if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
     return "no evidence; ordered by FLOPs" if plan.state.flops.keys() >= set(plan.forecast.pending) else "no evidence"
@@ -183,10 +150,11 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     ideal = high = None
     if summary:
         # A training has the same images at each scale.
-        is_same_work = isinstance(study, TrainScaling) or study.mode == "strong"
+        train = study.base_training
+        is_same_work = train is not None or study.mode == "strong"
         ideal = summary["train_seconds"] * (summary["gpus"] / gpus if is_same_work else 1.0)
-        if isinstance(study, TrainScaling):  # `patience` may have ended it, and a quick test may have had fewer epochs
-            ideal *= study.train.epochs / summary.get("epochs", study.train.epochs)
+        if train:  # `patience` may have ended it, and a quick test may have had fewer epochs
+            ideal *= train.epochs / summary.get("epochs", train.epochs)
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
     hours, basis = None if ideal is None else gpus * ideal / 3600, "no evidence"
     if summary:
@@ -228,34 +196,24 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
     A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
     """
     found = [json.loads(path.read_text()) for path in chain(*study.summaries(folder).values()) if path.exists()]
-    known = [each for each in found if ("launcher" in each) == isinstance(study, ScriptScaling)]
+    known = [each for each in found if ("launcher" in each) != study.trains]
     known.sort(key=lambda each: each["gpus"])
     smaller = [each for each in known if each["gpus"] <= gpus]
     return smaller[-1] if smaller else (known[0] if known else None)
 
 
-def compare_planned_strategies(plan: Plan) -> list[Strategy]:
-    """The pending trials as separate jobs, as a job array, and packed as planned; empty without evidence."""
-    request, forecast = plan.request, plan.forecast
-    if request.predicted_seconds is None:
+def planned_alternatives(plan: Plan) -> list[Strategy]:
+    """The pending trials as separate jobs, and as a job array; empty without evidence."""
+    forecast = plan.forecast
+    if plan.predicted_seconds is None:
         return []
-    durations = [forecast.seconds[name] for name in forecast.pending]
     startups = [seconds for run in plan.state.sessions for seconds in run.slot_startups] or [0.0]
-    share, startup = request.slots.units_per_trial, statistics.median(startups)
-    others = estimate_others(durations, units_per_trial=share, startup=startup, basis="predicted")
-    packed = make_strategy(
-        "packed",
-        [(60.0 * request.walltime_minutes, request.slots.units)] * request.all_jobs,
-        durations,
-        used_unit_seconds=3600 * (request.used_hours or 0.0),
-        running_unit_seconds=sum(durations) * share,
-        units_total=request.slots.units * request.parallel_jobs,
-        slots=request.slot_count,
-        makespan=request.predicted_seconds,
-        startup_unit_seconds=request.slots.units * plan.state.startup_seconds * request.all_jobs,
+    return estimate_others(
+        forecast.durations(forecast.pending),
+        units_per_trial=plan.slots.units_per_trial,
+        startup=statistics.median(startups),
         basis="predicted",
     )
-    return [*others, packed]
 
 
 def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
@@ -263,33 +221,30 @@ def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
 
     With `on_cpus`, the sweep runs on a machine without a GPU, and its slots have none.
     """
-    state, slots = plan.state, plan.request.slots
-    again = ", ".join(filter(None, [*_describe_again(plan.state), plan.new_search]))
-    what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
-    if reread := len(state.to_reparse):
+    state, slots, pending = plan.state, plan.slots, plan.forecast.pending
+    again = ", ".join(filter(None, [*_describe_again(plan), describe_new_search(plan.state)]))
+    what = f"{len(pending)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
+    if reread := state.unread_count:
         what += f", {count_of(reread, 'output')} to re-read without running anything"
-    if not state.unfinished:
+    if not pending:
         what += f"; {reached}" if (reached := state.describe_budget()) else ""
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan, on_cpus=on_cpus)}"
-    if slots.most_jobs > 1:
-        basis = f" (auto: {plan.request.jobs_basis})" if plan.request.jobs_basis else ""
-        requested = f"{count_of(plan.request.parallel_jobs, 'job')}{basis} with {requested}"
+    if slots.jobs > 1:
+        requested = f"{count_of(plan.parallel_jobs, 'job')} with {requested}"
     limit = state.sweep.slots
-    most = f"of at most {limit.count * limit.most_jobs}"
-    among = f"which none {most} is sure to meet" if plan.request.misses_deadline else most
+    most = f"of at most {limit.count * limit.jobs}"
+    among = f"which none {most} is sure to meet" if plan.misses_deadline else most
     chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
-    measured = state.measured
-    why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
     predicted = f"{_describe_prediction(plan)}{_describe_budget(plan)}"
-    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}{why}"
+    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}"
 
 
 def _describe_budget(plan: Plan) -> str:
     """What is left of the budget, and how many trials are expected to fit it; "" without one."""
     if (spending := plan.state.spending) is None:
         return ""
-    parts, count = [], plan.request.trials_in_budget
+    parts, count = [], plan.trials_in_budget
     if math.isfinite(most := spending.budget.unit_seconds):
         left, unit = f"{spending.left_unit_seconds / 3600:.3g} of {most / 3600:g}", plan.state.sweep.slots.unit
         parts.append(f"{left} {unit}-hours left")
@@ -299,13 +254,18 @@ def _describe_budget(plan: Plan) -> str:
     return f"; budget: {', '.join(parts)}{fitting}"
 
 
-def _describe_again(state: SweepState) -> Iterator[str]:
+def _describe_again(plan: Plan) -> Iterator[str]:
     """Why trials run again, and how many of the pending ones have run before."""
-    if since := state.code_changed_since:
-        yield f"`code` has changed since the job of {format_time(since)}"
-    if state.failed_before:
-        yield f"{state.failed_before} failed before"
-    if not (stopped := state.stopped_before):
+    state = plan.state
+    last, code = state.sessions[-1].info if state.sessions else None, state.sweep.code_digest
+    if last and code and last.code_digest != code:
+        yield f"`code` has changed since the job of {format_time(last.time)}"
+    if failed := plan.forecast.failed:
+        yield f"{len(failed)} failed before"
+    records = [state.record(name) for name in plan.forecast.unfinished]
+    attempts = [record.current[-1] for record in records if record.current]
+    stopped = [attempt for attempt in attempts if state.is_overruled(attempt)]
+    if not stopped:
         return
     by = "by a rule that is no longer in the config"
     if (now := state.stop_rule) and (then := stopped[0].rule):
@@ -316,51 +276,52 @@ def _describe_again(state: SweepState) -> Iterator[str]:
 
 def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
     """What a slot has, as in `0.5 GPU and 4 CPUs`."""
-    slots, cpus = plan.request.slots, count_of(plan.request.slots.cpus_per_trial, "CPU")
+    slots, cpus = plan.slots, count_of(plan.slots.cpus_per_trial, "CPU")
     if on_cpus or not slots.has_gpus:
         return cpus
     if slots.nodes_per_trial > 1:
         return f"{slots.nodes_per_trial} nodes with {count_of(slots.gpus_per_node, 'GPU')} and {cpus} each"
-    gpus = "1 (for now) GPU" if plan.state.is_gpu_fraction_open else count_of(slots.share, "GPU")
-    return f"{gpus} and {cpus}"
+    return f"{count_of(slots.share, 'GPU')} and {cpus}"
 
 
 def _describe_prediction(plan: Plan) -> str:
-    predicted = plan.request.predicted_seconds
+    predicted = plan.predicted_seconds
     if predicted is None:
         return "the time is unknown until a first trial has finished"
-    low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
+    low, high = map(format_duration, plan.predicted_range or (predicted, predicted))
     between = f" ({low} to {high})" if low != high else ""
-    early = " if none is stopped early" if plan.state.may_end_early else ""
-    on = _describe_gpu_models(plan.state)
+    early = " if none is stopped early" if plan.state.sweep.stop or plan.state.space.has_patience else ""
+    on = _describe_gpu_models(plan)
     return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}{on}"
 
 
-def _describe_gpu_models(state: SweepState) -> str:
+def _describe_gpu_models(plan: Plan) -> str:
     """The GPU models for which a prediction holds, if trials were measured on others; "" otherwise."""
-    known, missing = set(state.measured_models.values()) - {""}, state.unmeasured_models
-    if not state.gpu_models or (len(state.gpu_models) == 1 and known <= set(state.gpu_models)):
+    models, evidence = plan.state.gpu_models, plan.forecast.evidence
+    known, missing = set(evidence.gpu_models.values()) - {""}, evidence.unmeasured_models
+    if not models or (len(models) == 1 and known <= set(models)):
         return ""
     unknown = f" (as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)})" if missing else ""
-    return f" on {' or '.join(state.gpu_models)}{unknown}"
+    return f" on {' or '.join(models)}{unknown}"
 
 
 def summarize_cost(plan: Plan) -> str:
     """The requested GPU-hours or CPU-hours and jobs of a sweep, compared with other strategies, in one line."""
-    request, hours, unit = plan.request, plan.request.requested_hours, f"{plan.state.sweep.slots.unit}-hours"
-    used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
-    cost = "" if plan.price is None else f" (costs {(request.used_hours or hours) * plan.price:.2f})"
-    units, minutes = count_of(request.slots.units, request.slots.unit), request.walltime_minutes
-    size = f" ({request.parallel_jobs} x {units} x {minutes} min)" if request.slots.most_jobs > 1 else ""
+    hours = plan.requested_hours
+    unit = f"{plan.state.sweep.slots.unit}-hours"
+    used = "" if plan.used_hours is None else f", {plan.used_hours:.3g} of them predicted to be used"
+    cost = "" if plan.price is None else f" (costs {(plan.used_hours or hours) * plan.price:.2f})"
+    units, minutes = count_of(plan.slots.units, plan.slots.unit), plan.walltime_minutes
+    size = f" ({plan.parallel_jobs} x {units} x {minutes} min)" if plan.slots.jobs > 1 else ""
     parts = [f"{hours:.3g} {unit} requested{size}{used}{cost}"]
-    if request.too_long:
-        count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
-        parts.append(f"{count}: {request.too_long_message}")
-    if request.jobs > 1:
+    if plan.too_long:
+        count = f"{len(plan.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
+        parts.append(f"{count}: {plan.too_long_message}")
+    if plan.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
-        of_each = " for each of these" if request.parallel_jobs > 1 else ""
-        parts.append(f"{request.jobs} jobs one after another{of_each}, because a job may take at most {limit}")
-    for each in compare_planned_strategies(plan)[:-1]:
+        of_each = " for each of these" if plan.parallel_jobs > 1 else ""
+        parts.append(f"{plan.jobs} jobs one after another{of_each}, because a job may take at most {limit}")
+    for each in planned_alternatives(plan):
         is_array = each.strategy == "job_array"
         kind = f"{count_of(each.jobs, 'task')} of an array" if is_array else count_of(each.jobs, "separate job")
         startup = each.startup_unit_seconds / 3600

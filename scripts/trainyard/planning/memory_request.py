@@ -10,34 +10,20 @@ from trainyard.cluster.job_memory import MemoryRecord, read_records
 from trainyard.cluster.slurm_queries import Partition, ran_out_of_memory
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
-from trainyard.config.scaling import TrainScaling, split_scale
-from trainyard.config.sweep import MAX_TRIALS_PER_GPU, Slots, Sweep, TrainSweep
-from trainyard.config.train import Train
+from trainyard.config.scaling import split_scale
+from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
+from trainyard.config.user_programs import PROGRAM_MIB
 from trainyard.planning.plan import Plan
 
-# In MiB. Without a GPU, we measured as anonymous and shared memory: the driver of a sweep 470, Ray's daemons 135,
-# torchrun with its agent 330, and a slot's worker or a rank 550. CUDA's context and libraries add to each process.
+# In MiB, as `process_mib` of what trials run. Without a GPU, we measured as anonymous and shared memory: the driver of
+# a sweep 470, Ray's daemons 135, torchrun with its agent 330, and a slot's worker or a rank 550. CUDA's context and
+# libraries add to each process.
 NODE_MIB: Final = 2000  # per node, whatever runs there
-TRAINING_MIB: Final = 5800  # per slot or rank, without its parameters
-PROGRAM_MIB: Final = 8000  # per slot or rank that runs a user's program
 LOADER_MIB: Final = 500  # per worker of a DataLoader
 STAGING_MIB: Final = 6000
 STAGING_WORKER_MIB: Final = 750
-TREES_MIB: Final = 5800
 TABLES_MIB: Final = 2000
-TREE_COPIES: Final = 12  # bytes in memory per byte of a staged dataset: float32, and the library's own copy
-
-PARAMETER_BYTES: Final = 32  # float32 weights, gradients, two values of the optimizer, and a copy for the checkpoint
-UNKNOWN_PARAMETERS: Final = 128  # of a user's model, in millions
-OTHER_PARAMETERS: Final = 45  # of torchvision's models that are not listed, at most
-PARAMETERS: Final = {  # of torchvision's large models, by the beginning of their names, in millions
-    "regnet_y_128gf": 645, "vit_h": 632, "vit_l": 307, "convnext_large": 198, "regnet_y_32gf": 145, "vgg": 144,
-    "wide_resnet101": 127, "efficientnet_v2_l": 119, "regnet_x_32gf": 108, "resnext101": 89, "convnext_base": 89,
-    "swin_b": 88, "swin_v2_b": 88, "vit_b": 88, "regnet_y_16gf": 84, "wide_resnet50": 69, "efficientnet_b7": 66,
-    "alexnet": 61, "resnet152": 60, "regnet_x_16gf": 54, "efficientnet_v2_m": 54, "convnext_small": 50, "swin_s": 50,
-    "swin_v2_s": 50, "maxvit": 31,
-}  # fmt: skip
 
 MARGIN: Final = 1.5  # on the measured peak
 GROWTH: Final = 1.5  # of the request, after a job that ran out of memory
@@ -126,18 +112,19 @@ def node_memory(partitions: Sequence[Partition], gpus: int, gpu_type: str = "") 
 
 def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) -> MemoryRequest:
     """The memory of a sweep's job."""
-    sweep, slots = plan.state.sweep, plan.request.slots
+    sweep, slots = plan.state.sweep, plan.slots
     records = read_records(plan.state.folder)
     if not plan.forecast.pending:
         return tables_memory(node)
     count, noun = measured_processes(sweep, slots)
-    if not isinstance(sweep, TrainSweep):
-        return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
-    each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
-    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // split_scale(slots.scale)[1])
-    each *= MAX_TRIALS_PER_GPU if plan.state.is_gpu_fraction_open else max(1.0, slots.count / count)
-    return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
+    dataset_mib = data_mib(results, sweep.dataset)
+    process_mib = max(trial.spec.process_mib + trial.spec.data_copies * dataset_mib for trial in trials)
+    if not sweep.trains:
+        return request_memory(MemoryNeed(count, process_mib, noun), records, node)
+    process_mib += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // split_scale(slots.scale)[1])
+    process_mib *= max(1.0, slots.count / count)
+    return request_memory(MemoryNeed(count, process_mib, noun, dataset_mib), records, node)
 
 
 def tables_memory(node: NodeMemory) -> MemoryRequest:
@@ -146,8 +133,8 @@ def tables_memory(node: NodeMemory) -> MemoryRequest:
 
 
 def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
-    """What the memory of a sweep's job is counted by, per node: slots, or GPUs if these are measured or are ranks."""
-    counts_gpus = sweep.slots.gpus_per_trial == "auto" or (isinstance(sweep, TrainSweep) and slots.ranks > 1)
+    """What the memory of a sweep's job is counted by, per node: slots, or GPUs if these are ranks."""
+    counts_gpus = sweep.trains and slots.ranks > 1
     return (slots.gpus_per_node, "GPU") if counts_gpus else (slots.count, "slot")
 
 
@@ -159,9 +146,9 @@ def scale_memory(
     folder = results / "scaling" / name
     others = [each for other in study.scales for each in study.runs(other) if each != run]
     records = [record for each in (run, *others) for record in read_records(folder / each)]
-    if not isinstance(study, TrainScaling):
+    if study.base_training is None:
         return request_memory(MemoryNeed(ranks, PROGRAM_MIB, "rank"), records, node)
-    each = _training_mib(study.train) + _loader_mib(config, study.dataset, cpus_per_gpu)
+    each = study.base_training.process_mib + _loader_mib(config, study.dataset, cpus_per_gpu)
     return request_memory(MemoryNeed(ranks, each, "rank", data_mib(results, study.dataset)), records, node)
 
 
@@ -171,34 +158,12 @@ def staging_memory(name: str, cpus: int, results: Path, node: NodeMemory) -> Mem
     return request_memory(need, read_records(results / "data" / name), node)
 
 
-def trees_memory(config: Config, name: str, results: Path, node: NodeMemory) -> MemoryRequest:
-    """The memory of the job of a tree study."""
-    need = MemoryNeed(1, TREES_MIB + TREE_COPIES * data_mib(results, config.trees[name].dataset), "job")
-    return request_memory(need, read_records(results / "trees" / name), node)
-
-
 def data_mib(results: Path, dataset: str | None) -> float:
     """The size of a staged dataset; 0 before it is staged."""
     if dataset is None:
         return 0.0
     files = (results / "data" / dataset).glob("*.*")
     return sum(path.stat().st_size for path in files if path.is_file()) / 2**20
-
-
-def _training_mib(spec: Train) -> float:
-    return TRAINING_MIB + PARAMETER_BYTES * 1e6 * count_parameters(spec) / 2**20
-
-
-def count_parameters(spec: Train) -> float:
-    """The approximate number of parameters of a model in millions, without torch, which takes seconds to import."""
-    if ":" in spec.model:
-        return UNKNOWN_PARAMETERS
-    width, blocks = (float(spec.model_args.get(name, default)) for name, default in (("width", 32), ("blocks", 8)))
-    if spec.model == "resnet":
-        return 18e-6 * width**2 * blocks
-    if spec.model == "cnn":
-        return 4096e-6 * width
-    return next((count for start, count in PARAMETERS.items() if spec.model.startswith(start)), OTHER_PARAMETERS)
 
 
 def _loader_mib(config: Config, dataset: str | None, cpus: int) -> float:

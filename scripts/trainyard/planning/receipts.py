@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.config.config import Config, Trees
+from trainyard.config.config import Config
 from trainyard.config.datasets import Dataset
-from trainyard.config.scaling import Scaling, ScriptScaling, TrainScaling
-from trainyard.config.trials import RESULT_VERSION, training_content
-from trainyard.utils.files import atomic_write, digest_of
+from trainyard.config.scaling import Scaling
+from trainyard.config.trials import result_digest
+from trainyard.config.user_programs import metrics_digest
+from trainyard.utils.files import atomic_write
 
 FOLDER: Final = "made_for"  # of files named as the outputs, each with the terms; empty while the output is being made
 TABLES: Final = {"sweeps": "ranking.csv", "scaling": "scaling.csv"}  # the derived table that has a receipt, by kind
@@ -66,37 +67,21 @@ def staging_terms(dataset: Dataset) -> str:
 
 
 def training_terms(study: Scaling, run: str) -> str:
-    """The terms of a run of a scaling study."""
-    if isinstance(study, TrainScaling):
-        train = study.train.model_copy(update={"lr": study.lr_at(run)})
-        what: Any = training_content(train)
-    else:
-        assert isinstance(study, ScriptScaling)
-        what = study.model_dump(include={"python", "args", "metrics"}, mode="json") | {"script": study.program}
-        what |= {"launcher": study.launcher_name, "launcher_options": study.launcher_options}
-        what |= {"env": study.env} if study.env else {}
-        what |= {"workdir": study.workdir} if study.workdir != "keep" else {}
-    return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
-
-
-def fitting_terms(study: Trees) -> str:
-    """The terms of a tree study."""
-    return study.model_dump_json(exclude={"cpus"})
+    """The terms of a run of a scaling study, whose dataset is an input of its rule."""
+    return f"{result_digest(study, run, '')} {metrics_digest(study.program_metrics)}"
 
 
 def table_terms(config: Config, kind: str, name: str) -> str:
     """The terms of the derived tables of a study, beside the results from which they are derived."""
     terms: dict[str, Any] = {}
-    if kind == "scaling":
+    if kind == "sweeps":
+        terms["target"] = config.sweeps[name].target
+    else:
         study = config.scaling[name]
         terms["scales"] = study.scales
         terms["repeats"] = study.repeats
         terms["mode"] = study.mode
         terms["gpu_hour"] = config.pricing.gpu_hour
-        if config.pricing.kwh is not None:
-            terms["kwh"] = config.pricing.kwh
-    elif kind == "sweeps":
-        terms["target"] = config.sweeps[name].target
     return json.dumps(terms)
 
 

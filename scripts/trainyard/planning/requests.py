@@ -1,20 +1,19 @@
 """What users request of a sweep while its jobs run: entries of the log of claims, which each job reads between trials.
 
-`scripts/control.py` appends all of them but `config`, which each run appends (`added_trials.py`).
+`trainyard control` appends all of them but `config` and `end`, which each run appends (`added_trials.py`).
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
 CANCELLED: Final = "a user has cancelled the trial"  # why an attempt was interrupted
-FILLED: Final = "it filled a slot that the job had no trial for"  # the same
 
 
 @dataclass(frozen=True)
 class UserRequest:
     """A request of a user."""
 
-    kind: str  # cancel, restore, first, pause, resume, jobs or config
+    kind: str  # cancel, restore, first, pause, resume, jobs, config or end
     time: float  # Unix seconds
     trial: str = ""
     jobs: int | None = None  # at most
@@ -31,6 +30,7 @@ class UserRequests:
     paused_at: float | None = None  # since when no trial starts, in Unix seconds
     jobs: int | None = None  # that run trials at the same time, at most
     configs: list[tuple[int, UserRequest]] = field(default_factory=list)  # of all runs of Snakemake, with their entries
+    ended: set[str | None] = field(default_factory=set)  # runs of Snakemake that have ended
 
     def add(self, entry: int, request: UserRequest) -> None:
         """Apply a later request."""
@@ -50,6 +50,13 @@ class UserRequests:
                 self.jobs = jobs
             case UserRequest(kind="config"):
                 self.configs.append((entry, request))
+            case UserRequest(kind="end", run=run):
+                self.ended.add(run)
+
+    @property
+    def has_last_run_ended(self) -> bool:
+        """Whether the last run of Snakemake that has worked on the sweep has ended as it should, or in an error."""
+        return any(request.run in self.ended for _, request in self.configs[-1:])
 
     def entry_of(self, run: str | None) -> int | None:
         """The entry with the config of a run of Snakemake, if there is one."""

@@ -10,21 +10,22 @@ import logging
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.metric_names import DURATION, create_study
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
+from trainyard.config.train import value_at
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, expand, in_table, make_trial, value_at, with_seed
+from trainyard.config.trials import Trial, expand, in_table, make_trial, with_seed
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
-from trainyard.planning.sweep_state import Suggestion, SweepState, Task, TrialSpace
+from trainyard.planning.task import Task
+from trainyard.planning.trial_space import Suggestion, TrialSpace
 from trainyard.planning.trial_value import judged_metrics
-from trainyard.utils.errors import UserError
 from trainyard.utils.event_log import read_clock
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import count_of
@@ -240,13 +241,13 @@ def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion
     return None
 
 
-def describe_new_search(state: SweepState) -> str:
+def describe_new_search(state: History) -> str:
     """That a search begins although trials of an earlier config have ended, and how many count; "" otherwise."""
     search, space = state.sweep.search, state.space
-    ends = {name: end for name in state.earlier_trials if (end := state.end(name))}
+    ends = [end for record in state.earlier if (end := record.end)]
     if not search or space.suggestions or not ends:
         return ""
-    drawn = [end for name, end in ends.items() if search.learns and as_drawn(space, name, state.earlier_trials[name])]
+    drawn = [end for end in ends if search.learns and as_drawn(space, end.trial, end.values)]
     goals = state.sweep.goals.keys() - {DURATION}
     counting = sum(end.outcome == TrialStatus.DIVERGED or goals <= end.metrics.keys() for end in drawn)
     return f"a new search, for which {counting} of {count_of(len(ends), 'earlier trial')} count"
@@ -269,41 +270,15 @@ class Order(Protocol):
         """A trial as a task."""
 
 
-def read_evidence(sweep: Sweep, path: str) -> list[dict[str, Any]]:
-    """The rows of a CSV file from which a search learns.
-
-    Raises:
-        UserError: it cannot be read, or has no column for a metric or for a key that is always drawn.
-    """
-    import pandas as pd  # takes a second
-
-    from trainyard.utils.csv_files import read_table
-
-    assert sweep.search is not None
-    try:
-        table = read_table(Path(path))
-    except (OSError, ValueError) as error:  # also those of pandas
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error
-        raise UserError(f"evidence: {path} cannot be read: {reason}") from error
-    always = [key for key, choice in sweep.search.values.items() if not condition_of(choice)]
-    judged = [*sweep.goals, *sweep.constraints]
-    if missing := [name for name in (*judged, *always) if name not in table]:
-        raise UserError(f"evidence: {path} has no column {missing[0]}; it has {', '.join(table)}")
-    table[judged] = table[judged].apply(pd.to_numeric, errors="coerce")  # a `nan` makes a column one of texts
-    return list(table.to_dict("records"))
-
-
 class SuggestionSource:
-    """A source of tasks that a search draws. Call `update` with every event of a trial, in any job."""
+    """A source of tasks that a search draws."""
 
-    def __init__(self, state: SweepState, order: Order, *, reread: Callable[[Attempt], object]) -> None:
-        """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
+    def __init__(self, state: History, order: Order) -> None:
         assert state.sweep.search is not None
         self._state, self._order, self._search = state, order, state.sweep.search
-        self._reread = reread
         self._study = OptunaStudy(state.sweep)
-        ends = {name: end for name in state.trials if (end := state.end(name))}
-        self._ends = {name: self._with_values(end) for name, end in ends.items()}
+        ends = [end for record in state.records if (end := record.end)]
+        self._ends = {end.trial: self._with_values(end) for end in ends}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
         self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
@@ -313,8 +288,8 @@ class SuggestionSource:
         """Configurations that are not drawn yet."""
         return self._state.space.undrawn_count
 
-    def update(self, event: TrialEvent, attempt: Attempt) -> None:
-        """Update the search with an event of an attempt at a trial."""
+    def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
+        """Take up the end of a trial, in whichever job."""
         if isinstance(event, Ended) and (
             event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
         ):
@@ -323,20 +298,19 @@ class SuggestionSource:
     def _with_values(self, end: Attempt, *, is_new: bool = False) -> Attempt:
         """An end whose metrics are the values by which trials are compared."""
         is_timed = DURATION in (*self._state.sweep.goals, *self._state.sweep.constraints)
-        # The state is that of the job's start.
-        attempts = self._order.task(end.trial).earlier if is_new and is_timed else None
-        return replace(end, metrics=judged_metrics(self._state, end, attempts))
+        if is_new and is_timed:  # which may continue earlier attempts
+            self._state.refresh()
+        return replace(end, metrics=judged_metrics(self._state, end))
 
     def _find_evidence(self) -> None:
-        """Look up what the search could have drawn: trials of the config, ended ones of earlier ones, rows of files."""
+        """Look up what the search could have drawn: trials of the config, ended ones of earlier ones."""
         state, space, found = self._state, self._state.space, dict[str, list[Suggestion]]()
         self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
         if not self._search.learns:
             return
-        earlier = {name: values for name, values in state.earlier_trials.items() if self._find_end(name)}
+        earlier = {end.trial: end.values for record in state.earlier if (end := self._find_end(record.name))}
         given = {name: trial.values for name, trial in self._configured.items()} | earlier
         others = [as_drawn(space, name, values) for name, values in given.items()]
-        others += [each for path in self._search.evidence for each in self._read_evidence(path)]
         for each in filter(None, others):
             found.setdefault(str(each.params), []).append(each)
         self._evidence = list(found.values())
@@ -344,25 +318,9 @@ class SuggestionSource:
             count = sum(map(len, self._evidence))
             log.info("search: %d trials that it has not drawn count, %d do not fit", count, len(others) - count)
 
-    def _read_evidence(self, path: str) -> Iterator[Suggestion | None]:
-        """The rows of a CSV file as if the search had drawn them; None for each other one, or without result."""
-        sweep = self._state.sweep
-        for number, row in enumerate(read_evidence(sweep, path)):
-            name, status = f"{path}:{number}", row.get("status", TrialStatus.FINISHED)
-            judged = dict.fromkeys((*sweep.goals, *sweep.constraints))
-            metrics = {metric: row[metric] for metric in judged if math.isfinite(row[metric])}
-            has_result = status == TrialStatus.FINISHED and len(metrics) == len(judged)
-            if (has_result or status == TrialStatus.DIVERGED) and (params := params_of(self._search, row)):
-                self._ends[name] = Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus(status), metrics=metrics)
-                yield Suggestion(make_trial(sweep, {key: row[key] for key in params}), name, params, {})
-            else:
-                yield None
-
     def _find_end(self, name: str) -> Attempt | None:
         """How a trial ended by the present rules, if it has."""
-        if self._state.must_reparse(end := self._state.end(name)):
-            self._reread(end)
-            end = self._state.end(name)
+        end = self._state.record(name).end
         if end is not None:
             self._ends[name] = self._with_values(end)
         return end

@@ -4,14 +4,13 @@ Ranking, answer, tables, plots, search and best.yaml take it from here.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trainyard.config.metric_names import DURATION, Mode
-from trainyard.config.train import Train
 from trainyard.config.trials import early_end
-from trainyard.planning.attempts import Attempt
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.attempts import Attempt, whole_seconds
+from trainyard.planning.history import History
 from trainyard.programs.progress import Progress
 
 
@@ -22,7 +21,9 @@ class TrialWork:
     last_epoch: float | None = None  # that it reported; None without any
     epochs: float | None = None  # in all, by its config or by what it printed; without these, the last one
     progress: Progress | None = None  # the last that it printed
-    ended_by_patience: bool = False  # of Trainyard's own loop
+    ended_by_patience: bool = False  # in Trainyard's own loop, or a fit of trees
+    best_round: float | None = None  # of a fit of trees that ended so: the last round of the model that it kept
+    units: Mapping[str, str] = field(default_factory=dict)  # of its metrics; "" for those without
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,29 @@ class TrialValue:
         """The epoch of the value, as in ` at its last epoch, 6 of 6`; "" if it has none."""
         if self.epoch is None:
             return ""
-        of = "" if self.work.epochs is None else f" of {self.work.epochs:.6g}"
-        report = "epoch," if self.epoch == self.work.last_epoch else "report, epoch"
-        return f" at its last {report} {self.epoch:.6g}{of}"
+        of, progress = "", self.work.progress
+        if self.work.epochs is not None:
+            of = f" of {self.work.epochs:.6g}"
+        if progress and progress.begins_at_0 and progress.number == self.epoch:
+            of += " counted from 0"
+        report = "last epoch," if self.epoch == self.work.last_epoch else "last report, epoch"
+        if self.epoch == self.work.best_round:
+            report = "best round,"
+        return f" at its {report} {self.epoch:.6g}{of}"
 
 
-def judged_metrics(state: SweepState, attempt: Attempt, attempts: Sequence[Attempt] | None = None) -> dict[str, float]:
+def judged_metrics(state: History, attempt: Attempt) -> dict[str, float]:
     """The value of each metric by which trials are compared, None for NaN and infinity: the last one it reported.
 
-    `attempts` are those at the trial, if more are known than in `state`.
+    `seconds` is the duration of the trial, unless a program reports its own; Trainyard's loop reports that of an epoch.
     """
-    return state.whole_metrics(attempt, attempts)
+    seconds = whole_seconds(state.record(attempt.trial).attempts, attempt)
+    found = {} if seconds is None else {DURATION: seconds}
+    return attempt.metrics | found if state.sweep.trains else found | attempt.metrics
 
 
 def value_of(
-    state: SweepState, attempt: Attempt, values: Mapping[str, float], metric: str, mode: Mode
+    state: History, attempt: Attempt, values: Mapping[str, float], metric: str, mode: Mode
 ) -> TrialValue | None:
     """The value of a metric that a trial has by an attempt with a result; None if it has not reported the metric.
 
@@ -75,28 +84,34 @@ def value_of(
     if metric not in values:
         return None
     value = values[metric]
-    reports = [EpochValue(float(row[metric]), row["epoch"]) for row in _reports(state, attempt, metric)]
     work = work_of(state, attempt)
+    rows = _reports(state, attempt, metric, until=work.best_round)
+    reports = [EpochValue(float(row[metric]), row["epoch"]) for row in rows]
     if len(reports) < 2 or reports[-1].value != value:
         return TrialValue(value, work)
     best = (max if mode == "max" else min)(reports, key=lambda report: report.value)
     return TrialValue(value, work, reports[-1].epoch, best)
 
 
-def _reports(state: SweepState, attempt: Attempt, metric: str) -> list[dict[str, float]]:
+def _reports(state: History, attempt: Attempt, metric: str, *, until: float | None) -> list[dict[str, float]]:
     """The rows of a trial that have a finite value of a metric; none of its duration, which is no epoch's."""
-    rows = [] if metric == DURATION else state.epochs_of(attempt)
-    return [row for row in rows if "epoch" in row and row.get(metric) is not None and math.isfinite(row[metric])]
+    if metric == DURATION:
+        return []
+    rows = [row for row in state.record(attempt.trial).epochs_of(attempt) if "epoch" in row]
+    if until is not None:
+        rows = [row for row in rows if row["epoch"] <= until]
+    return [row for row in rows if row.get(metric) is not None and math.isfinite(row[metric])]
 
 
-def work_of(state: SweepState, attempt: Attempt) -> TrialWork:
+def work_of(state: History, attempt: Attempt) -> TrialWork:
     """How far a trial came by an attempt with a result."""
-    spec, tries = state.trials[attempt.trial].spec, [attempt, *state.continued_by(attempt)]
+    record = state.record(attempt.trial)
+    spec, tries = record.trial.spec, [attempt, *record.continued_by(attempt)]
     last_epoch = next((each.epochs[-1].get("epoch") for each in tries if each.epochs), None)
     progress = next((each.progress for each in tries if each.progress), None)
-    epochs = last_epoch
-    if isinstance(spec, Train):
-        epochs = spec.epochs
-    elif progress and progress.number == last_epoch:
+    epochs = spec.epochs or last_epoch
+    if spec.epochs is None and progress and progress.number == last_epoch:
         epochs = progress.total
-    return TrialWork(last_epoch, epochs, progress, early_end(spec, attempt.metrics) is not None)
+    units = {name: attempt.units.get(name, "") for name in attempt.metrics}
+    best_round = attempt.metrics.get(spec.best_epoch) if spec.best_epoch else None
+    return TrialWork(last_epoch, epochs, progress, early_end(spec, attempt.metrics) is not None, best_round, units)

@@ -5,15 +5,17 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from trainyard.cluster.stop_request import StopRequest
+from trainyard.cluster.stop_request import POLL_SECONDS, StopRequest
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metric_rows import Row, RowLimiter, numeric_row, take_epoch
-from trainyard.programs.trial_messages import EpochReported, TrialEnded
+from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded
+from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import error_line
 
 INTERRUPTED_ITSELF: Final = "it called context.interrupt(), although context.time_is_up was False"
@@ -65,10 +67,12 @@ class Context:
         if self._answers.get():
             raise EndTrial(TrialStatus.STOPPED)
 
-    def end_unless_it_checks(self) -> None:
-        """End the attempt if the function has never read `time_is_up`: it would not end by itself."""
-        if not self._checks_time:
-            self._reports.put(TrialEnded(status=TrialStatus.INTERRUPTED, error="it was interrupted"))
+    def _next_report(self) -> Row | TrialEnded:
+        """The next report; the end of the attempt at a request to stop if the function has never read `time_is_up`."""
+        while self._checks_time or not self._stop_request.is_made or not self._reports.empty():
+            with suppress(queue.Empty):
+                return self._reports.get(timeout=POLL_SECONDS)
+        return TrialEnded(status=TrialStatus.INTERRUPTED, error="it was interrupted")
 
     def interrupt(self) -> NoReturn:
         """End the attempt. The next job calls the function again with the same `checkpoint_dir`."""
@@ -76,30 +80,28 @@ class Context:
 
 
 def run_function(
-    function: Callable[..., Any], config: dict[str, Any], context: Context
-) -> Generator[EpochReported, bool | None, TrialEnded]:
-    """Call a function in its own thread; send True after an epoch to stop it early.
+    function: Callable[[Any, Context], Any], config: Any, context: Context, report: ReportEpoch
+) -> TrialEnded:
+    """Call a function in its own thread; it is stopped early after an epoch for which `report` returns True.
 
     If the function returns a mapping, its numbers are further metrics.
     """
     began = time.monotonic()
     threading.Thread(target=_call, args=(function, config, context), daemon=True).start()
     latest, limiter = Row(), RowLimiter()
-    while not isinstance(report := context._reports.get(), TrialEnded):
-        latest |= report
-        limiter.add(report, complete=True)
-        stops = False
-        for row in limiter.take_rows(final=False):
-            stops = bool((yield EpochReported(row))) or stops
-        context._answers.put(stops)
-    for row in limiter.take_rows(final=True) if report.status is not TrialStatus.STOPPED else ():
-        yield EpochReported(row)
+    while not isinstance(reported := context._next_report(), TrialEnded):
+        latest |= reported
+        limiter.add(reported, complete=True)
+        verdicts = [report(EpochReported(row)) for row in limiter.take_rows(final=False)]
+        context._answers.put(any(verdicts))
+    for row in limiter.take_rows(final=True) if reported.status is not TrialStatus.STOPPED else ():
+        report(EpochReported(row))
     latest.pop("epoch", None)
-    metrics = {} if report.status is TrialStatus.INTERRUPTED else latest | report.metrics
-    return replace(report, metrics=metrics, seconds=time.monotonic() - began)
+    metrics = {} if reported.status is TrialStatus.INTERRUPTED else latest | reported.metrics
+    return replace(reported, metrics=metrics, seconds=time.monotonic() - began)
 
 
-def _call(function: Callable[..., Any], config: dict[str, Any], context: Context) -> None:
+def _call(function: Callable[[Any, Context], Any], config: Any, context: Context) -> None:
     """Call the function, and report how it ended."""
     try:
         returned = function(config, context)
@@ -108,8 +110,9 @@ def _call(function: Callable[..., Any], config: dict[str, Any], context: Context
     except EndTrial as request:
         error, by_itself = "", request.status is TrialStatus.INTERRUPTED and not context.time_is_up
         if request.status is TrialStatus.INTERRUPTED:
-            error = INTERRUPTED_ITSELF if by_itself else "it wrote a checkpoint before the end of the job"
+            error = INTERRUPTED_ITSELF if by_itself else "it ended itself before the end of the job"
         end = TrialEnded(status=request.status, error=error, interrupts_itself=by_itself)
     except BaseException as error:
-        end = TrialEnded(status=TrialStatus.FAILED, error=error_line(error), traceback=traceback.format_exc())
+        reason = str(error) if isinstance(error, UserError) else error_line(error)
+        end = TrialEnded(status=TrialStatus.FAILED, error=reason, traceback=traceback.format_exc())
     context._reports.put(end)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from trainyard.config.user_programs import Metrics
+from trainyard.programs.metric_rows import ReadingNotes
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
 LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
@@ -28,7 +29,8 @@ class MetricsFile:
     column, the rows that have changed are new.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, notes: ReadingNotes) -> None:
+        self._notes = notes
         self.error = ""  # why a part of the file cannot be read
         self.is_complete = True  # whether its end could be read
         self._path, self._state = path, tuple[int, ...]()
@@ -104,7 +106,7 @@ class MetricsFile:
             self._incomplete = b""
             self._set_error(ValueError(f"a line is longer than {LINE_BYTES} bytes"))
         rows = list[dict[str, Any]]()
-        for line in re.split("[\r\n]+", text[:end].decode(errors="replace")):
+        for line in re.findall(r"[^\r\n]+[\r\n]*", text[:end].decode(errors="replace")):
             if not line.strip():
                 continue
             try:
@@ -124,12 +126,17 @@ class MetricsFile:
         names = [cell.strip() for cell in cells]
         if self._header is None or set(self._header) <= set(names):
             self._header = names
+            for name in names:
+                if name and names.count(name) > 1:
+                    self._notes.refuse(name, f"{self._path.name} has several columns named {name}")
             return None
-        if any(names[len(self._header) :]):
+        is_cut = len(cells) < len(self._header) and not line.endswith(("\r", "\n"))  # the rest is not written yet
+        if is_cut or any(names[len(self._header) :]):
             raise ValueError(
                 f"a row has {len(cells)} cells, but the header {len(self._header)}: {line[:SHOWN_CHARACTERS]}"
             )
-        return {name: cell for name, cell in zip(self._header, names, strict=False) if cell}
+        named = zip(self._header, names, strict=False)
+        return {name: cell for name, cell in named if name and cell and name not in self._notes.unread}
 
     def _changed(self, row: dict[str, Any], *, is_numbered: bool) -> dict[str, Any] | None:
         """The row, unless it was read before at this place; with its place as the epoch, if rows were changed."""
@@ -234,29 +241,30 @@ def file_state(path: Path) -> State | None:
     return status.st_size, status.st_mtime_ns
 
 
-_OWN_FILE: Final = re.compile(r"\..*|rows\.jsonl|output(?:-\d+)?\.log(?:\.incomplete)?")
+_OWN_FILE: Final = re.compile(r"\..*|rows\.jsonl|output(?:-\d+)?\.(?:log(?:\.incomplete)?|ended)")
 
 
-def metric_files(metrics: Metrics | None, folder: Path) -> list[Path]:
-    """The files in a program's folder with its metrics, also those of earlier attempts, with the suffix BEFORE."""
-    if metrics is None or metrics.place is None:
+def metric_files(metrics: Metrics | None, folder: Path, *, earlier: bool = False) -> list[Path]:
+    """The files in a program's folder with its metrics, or the renamed ones of `earlier` attempts."""
+    if metrics is None or metrics.file is None:
         return []
-    if metrics.file:
-        found = {*folder.glob(metrics.file), *folder.glob(f"{metrics.file}{BEFORE}")}
-        found = {each for each in found if not _OWN_FILE.fullmatch(each.name)}
-    else:
-        matching = set(folder.glob(metrics.place))
+    if metrics.has_event_files:
+        matching = set(folder.glob(metrics.file))
         found = matching.union(*(each.iterdir() for each in matching if each.is_dir()))
         found = {each for each in found if "tfevents" in each.name}
-    return sorted(each for each in found if each.is_file())
+    else:
+        found = {*folder.glob(metrics.file), *folder.glob(f"{metrics.file}{BEFORE}")}
+        found = {each for each in found if not _OWN_FILE.fullmatch(each.name)}
+    return sorted(each for each in found if each.is_file() and (each.suffix == BEFORE) == earlier)
 
 
 class MatchingFiles:
     """The files that match a pattern: those of earlier attempts, the oldest first, then the newest of this one."""
 
-    def __init__(self, metrics: Metrics, folder: Path, before: Mapping[Path, State]) -> None:
+    def __init__(self, metrics: Metrics, folder: Path, before: Mapping[Path, State], notes: ReadingNotes) -> None:
         """`before`: the files in the folder before this attempt."""
         assert metrics.file is not None
+        self._notes = notes
         self._metrics, self._folder, self._pattern = metrics, folder, metrics.file
         self._before = before
         self._files: dict[Path, MetricsFile] = {}  # in the order in which they were found
@@ -266,13 +274,12 @@ class MatchingFiles:
         self.warning = ""
         if not has_wildcards(self._pattern):
             path = folder / self._pattern
-            self._files[path] = self._current = MetricsFile(path)
+            self._files[path] = self._current = MetricsFile(path, notes)
 
     @property
     def has_reported(self) -> bool:
         """Whether this attempt has written rows."""
-        files = [path for path in metric_files(self._metrics, self._folder) if path.suffix != BEFORE]
-        return self._has_new_rows and has_changed(files, self._before)
+        return self._has_new_rows and has_changed(metric_files(self._metrics, self._folder), self._before)
 
     @property
     def error(self) -> str:
@@ -288,7 +295,7 @@ class MatchingFiles:
         """The rows since the last call; with `final`, also an incomplete one of the newest file."""
         rows = list[dict[str, Any]]()
         for path in self._look(final=final):
-            self._files[path] = file = MetricsFile(path)
+            self._files[path] = file = MetricsFile(path, self._notes)
             if path in self._before:
                 rows += file.new_rows(final=False)
             else:
@@ -308,7 +315,7 @@ class MatchingFiles:
         if not has_wildcards(self._pattern) or (not final and time.monotonic() < self._looked_at + LOOK_SECONDS):
             return []
         self._looked_at = time.monotonic()
-        there = [path for path in metric_files(self._metrics, self._folder) if path.suffix != BEFORE]
+        there = metric_files(self._metrics, self._folder)
         new = {path: state[1] for path in there if path not in self._files and (state := file_state(path))}
         return sorted(new, key=lambda path: (path not in self._before, new[path], path.name))
 
@@ -318,14 +325,19 @@ def has_wildcards(pattern: str) -> bool:
     return any(character in pattern for character in "*?[")
 
 
-def suggest_pattern(pattern: str | None, left: Iterable[Path], folder: Path) -> str:
-    """A question about the file with metrics among those that a program has left; "" if there is none."""
-    names = [str(path.relative_to(folder)) for path in left if path.suffix in _SUFFIXES]
-    general = {name: re.sub(r"\d+", "*", name) for name in names}
-    same = [name for name in names if pattern is not None and general[name] == re.sub(r"\d+", "*", pattern)]
-    same = same or [name for name in names if pattern is not None and Path(name).suffix == Path(pattern).suffix]
+def suggest_pattern(pattern: str, left: Iterable[Path], folder: Path) -> str:
+    """A question about the file with metrics among those that a program has left, which `pattern` does not match.
+
+    "" if there is none.
+    """
+    matching = set(folder.glob(pattern)) if pattern else set()
+    others = [path for path in left if path.suffix in _SUFFIXES and path not in matching]
+    names = [str(path.relative_to(folder)) for path in others]
     if not names:
         return ""
+    general = {name: re.sub(r"\d+", "*", name) for name in names}
+    same = [name for name in names if general[name] == re.sub(r"\d+", "*", pattern)]
+    same = same or [name for name in names if Path(name).suffix == Path(pattern).suffix]
     chosen = (same or names)[0]
     return f"; did you mean `file: {general[chosen]}`? It left {', '.join(names[:SHOWN_FILES])}"
 
@@ -358,7 +370,7 @@ class EventFiles:
         if final or time.monotonic() >= self._looked_at + LOOK_SECONDS:
             self._looked_at = time.monotonic()
             for path in metric_files(self._metrics, self._folder):
-                if path not in self._loaders and path.suffix != BEFORE:
+                if path not in self._loaders:
                     self._loaders[path] = self._open(str(path))
         places = {path: path.parent.relative_to(self._folder).parts for path in self._loaders}
         top = min(map(len, places.values()), default=0)

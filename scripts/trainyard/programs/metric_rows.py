@@ -61,8 +61,7 @@ _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+(?:\.\d{3})*,\d+(?:[eE][+-]?\d+)?")
 
 
 def _number_in(text: str) -> Any:
-    written = text.strip().replace(MINUS, "-")
-    digits = written.removesuffix("%").rstrip()
+    digits = _digits_in(text)
     if grouped := _GROUPED.fullmatch(digits):
         digits = digits.replace(grouped["separator"], "")
     try:
@@ -73,7 +72,7 @@ def _number_in(text: str) -> Any:
         return _NOT_A_NUMBER
     if not math.isfinite(number):
         return None
-    if written.endswith("%"):
+    if text.rstrip().endswith("%"):
         return number / 100
     is_integer = re.fullmatch(r"[+-]?\d+", digits) and abs(number) <= MAX_INTEGER
     return int(digits) if is_integer else number
@@ -81,14 +80,74 @@ def _number_in(text: str) -> Any:
 
 def has_decimal_comma(text: str) -> bool:
     """Whether a text is a number with a decimal comma, as `3,2451`, which is not read."""
-    digits = text.strip().replace(MINUS, "-").removesuffix("%").rstrip()
+    digits = _digits_in(text)
     return _DECIMAL_COMMA.fullmatch(digits) is not None and _GROUPED.fullmatch(digits) is None
 
 
 def may_have_decimal_comma(text: str) -> bool:
     """Whether a text such as `7,282`, which is read as 7282, may also mean 7.282."""
-    digits = text.strip().replace(MINUS, "-").removesuffix("%").rstrip()
-    return re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", digits) is not None
+    return re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", _digits_in(text)) is not None
+
+
+def _digits_in(text: str) -> str:
+    """The number of a text without a percent sign, with a minus as Python has it."""
+    return text.strip().replace(MINUS, "-").removesuffix("%").rstrip()
+
+
+class ReadingNotes:
+    """What the readers of a program's metrics note: units, and why a metric cannot be read."""
+
+    def __init__(self) -> None:
+        self._subjects: dict[str, str] = {}  # of each metric, what its first number is of, as in `find_subject`
+        self.units: dict[str, str] = {}  # of each metric, that of its first number; "" if it has none
+        self.unread: dict[str, str] = {}  # by metric: the first reason
+        self.of_several_ranks = set[str]()  # metrics that more than one rank has printed
+        self.rank_warning = ""  # about what is taken for the lines of several ranks
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why a metric cannot be read."""
+        self.unread.setdefault(name, reason)
+
+    def note_subject(self, name: str, subject: str, problem: str, *, pattern: str = "") -> bool:
+        """Whether a number is of the same data as the first one of its metric. If not, the metric cannot be read.
+
+        They may differ in words that the `pattern` has before the group of the metric.
+        """
+        first = self._subjects.setdefault(name, subject)
+        if subject == first:
+            return True
+        before = re.sub(r"\?P<\w+>", "", pattern.partition(f"(?P<{name}>")[0])
+        differ = {*first.split()} ^ {*subject.split()}
+        is_same = all(re.search(rf"(?<![a-z]){word}", before, re.IGNORECASE) for word in differ)
+        if not is_same:
+            self.refuse(name, f"{name} is of {first or 'unnamed data'} and of {subject or 'unnamed data'}: {problem}")
+        return is_same
+
+    def note_unit(self, name: str, unit: str) -> bool:
+        """Whether a number has the unit of the first number of its metric. If not, the metric cannot be read."""
+        first = self.units.setdefault(name, unit)
+        if unit == first:
+            return True
+        self.refuse(name, f"{name} has the unit {first or 'none'} and then {unit or 'none'}, {REMEDY_FOR_UNITS}")
+        return False
+
+
+REMEDY_FOR_UNITS: Final = (
+    "which is not read: numbers with different units do not compare; have the program print the same unit always"
+)
+
+
+# What a number is of: the last kind of data that is named before it, and that it is the best of several, or their mean.
+# Both search lower-case text: with re.IGNORECASE they take three times as long, and each printed number is looked at.
+_DATA: Final = re.compile(r"(?<![a-z])(train|test|dev|eval|val|ema)(?:ing|id|idation|uation)?(?![a-z])")
+_SUMMARY: Final = re.compile(r"(?<![a-z])(best|max|mean|average|avg|std)(?![a-z])(?:\D|(?<=[@a-z])\d+){0,40}$")
+
+
+def find_subject(text: str) -> str:
+    """Which data the text before a number names, as `val` or `best val`; "" if it names none."""
+    lower = text.lower()
+    data, summary = _DATA.findall(lower), _SUMMARY.findall(lower)
+    return " ".join([*summary, *data[-1:]])
 
 
 def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.config.metric_names import is_counter, is_timing
 from trainyard.config.user_programs import Metrics, find_mismatch
 from trainyard.programs.metric_files import (
     BEFORE,
@@ -24,8 +25,10 @@ from trainyard.programs.metric_rows import (
     BURST_ROWS,
     RESUMED_BURST_ROWS,
     ROWS_PER_SECOND,
+    ReadingNotes,
     Row,
     RowLimiter,
+    find_subject,
     has_decimal_comma,
     may_have_decimal_comma,
     merge_row,
@@ -36,6 +39,7 @@ from trainyard.programs.metric_rows import (
 from trainyard.programs.output import read_saved_lines
 
 _AT_EACH_START: Final = re.compile(rf"\.ya?ml$|tfevents|\.pyc$|{re.escape(BEFORE)}$")
+_TEXTS_TELL: Final = "only a text in its rows tells which: have the program give both metrics names of their own"
 KEPT_LINES: Final = 100  # the last ones, for the error that names the part of a pattern that matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
 UNREADABLE_REMEDY: Final = (
@@ -68,8 +72,9 @@ class MetricsCollector:
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
         self.section, self.folder = metrics, folder
+        self._notes = ReadingNotes()
         self._parser = PatternParser(
-            metrics.compiled if metrics else [], ranks=ranks, hold_first_row=hold_first_row, is_whole=began is not None
+            metrics.compiled if metrics else [], self._notes, ranks=ranks, hold_first_row=hold_first_row
         )
         self._row_count, self._hold_first_row = 0, hold_first_row
         self._epoch: float | None = None  # the last one that was reported
@@ -78,7 +83,9 @@ class MetricsCollector:
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._has_printed = False, False
         self._said = set[str]()  # warnings
-        self._number_warning = ""
+        self._comma_warning = ""
+        self._words: dict[str, tuple[Any, dict[str, str]]] = {}  # by metric: epoch and texts of the last row with it
+        self._text_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
         # The files of earlier attempts, without which this one has reported nothing.
         self._before, self._resumes = dict[Path, State](), resumes
@@ -86,13 +93,12 @@ class MetricsCollector:
             self._before = file_states(folder, until=math.inf if began is None else began)
         elif metrics:
             for path in metric_files(metrics, folder):
-                if path.suffix != BEFORE:
-                    path.rename(path.with_name(f"{path.name}{BEFORE}"))
+                path.rename(path.with_name(f"{path.name}{BEFORE}"))
         self._file: MatchingFiles | EventFiles | None = None
-        if metrics and metrics.tensorboard:
+        if metrics and metrics.has_event_files:
             self._file = EventFiles(metrics, folder, self._before)
         elif metrics and metrics.file:
-            self._file = MatchingFiles(metrics, folder, self._before)
+            self._file = MatchingFiles(metrics, folder, self._before, self._notes)
 
     @property
     def error(self) -> str:
@@ -105,16 +111,17 @@ class MetricsCollector:
 
         Only after the `final` call of `new_rows`.
         """
-        if self._parser.error:
-            return self._parser.error
         if self._file and not self._file.is_complete:
             return self.error
         if self.section is None or self._has_reported:
             return ""
-        where = self.section.place or f"its output by {' and '.join(self.section.patterns)}"
+        for problem in self.unread.values():
+            return problem
+        where = self.section.file or f"its output by {' and '.join(self.section.patterns)}"
         places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
         place = next(filter(None, places), "")
-        left = suggest_pattern(self.section.file, self._left_files, self.folder) if not self.section.tensorboard else ""
+        is_text = not self.section.has_event_files
+        left = suggest_pattern(self.section.file or "", self._left_files, self.folder) if is_text else ""
         return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}{left}"
 
     @property
@@ -123,7 +130,7 @@ class MetricsCollector:
 
         Only after the `final` call of `new_rows`, and if it succeeded.
         """
-        has_problem = self._parser.error or (self._file and not self._file.is_complete)
+        has_problem = self.unread or (self._file and not self._file.is_complete)
         return self._resumes and not has_problem and not self._has_reported and not self._left_files
 
     @property
@@ -138,9 +145,19 @@ class MetricsCollector:
         return sorted(path for path in left if not _AT_EACH_START.search(path.name))
 
     @property
+    def unread(self) -> dict[str, str]:
+        """By metric: why its values cannot be read, or do not compare. They do not count."""
+        return self._notes.unread
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units of the metrics that have one, such as `ms` or `%`."""
+        return {name: unit for name, unit in self._notes.units.items() if unit}
+
+    @property
     def of_several_ranks(self) -> set[str]:
         """The metrics that more than one rank has printed. Only after the `final` call of `new_rows`."""
-        return self._parser.of_several_ranks
+        return self._notes.of_several_ranks
 
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
@@ -159,8 +176,9 @@ class MetricsCollector:
         if self._file:
             new += self._file.new_rows(final=final and not torn)
         for row in new:
-            self._number_warning = self._number_warning or _warn_of_commas(row)
             numbers = numeric_row(row)
+            for name in self._find_unread(row, numbers):
+                del numbers[name]
             if not numbers:
                 continue
             self._row_count += 1
@@ -172,25 +190,52 @@ class MetricsCollector:
             self.latest |= numbers
             epoch_row: Row = {"epoch": epoch, **numbers}
             self._limiter.add(epoch_row, complete=complete)
+        for name in self.unread if final else ():
+            self.latest.pop(name, None)
         return self._limiter.take_rows(final=final)
+
+    def _find_unread(self, row: Mapping[str, Any], numbers: Row) -> list[str]:
+        """The numbers of a row that do not count: they have another unit, or are of other data, than those before."""
+        texts = {name: value.strip() for name, value in row.items() if isinstance(value, str)}
+        for name, text in texts.items():
+            if has_decimal_comma(text):
+                problem = f"{text} has a decimal comma; have the program print a decimal point"
+                self._notes.refuse(name, f"{name} is not read: {problem}")
+            elif may_have_decimal_comma(text) and not self._comma_warning:
+                self._comma_warning = f"{name}: the comma in {text} is taken to separate thousands"
+        if not self._file:
+            return []  # the parser of lines has looked at units and at the words before each number
+        words = {key: text for key, text in texts.items() if key not in numbers and not re.search(r"\d", text)}
+        subject = next(filter(None, map(find_subject, filter(str.isidentifier, words.values()))), "")
+        epoch, unread = numbers.get("epoch"), list[str]()
+        for name in numbers:
+            if is_counter(name) or is_timing(name):
+                continue
+            known_epoch, known = self._words.get(name, (None, words))
+            self._words[name] = epoch, words
+            for key in words if epoch is not None and epoch == known_epoch else ():
+                if known.get(key, words[key]) != words[key] and not self._text_warning:
+                    differ = f"{known[key]!r} and {words[key]!r}"
+                    self._text_warning = f"{name}: rows of one epoch differ in {key}, {differ}: the last counts"
+            is_read = self._notes.note_subject(name, subject, _TEXTS_TELL)
+            if is_read and numbers[name] is not None:
+                is_read = self._notes.note_unit(name, "%" if texts.get(name, "").endswith("%") else "")
+            if not is_read:
+                unread.append(name)
+        return unread
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warnings = [self._parser.warning, self._parser.rank_warning, self._file.warning if self._file else ""]
-        warnings += [self._number_warning, self.error if self._is_final else ""]
+        warnings = [self._comma_warning, self._text_warning, *self.unread.values(), self._notes.rank_warning]
+        warnings += [self._file.warning if self._file else "", self.error if self._is_final else ""]
         new = next((each for each in warnings if each and each not in self._said), "")
         self._said |= {new} - {""}
         return new
 
 
-def _warn_of_commas(row: Mapping[str, Any]) -> str:
-    """A warning about the first value of a row with a comma that is not read, or may mean something else."""
-    for name, value in row.items():
-        if isinstance(value, str) and has_decimal_comma(value):
-            return f"{name} is not read: {value} has a decimal comma; have the program print a decimal point"
-        if isinstance(value, str) and may_have_decimal_comma(value):
-            return f"{name}: the comma in {value} is taken to separate thousands"
-    return ""
+def first_unread(unread: Mapping[str, str], judged: Iterable[str]) -> str:
+    """Why one of the metrics that judge a trial cannot be read; "" if all can."""
+    return next((unread[name] for name in judged if name in unread), "")
 
 
 @dataclass(frozen=True)
@@ -200,6 +245,8 @@ class ParsedOutput:
     rows: list[Row] = field(default_factory=list)
     metrics: Row = field(default_factory=dict)  # the last value of each
     missing: str = ""  # why there are none
+    unread: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`
+    units: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`
     warning: str = ""
     counts_epochs: bool = False  # as in `MetricsCollector`
     had_nothing_to_do: bool = False  # as in `MetricsCollector`
@@ -237,6 +284,8 @@ def parse_saved_output(
         rows,
         collector.latest,
         collector.missing,
+        collector.unread,
+        collector.units,
         collector.take_warning(),
         collector.counts_epochs,
         collector.had_nothing_to_do,

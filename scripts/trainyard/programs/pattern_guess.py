@@ -1,8 +1,7 @@
 """A first pattern for the metrics of a program, guessed from the output of a short run.
 
-A guess may be a decoy: a threshold beside a score, the loss of a generator before the FID, a score of something that is
-one of several. So a guessed metric varies while the program runs, is reported until its end, and is the only one of its
-name.
+A guess may be a decoy, and is said to be a guess. A guessed metric varies while the program runs, is reported until its
+end, and rather tells of held-out data, or is a score, than of training.
 """
 
 import re
@@ -15,7 +14,7 @@ from typing import Any, Final
 from trainyard.config.metric_names import guess_mode, is_counter
 from trainyard.config.user_programs import NUMBER, Metrics
 from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metric_rows import has_decimal_comma, numeric_row
+from trainyard.programs.metric_rows import ReadingNotes, has_decimal_comma, numeric_row
 
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
 # A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
@@ -32,11 +31,6 @@ _BATCH: Final = re.compile(r"(?<!epoch)(?<!epoch[ :])(?<!epoch: )\[\s*\d+/\d+", 
 _EPOCH: Final = re.compile(r"\bepoch\W{0,3}(\d+)", re.IGNORECASE)
 _PROGRESS: Final = re.compile(r"(?<![\d.])(\d+)/\d+")
 _SENTENCE: Final = re.compile(rf"(?P<name>accuracy|loss)\b[^:=]*[:=] *(?P<value>{NUMBER})$", re.IGNORECASE)
-# A name, what it is measured on, and the number: as pycocotools and others print average precisions.
-_TITLED: Final = [
-    re.compile(rf"\((?P<name>[A-Za-z]\w*)\)\s*@?\[(?P<of>[^\]]*)\]\s*[=:]\s*(?P<value>{NUMBER})$"),
-    re.compile(rf"\b(?P<name>m?A[PR])\s*@\s*(?P<of>IoU=[\d.]+(?::[\d.]+)?)\s*[=:]\s*(?P<value>{NUMBER})$"),
-]
 # A score that is named by its data only, as in `Loss: 1.9, Train: 0.5, Val: 0.4`.
 _BARE: Final = re.compile(
     rf"\b(?P<name>val|valid|validation|test|dev)\s*[:=]\s*(?P<value>{NUMBER})(?!\s*/)", re.IGNORECASE
@@ -49,8 +43,10 @@ _SCORES: Final = frozenset((
     "correlation", "prec",
 ))  # fmt: skip
 _PRECISION_AT: Final = re.compile(r"m?ap\d+")  # map50
-_QUALITIES: Final = frozenset(("fid", "kid", "fvd", "lpips", "wer", "cer", "ter"))  # low ones are good
-_OF_EVALUATION: Final = _QUALITIES | {"map", "miou", "bleu", "rouge", "psnr", "ssim"}  # whatever the data is called
+# Of held-out data, whatever it is called.
+_OF_EVALUATION: Final = frozenset((
+    "fid", "kid", "fvd", "lpips", "wer", "cer", "ter", "map", "miou", "bleu", "rouge", "psnr", "ssim",
+))  # fmt: skip
 # Beside the word loss: a part of the loss, or of an adversarial pair, which may rise while the model gets better.
 _PARTS: Final = frozenset((
     "g", "d", "gen", "disc", "generator", "discriminator", "adv", "adversarial", "critic", "actor", "policy", "value",
@@ -70,27 +66,16 @@ _SETTINGS: Final = frozenset((
 ))  # fmt: skip
 _PLAIN: Final = re.compile(r"[\s\w,;:|/()\[\]{}=\"'%.<>-]{0,24}")  # what may stand between two metrics as it is
 _SPECIAL: Final = re.compile(r"([.^$*+?{}\[\]\\|()])")  # in a regular expression
-_LETTERS: Final = re.compile(r"[A-Za-z]+")
-_ITERATION: Final = r"\b(?i:iteration|iter|step)\s+(?P<epoch>\d+)\s*/\s*\d+"
 _SPACES: Final = re.compile(r"\\s\+| +(?!\*)")  # in a pattern
-_MOST_TITLED: Final = 2
-# Words that may differ between lines of one kind, and such as are the data of another metric.
-_NO_SUBJECT: Final = frozenset((
-    "true", "false", "none", "yes", "no", "info", "warning", "debug", "error", "its", "sit", "min", "sec", "ms", "kb",
-     "mb", "gb", "mib", "gib", "best", "new", "train", "training", "val", "valid", "validation", "test", "testing",
-    "eval", "evaluation", "dev",
-))  # fmt: skip
-_OF_GAMES: Final = frozenset(("return", "returns", "reward", "rewards", "rew"))  # on scales that cannot be compared
 MOST_NAMED: Final = 3
-NONE: Final = -1.0  # pycocotools prints it where there is nothing to measure
 
 
 @dataclass(frozen=True)
 class GuessedMetrics:
     """A pattern that finds metrics, the line that shows it, and the metric that tells how good a trial is."""
 
-    pattern: str | list[str]
-    sample: str | list[str]
+    pattern: str
+    sample: str
     metric: str
     values: tuple[float | None, ...] = ()  # of the metric, in the order of the output
 
@@ -100,13 +85,13 @@ class NoMetric:
     """The metrics of an output that do not rank trials, and why."""
 
     constant: set[str] = field(default_factory=set)  # the same value in all reports
-    mixed: dict[str, str] = field(default_factory=dict)  # of several subjects, such as games: by metric, a sentence
+    mixed: str = ""  # a sentence about one of two kinds of data
     parts: set[str] = field(default_factory=set)  # training losses that may rise while the model gets better
 
     def __str__(self) -> str:
         """One sentence about the most important of them; "" if there are none."""
-        for sentence in self.mixed.values():
-            return sentence
+        if self.mixed:
+            return self.mixed
         if self.parts:
             names = ", ".join(sorted(self.parts)[:MOST_NAMED])
             return f"it reports only parts of a training loss ({names}), which do not tell how good a model is"
@@ -124,21 +109,8 @@ class _Line:
     pattern: str
     row: Mapping[str, float | int | None]  # without the epoch
     has_epoch: bool
-    at: int  # its place among the lines with metrics
-    title: str = ""
+    at: int = 0  # its place among the lines with metrics
     epoch: str = ""  # the last number of an epoch in the output, if there is one
-    is_summary: bool = False  # only metrics, right behind those of a batch of held-out data
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it has nothing before its metrics but signs, as `* acc 0.5`."""
-        first = _PAIR.search(self.text)
-        return not self.has_epoch and first is not None and not re.search(r"\w", self.text[: first.start()])
-
-    @property
-    def is_held_out_batch(self) -> bool:
-        """Whether it counts the batches of held-out data."""
-        return _BATCH.search(self.text) is not None and any(map(is_held_out, self.row))
 
 
 def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> GuessedMetrics | None:
@@ -151,58 +123,48 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
         if named := _EPOCH.search(text):
             epoch = named[1]
         if line and not (found and found[-1].text == text):
-            is_summary = bool(found) and line.is_bare and found[-1].is_held_out_batch
-            found.append(replace(line, at=len(found), epoch=epoch, is_summary=is_summary))
+            found.append(replace(line, at=len(found), epoch=epoch))
     kinds = dict[str, list[_Line]]()
     for line in found:
         kinds.setdefault(_SPACES.sub(" ", line.pattern), []).append(line)
-    for metric, kind in _candidates(list(kinds.values()), rejected):
-        if any(tells_more(other, metric) for other in rejected.mixed):
-            return None  # what is left is a decoy
-        if subjects := _subjects(kind, metric, found):
-            names = ", ".join(subjects)
-            rejected.mixed[metric] = f"it has {metric} of {names}: have it print the one number that ranks, as a mean"
-        elif not is_held_out(metric) and _has_two_phases(kind):
-            rejected.mixed[metric] = (
-                f"it prints {metric} twice per epoch in lines of one form, as of training and of test data: "
-                "have it print a word as `test` in those that rank"
-            )
-        elif kind[0].title:
-            return _of_titles(kind[0], found)
-        else:
-            values = tuple(line.row[metric] for line in kind)
-            pattern = _common_pattern(kind, found)
-            pattern = pattern if kind[0].has_epoch else _with_iteration(pattern, kind)
-            return GuessedMetrics(pattern, kind[-1].text, metric, values)
-    return None
+    best = _best_candidate(list(kinds.values()), rejected)
+    if best is None:
+        return None
+    metric, kind = best
+    if not is_held_out(metric) and _has_two_phases(kind):
+        rejected.mixed = (
+            f"it prints {metric} twice per epoch in lines of one form, as of training and of test data: "
+            "have it print a word as `test` in those that rank"
+        )
+        return None
+    values = tuple(line.row[metric] for line in kind)
+    return GuessedMetrics(_common_pattern(kind, found), kind[-1].text, metric, values)
 
 
-def _candidates(kinds: Sequence[list[_Line]], rejected: NoMetric) -> list[tuple[str, list[_Line]]]:
-    """The metrics of all kinds of lines that vary, each with its kind; the one that tells most first."""
+def _best_candidate(kinds: Sequence[list[_Line]], rejected: NoMetric) -> tuple[str, list[_Line]] | None:
+    """The metric of all kinds of lines that tells most, with its kind, if one varies."""
     total = sum(map(len, kinds))
     repeated = [kind[0].at for kind in kinds if _varies(kind)]
     valued = list[tuple[tuple[Any, ...], str, list[_Line]]]()
     for kind in kinds:
-        is_single = len({line.text for line in kind}) == 1
-        if is_single and repeated and kind[-1].at < min(repeated):
+        if repeated and kind[-1].at < min(repeated):
             continue  # before the training: of the settings, or of weights from elsewhere
         for name in kind[0].row:
             values = [line.row[name] for line in kind]
-            is_constant = len(values) > 1 and len(set(values)) == 1 and (bool(repeated) or not is_single)
-            if is_constant or (values == [NONE] and guess_mode(name) == "max"):
+            if len(values) > 1 and len(set(values)) == 1:
                 rejected.constant.add(name)
-                continue
-            if _is_decoy(name):
+            elif _is_decoy(name):
                 rejected.parts.add(name)
-                continue
-            is_summary = all(line.is_summary for line in kind)
-            is_evaluated, worth, *rest = _merit(name)
-            data = (_is_late(kind, total), is_evaluated or is_summary)
-            often = (is_summary, not _is_of_batches(kind))
-            value = (*data, worth, *often, *rest, kind[0].has_epoch, len(kind) > 1, len(kind[0].row))
-            valued.append((value, name, kind))
-    valued.sort(key=lambda each: each[0], reverse=True)
-    return [(name, kind) for _, name, kind in valued]
+            else:
+                is_of_epochs = not _is_of_batches(kind)
+                is_evaluated, worth, is_not_of_training, *rest = _merit(name)
+                rank = is_evaluated + is_of_epochs
+                value = (_is_late(kind, total), rank, worth, is_not_of_training, is_of_epochs, *rest)
+                valued.append(((*value, kind[0].has_epoch, len(kind), kind[-1].at), name, kind))
+    if not valued:
+        return None
+    _, metric, kind = max(valued, key=lambda each: each[0])
+    return metric, kind
 
 
 def best_metric(names: Iterable[str], rejected: NoMetric | None = None) -> str:
@@ -259,17 +221,15 @@ def _is_decoy(name: str) -> bool:
 
 
 def _merit(name: str) -> tuple[bool, int, bool, bool, bool]:
-    """Of held-out data before training data, and a score before a loss."""
+    """Of held-out data before training data, a score before a loss, and the latest value before one derived from it."""
     parts = {part.partition("@")[0] for part in _parts(_CROSS_ENTROPY.sub("loss", name))}
     is_evaluated = is_held_out(name) or not _OF_EVALUATION.isdisjoint(parts) or any(map(_PRECISION_AT.fullmatch, parts))
     kind = 1
     if guess_mode(name) == "max":
-        kind = 3
-    elif not _QUALITIES.isdisjoint(parts):
         kind = 2
     elif not _PARTS.isdisjoint(parts):
         kind = 0
-    return is_evaluated, kind, _DERIVED.isdisjoint(parts), "test" not in parts, "train" not in parts
+    return is_evaluated, kind, "train" not in parts, _DERIVED.isdisjoint(parts), "test" not in parts
 
 
 def _varies(kind: Sequence[_Line]) -> bool:
@@ -277,74 +237,28 @@ def _varies(kind: Sequence[_Line]) -> bool:
 
 
 def _is_late(kind: Sequence[_Line], total: int) -> bool:
-    """Whether lines of a kind come until the end of the output, as far as they come regularly."""
-    first, last = kind[0].at, kind[-1].at
-    period = (last - first) / max(1, len(kind) - 1)
-    return len(kind) == 1 or 2 * last >= total or total - last <= 2 * period + 1
+    """Whether lines of a kind come until the second half of the output, if they come more than once."""
+    return len(kind) == 1 or 2 * kind[-1].at >= total
 
 
 def _is_of_batches(kind: Sequence[_Line]) -> bool:
     """Whether lines of a kind come several times in a row, and then others."""
-    steps = {after.at - line.at for line, after in pairwise(kind)}
-    return len(steps) > 1 and 1 in steps
+    return any(after.at == line.at + 1 for line, after in pairwise(kind))
 
 
 def _has_two_phases(kind: Sequence[_Line]) -> bool:
-    """Whether what lines of a kind count, as batches, begins anew in each epoch, or some of them are summaries."""
-    if len({line.is_summary for line in kind}) > 1:
-        return True
-    phases, before = dict[str, int](), -1
+    """Whether lines of a kind come in two parts of each epoch; in each, what they count, as batches, begins anew."""
+    phases, before = dict[str, int](), (-1, -1)  # by epoch; the count and the place of the line before
     for line in kind:
-        counts = _PROGRESS.findall(line.text)
-        if not counts or not line.epoch:
+        if not line.epoch:
             return False
-        count = int(counts[-1])
-        if line.epoch not in phases:
-            phases[line.epoch] = 1
-        elif count < before:
-            phases[line.epoch] += 1
-        before = count
-    return min(list(phases.values())[:-1] or phases.values()) > 1
-
-
-def _subjects(kind: Sequence[_Line], metric: str, lines: Sequence[_Line]) -> list[str]:
-    """The words by which lines with a metric differ before it, as the names of games; [] if it has one subject."""
-    if kind[0].title:
-        return []
-    word = metric.rpartition("_")[2]
-    like = [line for line in lines if any(name.rpartition("_")[2] == word for name in line.row)]
-    own, differing = _words_before(kind[-1].text, word), list[str]()
-    for line in like:
-        words = _words_before(line.text, word)
-        if len(words) != len(own):
-            continue
-        differ = [(one, other) for one, other in zip(own, words, strict=True) if one != other]
-        if len(differ) != 1 or any(len(each) == 1 or each.lower() in _NO_SUBJECT for each in differ[0]):
-            continue
-        is_in_name = differ[0][0].lower() in "".join(_LETTERS.findall(metric))  # macro_f1 beside micro_f1
-        if not is_in_name or word in _OF_GAMES:
-            differing += differ[0]
-    return list(dict.fromkeys(differing))
-
-
-def _words_before(text: str, word: str) -> list[str]:
-    """The words of a line before the last occurrence of one of them, each by its letters."""
-    before = text[: max(text.lower().rfind(word), 0)]
-    tokens = ("".join(_LETTERS.findall(token)) for token in re.split(r"[\s=:,;|]+", before))
-    return [token for token in tokens if token]
-
-
-def _of_titles(first: _Line, lines: Sequence[_Line]) -> GuessedMetrics:
-    """Patterns for the first lines with a name, which differ by what it is measured on."""
-    (name,) = first.row
-    titled = {line.pattern: line for line in lines if line.title and name in line.row and line.row[name] != NONE}
-    chosen, patterns = list(titled.values())[:_MOST_TITLED], list[str]()
-    for line in chosen:
-        qualifiers = [word for word in line.title.split() if word not in chosen[0].title.split()]
-        own = re.sub(r"\W+", "_", "_".join([name, *qualifiers])).lower()
-        patterns.append(line.pattern.replace(f"(?P<{name}>", f"(?P<{own}>"))
-    values = tuple(line.row[name] for line in lines if line.pattern == chosen[0].pattern)
-    return GuessedMetrics(patterns, [line.text for line in chosen], name, values)
+        counts = _PROGRESS.findall(line.text)
+        count = int(counts[-1]) if counts else 0
+        is_anew = count < before[0] or (not counts and line.at > before[1] + 1)
+        phases[line.epoch] = phases.get(line.epoch, 0) + (line.epoch not in phases or is_anew)
+        before = count, line.at
+    whole = list(phases.values())[:-1] or phases.values()
+    return set(whole) == {2}
 
 
 def _common_pattern(kind: Sequence[_Line], lines: Sequence[_Line]) -> str:
@@ -353,7 +267,8 @@ def _common_pattern(kind: Sequence[_Line], lines: Sequence[_Line]) -> str:
     if any(line.pattern != pattern for line in kind):  # by their spaces
         pattern = _SPACES.sub(r"\\s+", pattern)
     match = _compiled(pattern).search(kind[-1].text)
-    before = kind[-1].text[: match.start()] if match else ""
+    assert match is not None
+    before = kind[-1].text[: match.start()]
     own = {line.at for line in kind}
     others = [line.text for line in lines if line.at not in own]
     for exact in (pattern, rf"(?<!\w){pattern}", f"^{_escape(before)}{pattern}"):
@@ -363,31 +278,12 @@ def _common_pattern(kind: Sequence[_Line], lines: Sequence[_Line]) -> str:
     return pattern
 
 
-def _with_iteration(pattern: str, kind: Sequence[_Line]) -> str:
-    """The pattern with an iteration of a total, such as `iteration 4/10`, as the epoch, if no line repeats one."""
-    extended = f"{_ITERATION}.*?{pattern}"
-    matches = [_compiled(extended).search(line.text) for line in kind]
-    counts = [int(match["epoch"]) for match in matches if match]
-    is_counted = len(counts) == len(kind) > 1 and counts == sorted(set(counts))
-    return extended if is_counted else pattern
-
-
 def _compiled(pattern: str) -> re.Pattern[str]:
     return Metrics(pattern=pattern).compiled[0]
 
 
 @lru_cache(maxsize=4096)  # the lines of a progress bar come again
-def _read_line(text: str) -> _Line | None:
-    if titled := next(filter(None, (kind.search(text) for kind in _TITLED)), None):
-        name = titled["name"].lower()
-        before = text[titled.start() : titled.start("value")]
-        pattern = re.sub(r"\s{2,}", r"\\s+", _SPECIAL.sub(r"\\\1", before)) + f"(?P<{name}>{{number}})"
-        row = numeric_row({name: titled["value"]})
-        return _Line(text, pattern, row, has_epoch=False, at=0, title=titled["of"]) if _metric_name(name) else None
-    return _guess(text)
-
-
-def _guess(line: str) -> _Line | None:
+def _read_line(line: str) -> _Line | None:
     """The pattern for a line, if it has a metric. Numbers that are none of them may be any number."""
     pairs = _pairs(line, _PAIR)
     if any(guess_mode(name) == "min" for _, name in pairs) and not any(is_held_out(name) for _, name in pairs):
@@ -402,7 +298,7 @@ def _guess(line: str) -> _Line | None:
     pairs = [(pair, name) for pair, name in pairs if pair not in epochs[1:]]
     words = _find_data(line, pairs)
     names = [f"{word[0].lower()}_{name}" if word else name for (_, name), word in zip(pairs, words, strict=True)]
-    if set(names) <= {"epoch"} or len(set(names)) < len(names):
+    if set(names) <= {"epoch"}:
         return None
     end, pattern = min(each.start() for each in (pairs[0][0], *words) if each), ""
     for (pair, _), name in zip(pairs, names, strict=True):
@@ -415,7 +311,7 @@ def _guess(line: str) -> _Line | None:
     if row.keys() != set(names):
         return None
     has_epoch = row.pop("epoch", None) is not None
-    return _Line(line, pattern, row, has_epoch, at=0)
+    return _Line(line, pattern, row, has_epoch)
 
 
 def _pairs(line: str, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
@@ -479,7 +375,8 @@ def _row(pattern: str, line: str) -> dict[str, float | int | None]:
         metrics = Metrics(pattern=pattern, sample=line)
     except ValueError:
         return {}
-    parser = PatternParser(metrics.compiled)
+    notes = ReadingNotes()
+    parser = PatternParser(metrics.compiled, notes)
     parser.add_line(line)
     rows = parser.take_rows(final=True)
-    return numeric_row(rows[0]) if len(rows) == 1 and not parser.warning else {}
+    return numeric_row(rows[0]) if len(rows) == 1 and not notes.unread else {}

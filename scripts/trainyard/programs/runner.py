@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from trainyard.programs.metric_rows import Row
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output import OutputReader
 from trainyard.programs.script_options import find_switches
-from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
+from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
@@ -70,12 +70,11 @@ class ProgramRun:
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
     on_line: Callable[[str], object] = lambda line: None  # called in a thread, with each line of its output
     records_end: bool = False  # by its guard, as in `ProcessGuard.start`
-    is_srun: bool = False
-    overdue_code: Callable[[], int | None] = lambda: None  # its exit code, once it should have ended and has not
+    overdue_code: Callable[[], int | None] | None = None  # of srun: its exit code, once it should have ended
 
 
-def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
-    """Run a program; send True after an epoch to stop it early.
+def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch = lambda epoch: False) -> TrialEnded:
+    """Run a program; it is stopped early after an epoch for which `report` returns True.
 
     With `metrics`, a program that reports none is `unreadable`, unless nothing was left to do for it. While it ends in
     its grace period, its output is read on: it may report the epoch that it saves.
@@ -97,16 +96,17 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
                 status, reason = _check_limits(run, began, paused, process.ended_at)
                 if status is not TrialStatus.RUNNING:
                     read_until = time.monotonic() + run.grace_seconds
-                    if run.is_srun:  # at SIGTERM, it would kill its tasks
+                    if run.overdue_code:  # at SIGTERM, srun would kill its tasks
                         process.send_signal(GENTLE_SIGNAL)
                     else:
                         process.request_end(run.grace_seconds)
-            if (overdue := run.overdue_code()) is not None:
+            overdue = run.overdue_code() if run.overdue_code else None
+            if overdue is not None:
                 log.warning("%s", SRUN_ENDED)
                 grace_seconds = min(grace_seconds, OVERDUE_SECONDS)
                 break
             for row in metrics.new_rows():
-                stops = yield EpochReported(row, warning=metrics.take_warning())
+                stops = report(EpochReported(row, warning=metrics.take_warning()))
                 has_ended = not is_running or process.ended_at is not None  # a verdict can take a while
                 if stops and not has_ended and status is TrialStatus.RUNNING:
                     status = TrialStatus.STOPPED
@@ -119,7 +119,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         metrics.add_line(output.rest)
     if status is not TrialStatus.STOPPED:
         for row in metrics.new_rows(final=True, torn=exit_code != 0):
-            yield EpochReported(row, warning=metrics.take_warning())
+            report(EpochReported(row, warning=metrics.take_warning()))
     if status is TrialStatus.RUNNING:
         status, reason = _judge_exit(run, process, output, exit_code)
     latest = metrics.latest
@@ -139,6 +139,8 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard) -> Generator[EpochRep
         output=str(run.output),
         tail=tail,
         progress=output.progress,
+        units=metrics.units or None,
+        unread=metrics.unread,
         metrics_digest=metrics_digest(metrics.section),
     )
 

@@ -5,19 +5,20 @@ Reported is only what is certain from the source: an assignment whose value depe
 
 import ast
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
 from trainyard.programs.script_options import Script, ScriptOption
-from trainyard.programs.script_source import Source, SourceFile, arguments, literal, method
-from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript
+from trainyard.programs.script_source import SourceFile, arguments, literal, method
+from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
 
-Topic = Literal["gpu", "port", "requeue", "signal", "settings", "folder", "memory"]
+Topic = Literal["gpu", "port", "requeue", "signal", "settings", "memory", "exit"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_PORT_OPTION: Final = re.compile(r"--?(?:master[-_]port|main[-_]process[-_]port)(?:=(\d+))?")
+_PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
 _TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
 _MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port)\b|\bPET_\w+=")
 _FIXED_ADDRESS: Final = re.compile(r"tcp://[^{}$]*:(\d+)")
@@ -31,56 +32,42 @@ class ScriptFinding:
 
     topic: Topic
     path: Path | None  # None for the command in the config
-    line: int  # the first
+    line: int
     message: str
     remedy: str
-    further_lines: tuple[int, ...] = ()
 
     @property
     def where(self) -> str:
-        """The file and lines, as in `train.py, line 10`; "the command" for the command itself."""
-        if self.path is None:
-            return "the command"
-        lines = ", ".join(map(str, (self.line, *self.further_lines)))
-        return f"{self.path}, line{'s' if self.further_lines else ''} {lines}"
+        """The file and line, as in `train.py, line 10`; "the command" for the command itself."""
+        return "the command" if self.path is None else f"{self.path}, line {self.line}"
 
 
 def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]]) -> list[ScriptFinding]:
-    """What a command and the scripts that it starts do, each problem of a file once."""
-    problems = list(find_line_problems(started.lines))
+    """What a command and the scripts that it starts do, each problem of a file where it is first."""
+    problems = list(_line_problems(started.lines))
+    for path, lines in groupby(started.lines, lambda line: line.path):
+        if path is not None:
+            problems += _exit_problems(list(lines))
     for part, script in scripts:
-        problems += find_script_problems(script, part)
-    merged = dict[tuple[Topic, Path | None, str], ScriptFinding]()
-    if any(variable.partition("=")[0] in line.text for line in started.lines for _, variable in _GREEDY.values()):
-        problems = [problem for problem in problems if problem.topic != "memory"]
+        for file in script.source.files:
+            for look in _LOOKS:
+                problems += look(file, script, part)
+    first = dict[tuple[Path | None, str], ScriptFinding]()
     for problem in problems:
-        key = (problem.topic, problem.path, problem.message)
-        first = merged.setdefault(key, problem)
-        if problem.line not in (first.line, *first.further_lines):
-            merged[key] = replace(first, further_lines=(*first.further_lines, problem.line))
-    return list(merged.values())
+        first.setdefault((problem.path, problem.message), problem)
+    return list(first.values())
 
 
-def find_script_problems(script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
-    """What a Python script does, given the words that it gets."""
-    for file in script.files:
-        for look in _LOOKS:
-            yield from look(file, script, started)
-    if script.source:
-        yield from _ignored_settings(script.source, script, started)
-
-
-def find_line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
+def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
     """What the lines of a command, and of the scripts for a shell that it starts, do."""
     for line in lines:
-        text = re.sub(r"(^|\s)#.*", "", line.text)
+        text = line.text
         at = (line.path, line.number)
         assigned = re.search(rf"\b{VISIBLE}=['\"]?(\d[\d,]*)", text)
         if assigned:
             message = f"{VISIBLE} is set to {assigned[1]}, so that all trials run on that GPU"
             yield ScriptFinding("gpu", *at, message, "remove it: each trial sees its own GPUs")
-        port = re.search(r"\bMASTER_PORT=['\"]?(\d+)", text) or _port_of(text.split())
-        if port:
+        if port := _PORT.search(text):
             message = f"port {port[1]} is the same for all trials, and only one of a node can have it"
             yield ScriptFinding("port", *at, message, "write {port} in its place, in the command")
         elif re.search(_TORCHRUN, text) and not re.search(_MEETS, text):
@@ -103,87 +90,103 @@ def _other_signal(name: str) -> tuple[str, str]:
     return f"handles {name}, which a trial never gets: it gets SIGTERM", "handle SIGTERM in the same way"
 
 
-def _port_of(words: Sequence[str]) -> re.Match[str] | None:
-    for word, following in pairwise([*words, ""]):
-        option = _PORT_OPTION.fullmatch(word)
-        if option and option[1]:
-            return option
-        if option and (number := re.fullmatch(r"(\d+)", following)):
-            return number
-    return None
+def _exit_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
+    """Why the exit code of a script for a shell is not that of the last program that it starts."""
+    options = " ".join(lines[0].options)
+    texts = [line.text.strip() for line in lines]
+    script = "\n".join(texts)
+    started = [index for index, text in enumerate(texts) if starts_program(text)]
+    if not started or _READS_EXIT_CODES.search(script) or _UNCLEAR.search(script):
+        return
+    program = started[-1]
+    last = max(index for index, text in enumerate(texts) if text)
+    stops = _ERREXIT_OPTION.search(options) or _SETS_ERREXIT.search(script)
+    if last > program and not stops and not _is_condition(texts[program]) and _is_whole(texts[last]):
+        message = f"the exit code of the script is that of its last line `{texts[last]}`: {_COUNTS}"
+        yield ScriptFinding("exit", lines[last].path, lines[last].number, message, "add `set -e` to its beginning")
+    piped = _PIPED_TO_TEE.search(texts[program])
+    if piped and "pipefail" not in options and not _SETS_PIPEFAIL.search(script):
+        message = f"the exit code of the line is that of `{piped[1]}`: {_COUNTS}"
+        remedy = "add `set -o pipefail` to the beginning of the script"
+        yield ScriptFinding("exit", lines[program].path, lines[program].number, message, remedy)
+
+
+def _is_condition(line: str) -> bool:
+    """Whether a line does not end with its program, or tests its exit code."""
+    return bool(re.match(r"(if|elif|while|until|!)\s", line) or re.search(r"\|\||&&|[|&(]$", line))
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line is a command of its own, which says nothing about the programs before it."""
+    try:
+        shlex.split(line)
+    except ValueError:  # the end of a text of several lines
+        return False
+    return not _END.match(line)
+
+
+_COUNTS: Final = "a training that fails before it would count as finished"
+_ERREXIT_OPTION: Final = re.compile(r"(^|\s)-[a-zA-Z]*e|\berrexit")
+_SETS_ERREXIT: Final = re.compile(r"\bset\s([^;&|\n]*\s)?(-[a-zA-Z]*e|-[a-zA-Z]*o\s+errexit)|\btrap\b.*\bERR\b")
+_SETS_PIPEFAIL: Final = re.compile(r"\bset\s[^;&|\n]*\bpipefail")
+_READS_EXIT_CODES: Final = re.compile(r"^(?!echo|printf).*(\$\?|\bPIPESTATUS\b)", re.MULTILINE)
+# Functions and here documents, after which the order of the lines says little.
+_UNCLEAR: Final = re.compile(r"^\s*(function\s+\w|[\w-]+\s*\(\))|(?<!<)<<-?\s*['\"\\]?\w", re.MULTILINE)
+_PIPED_TO_TEE: Final = re.compile(r"(?<!\|)\|&?\s*(tee\b[^|;&]*)$")
+# The end of a compound command, `wait`, a test, and an exit code that the script chooses.
+_END: Final = re.compile(r"(fi|done|esac|wait|test)\b|[})|&[]|exec\s|(exit|return)\s*($|[^0\s])")
 
 
 # ---- what the calls and assignments of a file do
 
 
-def _environment_writes(file: SourceFile) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-    """Name, value and node of all writes to variables of the environment."""
+def _environment_writes(file: SourceFile, variable: str) -> Iterator[ast.Assign]:
+    """The statements that overwrite a variable of the environment, whatever its value is."""
     for node in file.nodes:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Subscript) and file.name(target.value) == "os.environ":
-                    yield str(literal(target.slice)), node.value, node
-        elif isinstance(node, ast.Call):
-            name = file.name(node.func)
-            if name in ("os.environ.setdefault", "os.putenv") and len(node.args) == 2:
-                yield str(literal(node.args[0])), node.args[1], node
-            elif name == "os.environ.update":
-                yield from ((key, value, node) for key, value in arguments(node).items())
-                for argument in node.args:
-                    if isinstance(argument, ast.Dict):
-                        pairs = zip(argument.keys, argument.values, strict=True)
-                        yield from ((str(literal(key)), value, node) for key, value in pairs)
+        if not isinstance(node, ast.Assign):
+            continue
+        questions = (around.test for around in file.ancestors(node) if isinstance(around, ast.If))
+        asks = any(variable in file.texts(each) for each in (node.value, *questions))
+        for target in node.targets:
+            is_environment = isinstance(target, ast.Subscript) and file.name(target.value) == "os.environ"
+            if is_environment and literal(target.slice) == variable and not asks:  # type: ignore[attr-defined]
+                yield node
 
 
 def _gpu_choices(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Writes to CUDA_VISIBLE_DEVICES."""
-    for name, value, node in _environment_writes(file):
-        if name != VISIBLE or _is_default(node) or _is_of(file, value, VISIBLE) or _asks_for(file, node, VISIBLE):
-            continue
-        gpu, remedy = literal(value), "remove the line: each trial sees its own GPUs"
-        if gpu is None:
-            option = _option_of(value, script)
-            if option is None:
-                continue
+    for node in _environment_writes(file, VISIBLE):
+        gpu, remedy = literal(node.value), "remove the line: each trial sees its own GPUs"
+        option = _option_of(node.value, script)
+        if option:
             passed = _passed(option.names, started.words)
-            if passed is not None and VISIBLE in passed:
-                continue
-            gpu = passed if passed is not None else option.default
+            gpu = option.default if passed is None else passed
             remedy = f"write `{option.flag} $CUDA_VISIBLE_DEVICES` in the command, or remove the line"
         elif any(isinstance(around, ast.If) for around in file.ancestors(node)):
             continue
-        if gpu in (None, "", "-1", -1):
-            continue
-        message = f"{VISIBLE} is overwritten with {gpu!r}, so that all trials run on the same GPU"
-        yield ScriptFinding("gpu", file.path, _line(node), message, remedy)
+        if gpu not in (None, "", "-1", -1) and VISIBLE not in str(gpu):
+            message = f"{VISIBLE} is overwritten with {gpu!r}, so that all trials run on the same GPU"
+            yield ScriptFinding("gpu", file.path, node.lineno, message, remedy)
 
 
 def find_gpu_option(script: Script) -> ScriptOption | None:
     """The option whose value a script puts into CUDA_VISIBLE_DEVICES; None without one."""
-    for file in script.files:
-        for name, value, node in _environment_writes(file):
-            if name == VISIBLE and not _is_default(node) and not _is_of(file, value, VISIBLE):
-                return _option_of(value, script)
-    return None
+    writes = (node for file in script.source.files for node in _environment_writes(file, VISIBLE))
+    return next((_option_of(node.value, script) for node in writes), None)
 
 
 def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Ports that are the same in all trials."""
-    ports = [
-        (literal(value), node)
-        for name, value, node in _environment_writes(file)
-        if name == "MASTER_PORT" and not _is_default(node)
-    ]
+    ports = [(literal(node.value), node.lineno) for node in _environment_writes(file, "MASTER_PORT")]
     for call in file.calls:
-        if method(call) == "init_process_group":
-            address = literal(arguments(call).get("init_method"))
-            found = _FIXED_ADDRESS.match(address) if isinstance(address, str) else None
-            ports += [(found[1], call)] if found else []
-    for port, node in ports:
-        if port is not None and str(port) != "0" and not _asks_for(file, node, "MASTER_PORT"):
+        address = arguments(call).get("init_method")
+        if method(call) == "init_process_group" and address is not None:
+            ports += [(found[1], call.lineno) for text in file.texts(address) if (found := _FIXED_ADDRESS.match(text))]
+    for port, line in ports:
+        if port not in (None, "0", 0):
             message = f"port {port} is the same for all trials, and only one of a node can have it"
             remedy = "leave it out: each trial has a MASTER_PORT of its own"
-            yield ScriptFinding("port", file.path, _line(node), message, remedy)
+            yield ScriptFinding("port", file.path, line, message, remedy)
 
 
 def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
@@ -198,38 +201,10 @@ def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Itera
 def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Handlers of SIGUSR1 and SIGUSR2."""
     for call in file.calls:
-        handled = call.args[0] if file.name(call.func) == "signal.signal" and len(call.args) == 2 else None
-        if method(call) in ("SLURMEnvironment", "SlurmEnvironment"):
-            handled = arguments(call).get("requeue_signal")
-        user = _USER_SIGNAL.search(file.name(handled)) if handled is not None else None
-        if user and not (len(call.args) == 2 and "SIG_" in file.name(call.args[1])):
-            yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"SIGUSR{user[1]}"))
-
-
-def _full_folders(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
-    """Refusals of a folder that exists, as {trial_dir} does."""
-    for node in file.nodes:
-        if not isinstance(node, ast.If) or not isinstance(node.test, ast.Call):
-            continue
-        if method(node.test) not in ("exists", "isdir", "is_dir", "listdir") or not _ends(node.body):
-            continue
-        option = _option_of(node.test, script)
-        if option and (_passed(option.names, started.words) or "").rstrip("/") == "{trial_dir}":
-            message = f"refuses {option.flag} if the folder exists, as {{trial_dir}} does"
-            remedy = f"write `{option.flag} {{trial_dir}}/out`; a retry finds it there, too"
-            yield ScriptFinding("folder", file.path, node.lineno, message, remedy)
-    for call in file.calls:
-        makes = file.name(call.func) in ("os.makedirs", "os.mkdir") or method(call) == "mkdir"
-        if not makes or literal(arguments(call).get("exist_ok")) is True:
-            continue
-        around = list(file.ancestors(call))
-        if any(isinstance(each, (ast.If, ast.Try)) for each in around) or len(call.args) > 2:
-            continue
-        option = _option_of(call, script)
-        if option and (_passed(option.names, started.words) or "").rstrip("/") == "{trial_dir}":
-            message = f"fails if the folder of {option.flag} exists, as {{trial_dir}} does"
-            remedy = "add exist_ok=True"
-            yield ScriptFinding("folder", file.path, call.lineno, message, remedy)
+        if file.name(call.func) == "signal.signal" and len(call.args) == 2:
+            number, handler = map(file.name, call.args)
+            if (user := _USER_SIGNAL.search(number)) and "SIG_" not in handler:
+                yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"SIGUSR{user[1]}"))
 
 
 def _memory(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
@@ -237,91 +212,81 @@ def _memory(file: SourceFile, script: Script, started: StartedScript) -> Iterato
     for node in file.tree.body if file.path == script.path else ():
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        for library, (how_much, remedy) in _GREEDY.items():
-            if library not in (name.partition(".")[0] for name in names):
-                continue
-            variable = remedy.partition("=")[0]
-            if not any(variable in text for part in script.files for text in part.texts(part.tree)):
+        for library in {name.partition(".")[0] for name in names} & _GREEDY.keys():
+            how_much, variable, value = _GREEDY[library]
+            is_set = any(variable in text for part in script.source.files for text in part.texts(part.tree))
+            if not is_set and variable not in started.variables:
                 message = f"{library} takes {how_much} of a GPU's memory at its start, whatever the share of a trial"
-                yield ScriptFinding("memory", file.path, node.lineno, message, f"put {remedy} before the command")
-                return
+                remedy = f"put {variable}={value} before the command"
+                yield ScriptFinding("memory", file.path, node.lineno, message, remedy)
 
 
 _GREEDY: Final = {
-    "jax": ("75 %", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-    "tensorflow": ("all", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
+    "jax": ("75 %", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
+    "tensorflow": ("all", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
 }
 
 
-Look = Callable[[SourceFile, Script, StartedScript], Iterator[ScriptFinding]]
-_LOOKS: Final[tuple[Look, ...]] = (_gpu_choices, _ports, _requeues, _signals, _full_folders, _memory)
+def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+    """Words of the command, and variables that it sets, whose text `bool` takes for true."""
+    for call in file.calls:
+        if file.name(call.func) != "bool" or not call.args:
+            continue
+        value, variable = call.args[0], None
+        if isinstance(value, ast.Call) and file.name(value.func) in ("os.getenv", "os.environ.get"):
+            variable = value.args[0]
+        elif isinstance(value, ast.Subscript) and file.name(value.value) == "os.environ":
+            variable = value.slice
+        is_word = isinstance(value, ast.Subscript) and file.name(value.value) == "sys.argv"
+        if is_word or (variable is not None and literal(variable) in started.variables):
+            message = "`bool` takes any text for true, also `off`"
+            yield ScriptFinding("settings", file.path, call.lineno, message, "compare the text, as in `text == 'on'`")
 
 
-# ---- settings that nobody reads
+def _unread_settings(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+    """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
+    source = script.source
+    if not any("{" in word for word in started.words) or script.options or script.library or not source.is_whole:
+        return
+    lines = list[int]()
+    for node in file.nodes:
+        is_init = isinstance(node, ast.Call) and file.name(node.func) == "wandb.init" and "config" in arguments(node)
+        if is_init or file.name(node) == "wandb.config":
+            lines.append(node.lineno)  # type: ignore[attr-defined]
+    called = {method(call) for each in source.files for call in each.calls}
+    named = {each.name(node).rpartition(".")[2] for each in source.files for node in each.nodes}
+    if lines and _READERS.isdisjoint(source.imports | called | named):
+        message = "takes its settings from `wandb.config`, and nothing of the command line: all trials are equal"
+        remedy = "give the script an option for each setting, and `wandb.init(config=vars(args))`"
+        yield ScriptFinding("settings", file.path, lines[0], message, remedy)
+
 
 # With these, a script may read its command line although it has no option that can be seen.
 _READERS: Final = frozenset(
     (
-        *("absl", "argparse", "chz", "cleo", "click", "clize", "configargparse", "datargs", "defopt", "detectron2"),
-        *("docopt", "draccus", "fire", "getopt", "gin", "hydra", "jsonargparse", "lightning", "lightning_fabric"),
-        *("mmengine", "ml_collections", "omegaconf", "optparse", "plac", "pyrallis", "pytorch_lightning", "runpy"),
-        *("sacred", "simple_parsing", "tap", "typer", "tyro", "xmanager", "yacs"),
+        *("argv", "exec", "run_path", "run_module"),
+        *("argparse", "chz", "docopt", "draccus", "gin", "jsonargparse", "lightning", "ml_collections", "omegaconf"),
+        *("optparse", "pyrallis", "pytorch_lightning", "sacred", "simple_parsing", "tap", "yacs"),
     )
 )
 
-
-def _ignored_settings(source: Source, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
-    """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
-    if not any("{" in word for word in started.words) or script.options or not source.is_whole:
-        return
-    called = {method(call) for file in source.files for call in file.calls}
-    if not called.isdisjoint(("exec", "run_path", "run_module")):  # of a file that may read it
-        return
-    names = {file.name(node) for file in source.files for node in file.nodes}
-    if not source.imports.isdisjoint(_READERS) or any("argv" in name for name in names):
-        return
-    for file in source.files:
-        for node in file.nodes:
-            is_config = isinstance(node, ast.Attribute) and file.name(node) == "wandb.config"
-            is_init = (
-                isinstance(node, ast.Call) and file.name(node.func) == "wandb.init" and "config" in arguments(node)
-            )
-            if is_config or is_init:
-                message = (
-                    "takes its settings from `wandb.config`, and nothing of the command line: all trials are equal"
-                )
-                remedy = "give the script an option for each setting, and `wandb.init(config=vars(args))`"
-                yield ScriptFinding("settings", file.path, _line(node), message, remedy)
-                return
+Look = Callable[[SourceFile, Script, StartedScript], Iterator[ScriptFinding]]
+_LOOKS: Final[tuple[Look, ...]] = (
+    _gpu_choices,
+    _ports,
+    _requeues,
+    _signals,
+    _memory,
+    _truth_of_texts,
+    _unread_settings,
+)
 
 
 # ---- helpers
 
 
-def _line(node: ast.AST) -> int:
-    return int(getattr(node, "lineno", 0))
-
-
-def _is_default(node: ast.AST) -> bool:
-    """Whether a write to the environment leaves a value that is there, as `setdefault` does."""
-    return isinstance(node, ast.Call) and method(node) == "setdefault"
-
-
-def _is_of(file: SourceFile, value: ast.AST, variable: str) -> bool:
-    """Whether an expression is made of a variable of the environment."""
-    return variable in file.texts(value)
-
-
-def _asks_for(file: SourceFile, node: ast.AST, variable: str) -> bool:
-    """Whether a statement runs only after a question about a variable of the environment."""
-    questions = (around.test for around in file.ancestors(node) if isinstance(around, ast.If))
-    return any(variable in file.texts(question) for question in questions)
-
-
 def _option_of(value: ast.AST, script: Script) -> ScriptOption | None:
     """The option whose value an expression is made of, as `str(args.gpu)`; None without one."""
-    for choice in (node for node in ast.walk(value) if isinstance(node, ast.IfExp)):
-        return _option_of(choice.body, script) or _option_of(choice.orelse, script)
     for node in ast.walk(value):
         name = node.attr if isinstance(node, ast.Attribute) else ""
         for option in script.options if name else ():
@@ -339,13 +304,3 @@ def _passed(names: Sequence[str], words: Sequence[str]) -> str | None:
         if equals and name in names:
             return value
     return None
-
-
-def _ends(body: Sequence[ast.stmt]) -> bool:
-    """Whether statements end the program."""
-    for node in body:
-        if isinstance(node, ast.Raise):
-            return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and method(node.value) in ("exit", "_exit"):
-            return True
-    return False

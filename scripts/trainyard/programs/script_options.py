@@ -1,15 +1,15 @@
 """The options of a training script, read from its source without running it.
 
-Read are argparse, click, Typer, Hydra, and classes or functions whose fields are options: of tyro, HfArgumentParser,
-simple-parsing, pyrallis, draccus, jsonargparse and fire; flags of absl, too.
+Read are argparse, click, Typer, Hydra, and the classes or functions whose fields are options of tyro, HfArgumentParser,
+jsonargparse and fire. Of absl, only how it writes true and false is known.
 """
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,7 +26,7 @@ from trainyard.programs.script_source import (
     method_name,
     read_source,
 )
-from trainyard.programs.started_scripts import find_started
+from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
 from trainyard.utils.errors import UserError
 
 _OUTPUT: Final = re.compile(
@@ -43,6 +43,7 @@ _RESUME: Final = re.compile(
 Library = Literal["argparse", "click", "typer", "tyro", "words", "fire", "absl", "hydra", ""]
 _LIBRARIES: Final[Mapping[str, Library]] = {
     "argparse.ArgumentParser": "argparse",
+    "hydra.main": "hydra",
     "click.command": "click",
     "click.group": "click",
     "typer.": "typer",
@@ -53,13 +54,10 @@ _LIBRARIES: Final[Mapping[str, Library]] = {
     # An option of these takes a word, as `--amp false`.
     "transformers.HfArgumentParser": "words",
     "trl.TrlParser": "words",
-    "simple_parsing.": "words",
     "jsonargparse.": "words",
-    "pyrallis.": "words",
-    "draccus.": "words",
-    "lightning.pytorch.cli.LightningCLI": "words",
-    "pytorch_lightning.cli.LightningCLI": "words",
 }
+_FLAG_ACTIONS: Final = ("store_true", "store_false", "store_const", "append_const", "count")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SPLIT_WORDS: Final = ("tyro", "words", "fire", "absl")  # for which `--batch-size` and `--batch_size` are the same
 
 
@@ -72,12 +70,11 @@ class ScriptOption:
     choices: tuple[Any, ...] = ()
     is_required: bool = False
     is_flag: bool = False  # it takes no value
-    may_stand_alone: bool = field(default=False, compare=False)  # its value may be left out
+    takes_one_word: bool = field(default=False, compare=False)  # certainly, and no list of several
     names: tuple[str, ...] = field(default=(), compare=False)  # all, such as -b and --batch-size
     switch: Switch | None = field(default=None, compare=False)  # the words for true and false, if they are certain
     problem: str = field(default="", compare=False)  # why they are not, or not the only ones
-    path: Path | None = field(default=None, compare=False)  # where it is declared
-    line: int = field(default=0, compare=False)
+    where: str = field(default="", compare=False)  # it is declared: "train.py, line 7"
 
     @property
     def key(self) -> str:
@@ -109,11 +106,25 @@ class Script:
 
     path: Path
     options: tuple[ScriptOption, ...]
-    uses_hydra: bool
-    checkpoint: str = ".pt"  # the suffix of its checkpoints, as far as its source tells
     library: Library = ""  # "" if it is unknown how it reads its command line
-    is_strict: bool = False  # it certainly refuses options that are not among `options`
-    source: Source | None = field(default=None, compare=False, repr=False)
+    source: Source = field(default=Source([]), compare=False, repr=False)
+
+    @property
+    def uses_hydra(self) -> bool:
+        """Whether its options are the keys of a config of Hydra."""
+        return self.library == "hydra"
+
+    @cached_property
+    def is_strict(self) -> bool:
+        """Whether it certainly refuses options that are not among `options`."""
+        return self.library == "argparse" and self.source.is_whole and refuses_other_options(self.source)
+
+    @property
+    def checkpoint(self) -> str:
+        """The suffix of the first file in its source whose name is that of a checkpoint; `.pt` without one."""
+        texts = (text for file in self.source.files for text in file.texts(file.tree))
+        found = filter(None, (re.search(r"\.(pth\.tar|pth|pt|ckpt)$", text) for text in texts))
+        return next((match[0] for match in found), ".pt")
 
     @property
     def output(self) -> ScriptOption | None:
@@ -129,11 +140,6 @@ class Script:
             if is_option and _RESUME.fullmatch(option.key.rpartition(".")[2].lower()):
                 return option.flag + value * (not option.is_flag)
         return ""
-
-    @property
-    def files(self) -> list[SourceFile]:
-        """The script and the modules that were read."""
-        return self.source.files if self.source else []
 
     @property
     def flags(self) -> list[str]:
@@ -164,59 +170,62 @@ def _plain(name: str) -> str:
     return name.replace("-", "_")
 
 
-def read_script(path: Path, roots: list[Path] | None = None) -> Script:
+def read_script(path: Path, roots: Sequence[Path] = ()) -> Script:
     """The options of a script, also those that it takes from modules in its folder or in `roots`.
 
     Raises:
         UserError: it cannot be read, or is not Python.
     """
     source = read_source(path, roots)
-    main, suffix = source.main, _checkpoint_suffix(source)
-    for call in main.calls:
-        if main.name(call.func) == "hydra.main":
-            from_config = tuple(_hydra_options(path.parent, arguments(call)))
-            return Script(path, from_config, uses_hydra=True, checkpoint=suffix, library="hydra", source=source)
     library = _library(source)
+    declared = _hydra_options(source) if library == "hydra" else _Options(source, library).read()
     options = dict[str, ScriptOption]()
-    for option in _Options(source, library).read():
+    for option in declared:
         options.setdefault(option.flag, option)
-    is_strict = source.is_whole and _is_strict(source, library)
-    return Script(path, tuple(options.values()), False, suffix, library, is_strict, source)
+    return Script(path, tuple(options.values()), library, source)
+
+
+def read_started(started: CommandContents) -> list[tuple[StartedScript, Script]]:
+    """The scripts that a command starts, each parsed once in a process; without those that cannot be read."""
+    scripts = list[tuple[StartedScript, Script]]()
+    for part in started.scripts:
+        with suppress(UserError, OSError):  # it is no Python, which the interpreter will say, or was removed
+            status = part.path.stat()
+            scripts.append((part, _read_version(part.path, part.roots, (status.st_mtime_ns, status.st_size))))
+    return scripts
+
+
+@cache
+def _read_version(path: Path, roots: tuple[Path, ...], version: tuple[int, int]) -> Script:
+    return read_script(path, roots)
 
 
 def find_switches(command: Command, start: Path) -> SwitchOf:
     """How the script that gets `{args}` of a command takes true and false; `start` is the folder of the command.
 
-    The script is read when a boolean asks for it, and once.
+    The script is read when a boolean asks for it.
     """
 
-    @cache
-    def script() -> Script | None:
-        started = [each for each in find_started(command, start).scripts if ALL_ARGUMENTS & set(each.words)]
-        if len(started) == 1:
-            with suppress(UserError):  # it is no Python
-                return read_script(started[0].path, list(started[0].roots))
-        return None
-
     def switch_of(flag: str) -> Switch | None:
-        reader = script()
-        return reader.switch(flag) if reader else None
+        scripts = read_started(find_started(command, start))
+        readers = [script for part, script in scripts if ALL_ARGUMENTS & set(part.words)]
+        return readers[0].switch(flag) if len(readers) == 1 else None
 
     return switch_of
 
 
 def _library(source: Source) -> Library:
     """How a script reads its command line: what it calls itself comes before what its modules call."""
-    for files in ([source.main], source.modules):
+    for files in (source.files[:1], source.files[1:]):
         libraries = set[Library]()
         for file in files:
             used = [file.name(call.func) for call in file.calls]
             used += [file.name(each) for node in file.nodes for each in getattr(node, "decorator_list", [])]
             libraries |= {kind for name in used for start, kind in _LIBRARIES.items() if name.startswith(start)}
-        if len(libraries) == 1:
-            return libraries.pop()
+        if "hydra" in libraries:
+            return "hydra"
         if libraries:
-            return ""
+            return libraries.pop() if len(libraries) == 1 else ""
     return ""
 
 
@@ -235,16 +244,6 @@ def _switch_of_library(library: Library, flag: str) -> Switch | None:
     return None
 
 
-def _checkpoint_suffix(source: Source) -> str:
-    """The suffix of a checkpoint file that a call of `save` names, or else any other part of the source."""
-    saving = [(file, call) for file in source.files for call in file.calls if method(call) == "save"]
-    for file, node in (*saving, *((file, file.tree) for file in source.files)):
-        for text in file.texts(node):
-            if suffix := re.search(r"\.(pth\.tar|pth|pt|ckpt)$", text):
-                return suffix[0]
-    return Script.checkpoint
-
-
 # ---- options by library
 
 
@@ -253,228 +252,165 @@ class _Options:
 
     def __init__(self, source: Source, library: Library) -> None:
         self._source, self._library = source, library
-        self._changed = dict[str, ast.expr]()  # defaults by `set_defaults`
-        self._changes_any = False
-        for file in source.files:
-            for call in file.calls:
-                if method(call) == "set_defaults":
-                    self._changed |= arguments(call)
-                    self._changes_any |= any(keyword.arg is None for keyword in call.keywords)
+        calls = [call for file in source.files for call in file.calls if method(call) == "set_defaults"]
+        self._changed = {keyword.arg for call in calls for keyword in call.keywords}  # None for any, by `**values`
 
     def read(self) -> Iterator[ScriptOption]:
         """The options; the first of each name counts."""
         for file in self._source.files:
-            yield from self._of_argparse(file)
-            for call in file.calls:
-                name = file.name(call.func)
-                if name in ("click.option", "click.argument"):
-                    yield from self._of_click(file, call)
-                elif re.fullmatch(r"absl\.flags\.DEFINE_\w+", name):
-                    yield from self._of_absl(file, call)
-        for file in self._source.files if self._library in ("typer", "tyro", "words", "fire") else ():
-            yield from self._of_signatures(file)
+            calls = [call for call in file.calls if _literal_names(call)]
+            yield from self._of_argparse(file, [call for call in calls if method(call) == "add_argument"])
+            for call in calls:
+                if file.name(call.func) in ("click.option", "click.argument"):
+                    yield self._of_click(file, call)
+            for owner in self._owners(file):
+                yield from self._of_class(owner, "") if isinstance(owner, ast.ClassDef) else self._of_function(owner)
 
     # ---- argparse
 
-    def _of_argparse(self, file: SourceFile) -> Iterator[ScriptOption]:
-        calls = [call for call in file.calls if method(call) == "add_argument"]
-        turned_off = {  # the options that turn others off, by where the value is stored
-            str(literal(arguments(call).get("dest"))): _literal_names(call)[-1:]
+    def _of_argparse(self, file: SourceFile, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+        turned_off = {  # the option that turns another one off, by where the value is stored
+            literal(arguments(call).get("dest")): _literal_names(call)[-1]
             for call in calls
             if literal(arguments(call).get("action")) == "store_false"
         }
         for call in calls:
             names, given = _literal_names(call), arguments(call)
-            if not names:
-                continue
-            flags = [name for name in names if name.startswith("-")]
-            action = literal(given.get("action"))
-            is_pair = "BooleanOptionalAction" in (file.name(given["action"]) if "action" in given else "")
-            if is_pair:
-                names += [f"--no-{name.removeprefix('--')}" for name in flags if name.startswith("--")]
-            main = next((flag for flag in flags if flag.startswith("--")), names[0])
-            dest = str(literal(given.get("dest")) or _plain(main.lstrip("-")))
+            main = _longest(names)
+            action = literal(given["action"]) if "action" in given else "store"
+            is_pair = "action" in given and file.name(given["action"]).endswith("BooleanOptionalAction")
+            is_flag = is_pair or action in _FLAG_ACTIONS
             switch, problem = None, ""
             if is_pair:
+                names += [f"--no-{name.removeprefix('--')}" for name in names if name.startswith("--")]
                 switch = Switch((main,), (f"--no-{main.removeprefix('--')}",))
-            elif isinstance(action, str) and action.startswith(("store_", "count")):
-                switch, problem = self._flag(main, given, dest, is_on=action == "store_false", partners=turned_off)
-            elif "action" not in given or action == "store":
+            elif is_flag:
+                partner = turned_off.get(literal(given.get("dest")) or _plain(main.lstrip("-")))
+                switch, problem = self._flag(main, given, partner if action != "store_false" else None)
+            elif action == "store":
                 switch, problem = self._value(file, main, given.get("type"))
             else:
                 problem = "it is not certain how its action takes false"
+            has_all = all(keyword.arg for keyword in call.keywords)  # without `**options`
             choices = literal(given.get("choices"))
-            needs_value = literal(given.get("required")) is True
+            is_required = literal(given.get("required")) is True
+            if not main.startswith("-"):
+                is_required = {"nargs", "default"}.isdisjoint(given)
             yield ScriptOption(
                 main,
-                default=literal(self._changed.get(dest, given.get("default"))),
+                default=literal(given.get("default")),
                 choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
-                is_required=needs_value if flags else not {"nargs", "default"} & given.keys(),
-                is_flag=is_pair or "store_" in str(action) or action in ("count", "append_const"),
-                may_stand_alone=literal(given.get("nargs")) in ("?", "*")
-                or ("action" in given and action not in ("store", "append")),
+                is_required=is_required,
+                is_flag=is_flag,
+                takes_one_word=action in ("store", "append") and "nargs" not in given and has_all,
                 names=tuple(names),
                 switch=switch,
                 problem=problem,
-                path=file.path,
-                line=call.lineno,
+                where=f"{file.path}, line {call.lineno}",
             )
 
-    def _flag(
-        self, flag: str, given: Mapping[str, ast.expr], dest: str, *, is_on: bool, partners: Mapping[str, list[str]]
-    ) -> tuple[Switch | None, str]:
-        """The switch of an option without a value; `is_on`: its value is true without it."""
-        default = self._changed.get(dest, given.get("default"))
-        if not is_on and (partner := partners.get(dest)):
-            return Switch((flag,), tuple(partner)), ""
-        if default is not None and not is_literal(default):
+    def _flag(self, flag: str, given: Mapping[str, ast.expr], partner: str | None) -> tuple[Switch | None, str]:
+        """The switch of an option without a value; `partner` is the option that turns it off."""
+        default = given.get("default")
+        dest = literal(given.get("dest")) or _plain(flag.lstrip("-"))
+        is_true = literal(given["action"]) == "store_false"  # without the option
+        if partner:
+            return Switch((flag,), (partner,)), ""
+        if not self._changed.isdisjoint((None, dest)) or (default is not None and not is_literal(default)):
             return None, "its default is known only when it runs"
-        if default is not None and bool(literal(default)) != is_on:
+        if default is not None and bool(literal(default)) != is_true:
             return None, "it is on by default, and no option turns it off"
-        if self._changes_any:
-            return None, "`set_defaults` may turn it on"
         return Switch((flag,), ()), ""
 
     def _value(self, file: SourceFile, flag: str, kind: ast.expr | None) -> tuple[Switch | None, str]:
         """The switch of an option with a value, by the words that its type reads."""
         name = file.name(kind) if kind is not None else "str"
-        if name == "bool" and self._library == "words":
-            return Switch((flag, "true"), (flag, "false")), ""
-        if name == "bool":
+        if name == "bool" and self._library != "words":
             return None, "`type=bool` takes any text for true, also `false`"
         if name in ("str", "pathlib.Path"):
             return None, "its value is text, and the text `false` is true for Python"
         if name in ("int", "float"):
             return None, f"its value is a number (`type={name}`)"
-        words = _words_of(file, kind, self._source)
+        words = ("true", "false") if name == "bool" else _words_of(file, kind, self._source)
         if words is None:
             return None, "it is not certain which word its type reads as false"
         problem = "its type reads any value" if name.endswith(("eval", "loads")) else ""
         return Switch((flag, words[0]), (flag, words[1])), problem
 
-    # ---- click, absl
+    # ---- click
 
-    def _of_click(self, file: SourceFile, call: ast.Call) -> Iterator[ScriptOption]:
+    def _of_click(self, file: SourceFile, call: ast.Call) -> ScriptOption:
         names, given = _literal_names(call), arguments(call)
-        if not names:
-            return
-        kind, default = given.get("type"), literal(given.get("default"))
-        choices = literal(given.get("choices"))
-        if isinstance(kind, ast.Call) and kind.args:  # click.Choice
-            choices = literal(kind.args[0])
-        is_option = method(call) == "option"
-        pair = next((name for name in names if "/" in name), "")
-        is_flag = literal(given.get("is_flag")) is True or bool(pair)
-        flags, switch, problem = _split_names(names), None, ""
-        main = next((name for name in flags if name.startswith("--")), flags[0])
+        kind, flags = given.get("type"), _split_names(names)
+        default, main = literal(given.get("default")), _longest(flags)
+        choices = literal(kind.args[0]) if isinstance(kind, ast.Call) and kind.args else ()  # click.Choice
+        is_flag = literal(given.get("is_flag")) is True or flags != names
+        switch, problem = None, "its value is no boolean"
         if is_flag:
             switch, problem = _switch_of_names(names, given.get("default"))
         elif type(default) is bool or (kind is not None and file.name(kind) in ("bool", "click.BOOL")):
-            switch = Switch((main, "true"), (main, "false"))
-        elif is_option:
-            problem = "its value is no boolean"
-        yield ScriptOption(
+            switch, problem = Switch((main, "true"), (main, "false")), ""
+        is_required = literal(given.get("required")) is True
+        if method(call) == "argument":
+            is_required = {"nargs", "default"}.isdisjoint(given)
+        return ScriptOption(
             main,
             default=default,
             choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
-            is_required=literal(given.get("required")) is True
-            if is_option
-            else not {"nargs", "default"} & given.keys(),
+            is_required=is_required,
             is_flag=is_flag,
             names=tuple(flags),
             switch=switch,
             problem=problem,
-            path=file.path,
-            line=call.lineno,
-        )
-
-    def _of_absl(self, file: SourceFile, call: ast.Call) -> Iterator[ScriptOption]:
-        values = [literal(argument) for argument in call.args]
-        if not values or not isinstance(values[0], str):
-            return
-        flag, is_flag = f"--{values[0]}", method(call) in ("DEFINE_bool", "DEFINE_boolean")
-        choices = values[2] if method(call) == "DEFINE_enum" and len(values) > 2 else ()
-        yield ScriptOption(
-            flag,
-            default=values[1] if len(values) > 1 else literal(arguments(call).get("default")),
-            choices=tuple(choices or ()),
-            is_flag=is_flag,
-            names=(flag, f"--no{values[0]}") if is_flag else (flag,),
-            switch=_switch_of_library("absl", flag) if is_flag else None,
-            problem="" if is_flag else "its value is no boolean",
-            path=file.path,
-            line=call.lineno,
+            where=f"{file.path}, line {call.lineno}",
         )
 
     # ---- classes and functions whose fields or parameters are options
 
-    def _of_signatures(self, file: SourceFile) -> Iterator[ScriptOption]:
-        for owner in self._owners(file):
-            if isinstance(owner, ast.ClassDef):
-                yield from self._of_class(owner, "")
-            else:
-                yield from self._of_function(owner)
-
-    def _owners(self, file: SourceFile) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    def _owners(self, file: SourceFile) -> Iterator[ast.ClassDef | _Function]:
         """The classes and functions that a library makes options of."""
-        named = dict[str, None]()
+        if self._library not in ("typer", "tyro", "words", "fire"):
+            return
         for call in file.calls:
-            name = file.name(call.func)
-            is_entry = any(name.startswith(start) for start in _LIBRARIES) and not name.startswith("typer.Typer")
-            if not is_entry and method(call) != "add_arguments":  # of simple-parsing
-                continue
-            for argument in (*call.args, *arguments(call).values()):
-                named |= {node.id: None for node in ast.walk(argument) if isinstance(node, ast.Name)}
-        for name in named:
-            if owner := self._source.classes.get(name) or self._source.functions.get(name):
-                yield owner
-        for node in file.nodes:
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
-            names = [file.name(each) for each in decorators]
-            if self._library == "typer" and any(name.endswith((".command", ".callback")) for name in names):
-                yield node
-            for parameter in node.args.args[:1] if {"pyrallis.wrap", "draccus.wrap"} & set(names) else ():
-                config = file.name(parameter.annotation) if parameter.annotation else ""
-                if owner := self._source.classes.get(config):
-                    yield owner
+            if any(map(file.name(call.func).startswith, _LIBRARIES)):
+                values = (*call.args, *arguments(call).values())
+                for name in (node.id for value in values for node in ast.walk(value) if isinstance(node, ast.Name)):
+                    owner = self._source.classes.get(name) or self._source.functions.get(name)
+                    if owner is not None:
+                        yield owner
+        for function in self._source.functions.values() if self._library == "typer" else ():
+            names = [method_name(each.func) for each in function.decorator_list if isinstance(each, ast.Call)]
+            if not {"command", "callback"}.isdisjoint(names):
+                yield function
 
     def _of_class(
         self, owner: ast.ClassDef, prefix: str, outer: tuple[ast.ClassDef, ...] = ()
     ) -> Iterator[ScriptOption]:
         """The options of a class, which is a base or the type of a field of the `outer` ones."""
         outer = (*outer, owner)
-        for base in owner.bases:
-            inherited = self._source.classes.get(base.id) if isinstance(base, ast.Name) else None
+        for base in map(method_name, owner.bases):
+            inherited = self._source.classes.get(base)
             if inherited is not None and inherited not in outer:
                 yield from self._of_class(inherited, prefix, outer)
         for node in owner.body:
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__" and self._library == "fire":
-                yield from self._of_function(node)
             if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
                 continue
-            kind, default = ast.unparse(node.annotation).strip("'\""), node.value
-            nested = self._source.classes.get(kind)
-            if nested is not None and nested not in outer:
-                is_flat = self._library == "words"
-                yield from self._of_class(nested, prefix if is_flat else f"{prefix}{node.target.id}.", outer)
+            default, name = node.value, f"{prefix}{node.target.id}"
+            nested = self._source.classes.get(ast.unparse(node.annotation).strip("'"))
+            if nested is not None and self._library == "tyro":
+                yield from self._of_class(nested, f"{name}.", outer) if nested not in outer else ()
                 continue
             if isinstance(default, ast.Call) and method(default) == "field":
                 default = arguments(default).get("default")
-            yield self._option_of_field(prefix + node.target.id, kind, default, node, owner)
+            yield self._option_of_field(name, node.annotation, default, node, owner)
 
-    def _of_function(self, owner: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ScriptOption]:
-        taken = [each for each in (*owner.args.posonlyargs, *owner.args.args) if each.arg not in ("self", "cls")]
+    def _of_function(self, owner: _Function) -> Iterator[ScriptOption]:
+        taken = [*owner.args.posonlyargs, *owner.args.args]
         missing: list[ast.expr | None] = [None] * (len(taken) - len(owner.args.defaults))
-        defaults = [*missing, *owner.args.defaults]
-        parameters = [
-            *zip(taken, defaults, strict=True),
-            *zip(owner.args.kwonlyargs, owner.args.kw_defaults, strict=True),
-        ]
-        for parameter, default in parameters:
-            kind = ast.unparse(parameter.annotation) if parameter.annotation else ""
-            if kind.endswith("Context"):
+        defaults = [*missing, *owner.args.defaults, *owner.args.kw_defaults]
+        for parameter, default in zip([*taken, *owner.args.kwonlyargs], defaults, strict=True):
+            kind = parameter.annotation
+            if kind is not None and method_name(kind) == "Context":
                 continue
             if self._library == "typer":
                 yield self._option_of_typer(parameter, default, owner)
@@ -482,70 +418,70 @@ class _Options:
                 yield self._option_of_field(parameter.arg, kind, default, parameter, owner)
 
     def _option_of_field(
-        self, name: str, kind: str, default: ast.expr | None, node: ast.AnnAssign | ast.arg, owner: ast.AST
+        self,
+        name: str,
+        kind: ast.expr | None,
+        default: ast.expr | None,
+        node: ast.AnnAssign | ast.arg,
+        owner: ast.ClassDef | _Function,
     ) -> ScriptOption:
         flag = f"--{name.replace('_', '-')}" if self._library == "tyro" else f"--{name}"
-        is_bool = re.fullmatch(r"(typing\.)?(Optional\[)?bool\]?( \| None)?", kind) is not None or _is_bool(default)
-        choices = literal(ast.parse(f"({kind[len('Literal[') : -1]},)").body[0].value) if _is_choice(kind) else ()  # type: ignore[attr-defined]
+        is_bool = (kind is not None and method_name(kind) == "bool") or type(literal(default)) is bool
+        is_choice = isinstance(kind, ast.Subscript) and method_name(kind.value) == "Literal"
+        choices = literal(kind.slice) if isinstance(kind, ast.Subscript) and is_choice else ()
         switch = _switch_of_library(self._library, flag) if is_bool else None
-        if is_bool and self._library == "tyro" and default is None:  # without a default, it takes a word
-            switch = Switch((flag, "True"), (flag, "False"))
-        negative = switch.off if switch and self._library == "tyro" and len(switch.off) == 1 else ()
+        is_flag = switch is not None and switch.on == (flag,)
         return ScriptOption(
             flag,
             default=literal(default),
-            choices=tuple(choices or ()),
+            choices=choices if isinstance(choices, tuple) else (),
             is_required=default is None,
-            is_flag=bool(negative),
-            names=(flag, *negative),
+            is_flag=is_flag,
+            names=(flag, *(switch.off if switch and is_flag else ())),
             switch=switch,
             problem="" if is_bool else "its value is no boolean",
-            path=self._path_of(owner),
-            line=node.lineno,
+            where=self._place(owner, node),
         )
 
-    def _option_of_typer(self, parameter: ast.arg, default: ast.expr | None, owner: ast.AST) -> ScriptOption:
+    def _option_of_typer(self, parameter: ast.arg, default: ast.expr | None, owner: _Function) -> ScriptOption:
         kind, declared = parameter.annotation, None
-        if (
-            isinstance(kind, ast.Subscript)
-            and method_name(kind.value) == "Annotated"
-            and isinstance(kind.slice, ast.Tuple)
-        ):
-            kind, *rest = kind.slice.elts
-            declared = next((each for each in rest if isinstance(each, ast.Call)), None)
+        if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):  # Annotated
+            kind, *others = kind.slice.elts
+            declared = next((each for each in others if isinstance(each, ast.Call)), None)
         elif isinstance(default, ast.Call):  # typer.Option(0.1, "--lr0")
             declared = default
             default = declared.args[0] if declared.args else arguments(declared).get("default")
             default = None if isinstance(default, ast.Constant) and default.value is ... else default
-        text = ast.unparse(kind) if kind else ""
         is_argument = default is None if declared is None else method(declared) == "Argument"
-        names = [name for name in _literal_names(declared) if name.startswith("-")] if declared else []
-        dashed, is_bool = parameter.arg.replace("_", "-"), text == "bool"
-        if not names:
-            names = [f"--{dashed}/--no-{dashed}" if is_bool else f"--{dashed}"]
-        switch, problem = None, "its value is no boolean"
-        if is_bool:
-            switch, problem = _switch_of_names(names, default)
+        is_bool = kind is not None and method_name(kind) == "bool"
+        name = parameter.arg.replace("_", "-")
+        names = [each for each in _literal_names(declared) if each.startswith("-")] if declared else []
+        names = names or [f"--{name}/--no-{name}" if is_bool else f"--{name}"]
+        switch, problem = _switch_of_names(names, default) if is_bool else (None, "its value is no boolean")
         flags = _split_names(names)
-        main = next((name for name in flags if name.startswith("--")), flags[0])
         return ScriptOption(
-            parameter.arg if is_argument else main,
+            parameter.arg if is_argument else _longest(flags),
             default=literal(default),
             is_required=default is None,
             is_flag=is_bool and not is_argument,
             names=() if is_argument else tuple(flags),
             switch=switch,
             problem=problem,
-            path=self._path_of(owner),
-            line=parameter.lineno,
+            where=self._place(owner, parameter),
         )
 
-    def _path_of(self, owner: ast.AST) -> Path:
-        return next(file.path for file in self._source.files if owner in file.nodes)
+    def _place(self, owner: ast.ClassDef | _Function, node: ast.AnnAssign | ast.arg) -> str:
+        path = next(file.path for file in self._source.files if owner in file.nodes)
+        return f"{path}, line {node.lineno}"
 
 
 def _literal_names(call: ast.Call) -> list[str]:
     return [name for name in map(literal, call.args) if isinstance(name, str)]
+
+
+def _longest(names: list[str]) -> str:
+    """The name of an option by which it is called here: `--lr` of `-l` and `--lr`."""
+    return next((name for name in names if name.startswith("--")), names[0])
 
 
 def _split_names(names: list[str]) -> list[str]:
@@ -563,98 +499,37 @@ def _switch_of_names(names: list[str], default: ast.expr | None) -> tuple[Switch
         return None, "its default is known only when it runs"
     if literal(default):
         return None, "it is on by default, and no option turns it off"
-    main = next((name for name in names if name.startswith("--")), names[0])
-    return Switch((main,), ()), ""
-
-
-def _is_bool(default: ast.expr | None) -> bool:
-    return type(literal(default)) is bool
-
-
-def _is_choice(kind: str) -> bool:
-    return kind.startswith("Literal[") and kind.endswith("]")
+    return Switch((_longest(names),), ()), ""
 
 
 def _words_of(file: SourceFile, kind: ast.expr | None, source: Source) -> tuple[str, str] | None:
     """The words that the type of an option reads as true and false; None if its source does not tell."""
-    name = file.name(kind) if kind is not None else ""
-    if name.endswith("strtobool") and name.rpartition(".")[2] not in source.functions:
+    name = method_name(kind) if kind is not None else ""
+    body = kind if isinstance(kind, ast.Lambda) else source.functions.get(name)
+    called, texts = {name}, set[str]()
+    if body is not None:
+        called = {method(node) for node in ast.walk(body) if isinstance(node, ast.Call)}
+        texts = set(file.texts(body))
+    if called & {"strtobool", "loads"} or texts & {"true", "false"}:
         return "true", "false"
-    if name == "json.loads":
-        return "true", "false"
-    if name in ("eval", "ast.literal_eval"):
+    if called & {"eval", "literal_eval"}:
         return "True", "False"
-    body = kind if isinstance(kind, ast.Lambda) else source.functions.get(name.rpartition(".")[2])
-    if body is None:
-        return None
-    calls = [method(node) for node in ast.walk(body) if isinstance(node, ast.Call)]
-    if {"strtobool", "loads"} & set(calls):
-        return "true", "false"
-    if {"eval", "literal_eval"} & set(calls):
-        return "True", "False"
-    texts = set(file.texts(body))
-    if {"true", "false"} & texts:
-        return "true", "false"
-    if {"True", "False"} & texts and not {"lower", "casefold", "upper"} & set(calls):
-        return "True", "False"
-    return None
-
-
-# ---- whether a script refuses other options
-
-
-_COMMANDS: Final = (".command", ".callback", ".group")  # the decorators of a command
-
-
-def _is_strict(source: Source, library: Library) -> bool:
-    """Whether a script certainly refuses an option that is not among those which its source declares."""
-    if any(map(_changes_command_line, source.files)):
-        return False
-    if library == "argparse":
-        return refuses_other_options(source)
-    if library not in ("click", "typer"):
-        return False
-    for file in source.files:
-        for call in file.calls:
-            if file.name(call.func) == "click.option" and not _literal_names(call):
-                return False
-            if not {"context_settings", "cls", "params"}.isdisjoint(arguments(call)):
-                return False
-            if method(call) in ("add_command", "add_typer") and not _is_own(call, source):
-                return False
-        for node in file.nodes:
-            decorators = getattr(node, "decorator_list", [])
-            names = [file.name(each.func if isinstance(each, ast.Call) else each) for each in decorators]
-            if any(name.endswith(_COMMANDS) for name in names):
-                others = [name for name in names if not name.startswith("click.") and not name.endswith(_COMMANDS)]
-                if not source.functions.keys() >= set(others):
-                    return False
-    return True
-
-
-def _changes_command_line(file: SourceFile) -> bool:
-    """Whether a file takes words out of `sys.argv`, or adds some."""
-    for node in file.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and file.name(node) == "sys.argv":
-            around = file.parents[node]
-            is_stored = any(isinstance(getattr(each, "ctx", None), (ast.Store, ast.Del)) for each in (node, around))
-            if is_stored or isinstance(around, ast.Attribute):  # as in `sys.argv.remove`
-                return True
-    return False
-
-
-def _is_own(call: ast.Call, source: Source) -> bool:
-    """Whether the command that a call adds to others is declared in the source."""
-    added = method_name(call.args[0]) if call.args else ""
-    assigned = (target for file in source.files for node in file.nodes for target in getattr(node, "targets", []))
-    return added in source.functions or added in {method_name(target) for target in assigned}
+    is_case_kept = called.isdisjoint(("lower", "casefold", "upper"))
+    return ("True", "False") if texts & {"True", "False"} and is_case_kept else None
 
 
 # ---- Hydra
 
 
-def _hydra_options(folder: Path, main: dict[str, ast.expr]) -> Iterator[ScriptOption]:
+def _hydra_options(source: Source) -> Iterator[ScriptOption]:
     """The keys of a Hydra config and of the groups in its list of defaults."""
+    for file in source.files:
+        for call in file.calls:
+            if file.name(call.func) == "hydra.main":
+                yield from _hydra_keys(file.path.parent, arguments(call))
+
+
+def _hydra_keys(folder: Path, main: dict[str, ast.expr]) -> Iterator[ScriptOption]:
     configs = folder / str(literal(main.get("config_path")) or ".")
     name = str(literal(main.get("config_name")) or "config").removesuffix(".yaml")
     content = _read_mapping(configs / f"{name}.yaml")
@@ -664,7 +539,7 @@ def _hydra_options(folder: Path, main: dict[str, ast.expr]) -> Iterator[ScriptOp
             keys |= dotted_items(_read_mapping(configs / str(group) / f"{choice}.yaml"), f"{group}.")
     content.pop("hydra", None)
     for key, value in (keys | dict(dotted_items(content))).items():
-        yield ScriptOption(key, default=value, names=(key,))
+        yield ScriptOption(key, default=value, names=(key,), where="the config of Hydra")
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """The syntax trees of a training script, and of the modules beside it that it imports. Nothing of it runs."""
 
 import ast
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +11,6 @@ from typing import Any, Final
 from trainyard.utils.errors import UserError
 
 MOST_FILES: Final = 60  # of a script: the nearest modules first
-# A module without any of these words declares no option and does nothing that is looked for: its imports are read.
-_RELEVANT: Final = re.compile(
-    rb"argument|parse|click|typer|tyro|dataclass|draccus|flags|fire|str2bool|strtobool|environ|getenv|signal|SLURM"
-    rb"|scontrol|init_process_group|mkdir|makedirs|wandb|argv"
-)
-_IMPORT: Final = re.compile(r"^[ \t]*(?:from|import)[ \t][^#;\n]*", re.M)
 
 
 @dataclass(frozen=True)
@@ -44,20 +37,25 @@ class SourceFile:
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
-    def imported(self) -> dict[str, str]:
-        """The full names of what the file imports, by the names that it has there."""
-        names = dict[str, str]()
+    def imports(self) -> list[tuple[str, str, int]]:
+        """What the file imports: its name there, its full name, and for a relative import the number of dots."""
+        found = list[tuple[str, str, int]]()
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+                found += [(alias.asname or "", alias.name, 0) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        return names
+                package = f"{node.module}." if node.module else ""
+                found += [(alias.asname or alias.name, package + alias.name, node.level) for alias in node.names]
+        return found
+
+    @cached_property
+    def _full_names(self) -> dict[str, str]:
+        return {name: full_name for name, full_name, _ in self.imports}
 
     def name(self, node: ast.AST) -> str:
         """The full name of an expression, as `argparse.ArgumentParser`, however it was imported; "" without a name."""
         if isinstance(node, ast.Name):
-            return self.imported.get(node.id, node.id)
+            return self._full_names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
             owner = self.name(node.value)
             return f"{owner}.{node.attr}" if owner else node.attr
@@ -79,19 +77,13 @@ class SourceFile:
 class Source:
     """A script, and the modules beside it that it imports, the nearest first."""
 
-    main: SourceFile
-    modules: list[SourceFile] = field(default_factory=list)
+    files: list[SourceFile]  # the script is the first
     is_whole: bool = True  # False if it has more modules than were read, or one that is no Python
-
-    @property
-    def files(self) -> list[SourceFile]:
-        """The script, then its modules."""
-        return [self.main, *self.modules]
 
     @cached_property
     def imports(self) -> set[str]:
         """The first parts of the names of all modules that are imported, such as `torch`."""
-        return {name.partition(".")[0] for file in self.files for name, _ in _imports(file)}
+        return {name.partition(".")[0] for file in self.files for _, name, _ in file.imports}
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -104,47 +96,29 @@ class Source:
         return _first_of_each_name(self.files, (ast.ClassDef,))
 
 
-def read_source(path: Path, roots: list[Path] | None = None) -> Source:
+def read_source(path: Path, roots: Sequence[Path] = ()) -> Source:
     """Parse a script and its modules, which are in the script's folder or in `roots`.
 
     Raises:
         UserError: the script cannot be read, or is not Python.
     """
-    main = SourceFile(path, parse(path))
-    source, waiting = Source(main), [(path.parent, _imports(main))]
-    is_whole, read = True, {path.resolve()}
-    roots = [path.parent, *(roots or [])]
-    while waiting:
-        folder, names = waiting.pop(0)
-        for name, level in names:
-            module = _find_module(name, _package_folders(folder, level) if level else roots)
-            if module is None or module.resolve() in read:
+    files = [SourceFile(path, parse(path))]
+    read, is_whole = {path.resolve()}, True
+    for file in files:  # to which the modules are added that a file imports
+        for module in _find_modules(file, [path.parent, *roots]):
+            if module.resolve() in read:
                 continue
             if len(read) >= MOST_FILES:
-                is_whole = False
-                break
+                return Source(files, is_whole=False)
             read.add(module.resolve())
             try:
-                text = module.read_bytes()
-                tree = ast.parse(text if _RELEVANT.search(text) else _imports_in(text))
-            except (OSError, SyntaxError, ValueError, RecursionError):
+                tree = parse(module)
+            except UserError:
                 is_whole = False
                 continue
             tree.body = [node for node in tree.body if not _runs_as_main(node)]
-            file = SourceFile(module, tree)
-            source.modules.append(file)
-            waiting.append((module.parent, _imports(file)))
-    return Source(main, source.modules, is_whole)
-
-
-def _imports_in(text: bytes) -> str:
-    """The lines of a module that import, as far as each is complete."""
-    lines = (line.strip().removesuffix("\\").strip() for line in _IMPORT.findall(text.decode("utf-8", "replace")))
-    return "\n".join(f"{line.partition('(')[0]}*" if line.endswith("(") else line for line in lines if _is_whole(line))
-
-
-def _is_whole(line: str) -> bool:
-    return re.fullmatch(r"(from\s+[\w.]+\s+import\s+(\(|[\w*., ]*[\w*])|import\s+[\w., ]*\w)", line) is not None
+            files.append(SourceFile(module, tree))
+    return Source(files, is_whole)
 
 
 def parse(path: Path) -> ast.Module:
@@ -196,31 +170,14 @@ def method_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def _imports(file: SourceFile) -> list[tuple[str, int]]:
-    """The modules that a file imports, and of a relative import, its number of dots."""
-    names = dict[tuple[str, int], None]()
-    for node in file.nodes:
-        if isinstance(node, ast.Import):
-            names |= {(alias.name, 0): None for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            names |= {(module, node.level): None} if module else {}
-            inner = (f"{module}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*")
-            names |= {(name, node.level): None for name in inner}
-    return list(names)
-
-
-def _package_folders(folder: Path, level: int) -> list[Path]:
-    return [folder, *folder.parents][level - 1 : level]
-
-
-def _find_module(name: str, folders: list[Path]) -> Path | None:
-    for folder in folders:
-        module = folder / name.replace(".", "/")
-        for file in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
-            if is_file(file):
-                return file
-    return None
+def _find_modules(file: SourceFile, roots: Sequence[Path]) -> Iterator[Path]:
+    """The files of the modules that a file imports, or from which it imports a name."""
+    packages = [file.path.parent, *file.path.parent.parents]
+    for _, full_name, level in file.imports:
+        for name in filter(None, (full_name, full_name.rpartition(".")[0])):
+            for folder in packages[level - 1 : level] if level else roots:
+                module = folder / name.replace(".", "/")
+                yield from filter(is_file, (module.with_suffix(".py"), module / "__init__.py"))
 
 
 def _runs_as_main(node: ast.stmt) -> bool:

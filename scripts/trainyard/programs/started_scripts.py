@@ -1,16 +1,17 @@
 """The Python scripts that a command starts, itself, through a launcher or a container, or from a script of a shell."""
 
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainyard.config.placeholders import Command
-from trainyard.config.scaling import ScriptScaling
-from trainyard.config.sweep import CommandSweep
 from trainyard.programs.script_source import is_file
 
 _OPERATOR: Final = re.compile(r"[;&|()<>\n]+")
@@ -18,14 +19,21 @@ _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PYTHON: Final = re.compile(r"i?python[\d.]*")
 _SHELL: Final = re.compile(r"(ba|z|da|k)?sh")
 # What starts a script with options of its own before it.
-_LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "fabric")
-_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_LAUNCHERS: Final = (
+    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "fabric",
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
+)  # fmt: skip
 # What may come before a script that is started by its name.
 _WRAPPERS: Final = ("srun", "mpirun", "mpiexec", "env", "timeout", "nice", "numactl", "stdbuf", "source", ".", "uv")
+_PARALLEL: Final = ("srun", "mpirun", "mpiexec")
+_KEYWORDS: Final = ("then", "do", "else", "if", "!", "{", "time", "exec", "export", "nohup")
+_NO_TRAINING: Final = ("pip", "venv")
 _PRINTS: Final = ("echo", "printf", "which", "type")
 _ALL_WORDS: Final = ("$@", "$*", "${@}", "${*}", "${@:1}")
+_NAMED_OPTION: Final = re.compile(r"[-+][a-zA-Z]*o")
 _CODE: Final = re.compile(r"-[a-zA-Z]*c")
-_VALUE_OPTIONS: Final = ("-X", "-W", "--check-hash-based-pycs")
+_COMMENT: Final = re.compile(r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<!\S)#.*""")
+_EXPANDED: Final = re.compile(r"[${}`]")  # by the shell, or by Trainyard
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class ShellLine:
 
     path: Path | None  # of the script; None for the command itself
     number: int
-    text: str
+    text: str  # without a comment
+    options: tuple[str, ...] = ()  # of the shell that runs the script
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class StartedScript:
     path: Path
     words: tuple[str, ...]  # its arguments, with their placeholders
     roots: tuple[Path, ...] = ()  # where its modules may be, beside its own folder
+    variables: tuple[str, ...] = ()  # that the command sets
 
 
 @dataclass(frozen=True)
@@ -52,176 +62,191 @@ class CommandContents:
 
     scripts: tuple[StartedScript, ...]
     lines: tuple[ShellLine, ...]
+    absent: tuple[tuple[str, bool], ...]  # scripts that are not there, and whether the command itself starts them
 
 
-def typed_command(study: CommandSweep | ScriptScaling) -> Command:
-    """The command of a sweep, or the script of a study as its launcher starts it."""
-    if isinstance(study, CommandSweep):
-        return study.command
-    script = study.script if isinstance(study.script, list) else [study.script]
-    words = script if PurePath(script[0].split()[0]).name.startswith("python") else ["python", *script]
-    return words if isinstance(study.script, list) else " ".join(words)
+class _SimpleCommand(NamedTuple):
+    """A command of a shell, without keywords before it, and the variables that it sets."""
+
+    words: list[str]
+    variables: dict[str, str]
+
+    @classmethod
+    def of(cls, tokens: list[str]) -> "_SimpleCommand":
+        """The command of all of its tokens."""
+        words = list(dropwhile(lambda word: word in _KEYWORDS, tokens))
+        variables = dict[str, str]()
+        while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+            variables[match[1]] = match[2]
+            words = words[1:]
+        return cls(words, variables)
 
 
 def find_started(command: Command, start: Path) -> CommandContents:
     """What a command starts that runs in the folder `start`."""
-    if isinstance(command, list):
-        lines = [ShellLine(None, 1, shlex.join(command))]
-        return CommandContents(tuple(_of_words(command, start, {}, lines, None)), tuple(lines))
-    lines = list(_lines_of(command, None))
-    return CommandContents(tuple(_of_text(command, start, lines, None)), tuple(lines))
+    reader = _ShellReader()
+    lines = [ShellLine(None, 1, shlex.join(command))] if isinstance(command, list) else _split_lines(command)
+    reader.read(lines, start)
+    absent = reader.absent if reader.command_count == 1 else []  # others may change the folder or make the script
+    return CommandContents(tuple(reader.scripts), tuple(reader.lines), tuple(absent))
 
 
-def _lines_of(text: str, path: Path | None) -> Iterator[ShellLine]:
+def starts_program(text: str) -> bool:
+    """Whether a line for a shell starts a Python script or module, or a program through a launcher."""
+    reader = _ShellReader()
+    reader.read([ShellLine(None, 1, text)], Path())
+    return reader.starts_program
+
+
+class _ShellReader:
+    """Reads texts for a shell: their lines, and the Python scripts that they start."""
+
+    def __init__(self) -> None:
+        self.lines: list[ShellLine] = []
+        self.scripts: list[StartedScript] = []
+        self.absent: list[tuple[str, bool]] = []
+        self.command_count = 0
+        self.starts_program = False
+
+    def read(self, lines: Sequence[ShellLine], folder: Path, *, passed: Sequence[str] | None = None) -> None:
+        """Read a command, or a script; `passed` are the words that the script got, None in a command."""
+        self.lines += lines
+        variables = dict[str, str]()
+        where: Path | None = folder
+        for command in _simple_commands("\n".join(line.text for line in lines)):
+            words = command.words
+            self.command_count += bool(words)
+            if not words:
+                variables |= command.variables
+            elif words[0] == "cd":
+                is_known = where is not None and len(words) == 2 and not _EXPANDED.search(words[1])
+                where = where / words[1] if where and is_known else None
+            elif where and words[0] not in _PRINTS:
+                self._read_command(words, where, variables | command.variables, passed)
+
+    def _read_command(
+        self, words: list[str], folder: Path, variables: dict[str, str], passed: Sequence[str] | None
+    ) -> None:
+        first = PurePath(words[0]).name
+        is_wrapped = first in _WRAPPERS
+        if first in _PARALLEL or first in _LAUNCHERS:
+            self.starts_program = True
+        for index, word in enumerate(words):
+            name = PurePath(word).name
+            is_first = index == 0 or is_wrapped
+            rest = words[index + 1 :]
+            absent = ""
+            if _SHELL.fullmatch(name) and rest:
+                options = _shell_options(rest)
+                rest = rest[len(options) :]
+                if rest and any(map(_CODE.fullmatch, options)):
+                    self.read(_split_lines(rest[0]), folder, passed=rest[2:])
+                elif rest and passed is None:
+                    absent = self._read_shell_script(rest, folder, options)
+            elif word.endswith(".sh") and is_first:
+                if passed is None:  # scripts within scripts are not followed
+                    absent = self._read_shell_script(words[index:], folder, None)
+            elif _PYTHON.fullmatch(name) or name in _LAUNCHERS or (word.endswith(".py") and is_first):
+                absent = self._read_python(words[index:], folder, variables, passed)
+            else:
+                continue
+            if absent and passed is None:
+                self.absent.append((absent, index == 0))
+            return
+
+    def _read_shell_script(self, words: list[str], folder: Path, options: list[str] | None) -> str:
+        """Read a script of a shell; returns its name if it is absent.
+
+        `options` are those of the shell, None if the script is started by its name.
+        """
+        path = folder / words[0]
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            is_on_path = "/" not in words[0] and shutil.which(words[0])
+            return "" if is_on_path or _EXPANDED.search(words[0]) else words[0]
+        except OSError:  # the shell will say it
+            return ""
+        if options is None:
+            options = text.partition("\n")[0].split()
+        self.read(_split_lines(text, path, tuple(options)), folder, passed=words[1:])
+        return ""
+
+    def _read_python(
+        self, words: list[str], folder: Path, variables: dict[str, str], passed: Sequence[str] | None
+    ) -> str:
+        """Read the words of `python` or of a launcher; returns the name of a script that is absent."""
+        script, is_module, rest = _find_script(words)
+        if script and script not in _NO_TRAINING:
+            self.starts_program = True
+        if not script or _EXPANDED.search(script):
+            return ""
+        roots = [folder] if is_module else []
+        roots += [folder / part for part in variables.get("PYTHONPATH", "").split(":") if part and "$" not in part]
+        files = [folder / os.path.expanduser(script)]  # noqa: PTH111  (pathlib fails for an unknown user)
+        if is_module:
+            parts = script.replace(".", "/")
+            files = [root / name for root in roots for name in (f"{parts}.py", f"{parts}/__main__.py")]
+        path = next(filter(is_file, files), None)
+        if path is None:
+            return "" if is_module else script
+        arguments = list[str]()
+        for word in rest:
+            arguments += [word] if passed is None or word not in _ALL_WORDS else passed
+        self.scripts.append(StartedScript(path, tuple(arguments), tuple(roots), tuple(variables)))
+        return ""
+
+
+def _split_lines(text: str, path: Path | None = None, options: tuple[str, ...] = ()) -> list[ShellLine]:
     """The lines of a text for a shell; one that a backslash continues is one line."""
+    lines = list[ShellLine]()
     number = 1
     for line in re.split(r"(?<!\\)\n", text):
-        yield ShellLine(path, number, line.replace("\\\n", " "))
+        plain = _COMMENT.sub(lambda match: match["quoted"] or "", line.replace("\\\n", " "))
+        lines.append(ShellLine(path, number, plain, options))
         number += line.count("\n") + 1
+    return lines
 
 
-def _of_text(text: str, folder: Path, lines: list[ShellLine], passed: Sequence[str] | None) -> Iterator[StartedScript]:
-    """The scripts that lines for a shell start; `passed`: the words that a script of a shell got, None in a command."""
-    variables = dict[str, str]()
-    where: Path | None = folder
-    for words in _simple_commands(text):
-        while words and words[0] in ("then", "do", "else", "if", "!", "{", "time", "exec", "export", "nohup"):
-            words = words[1:]
-        assigned = dict[str, str]()
-        while words and (match := _ASSIGNMENT.fullmatch(words[0])):
-            assigned[match[1]] = match[2]
-            words = words[1:]
-        if not words:
-            variables |= assigned
-        elif words[0] == "cd":
-            where = where / words[1] if where and len(words) == 2 and not re.search(r"[${}`]", words[1]) else None
-        elif where:
-            yield from _of_words(words, where, variables | assigned, lines, passed)
-
-
-def _simple_commands(text: str) -> Iterator[list[str]]:
-    """The words of the simple commands of a text for a shell; nothing of what only a shell can split."""
-    lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
-    try:
-        yield from _split("\n".join(lines))
-        return
-    except ValueError:  # as by the apostrophe of a comment after a command
-        pass
-    for line in lines:
-        with suppress(ValueError):  # quotes that go on in the next line
-            yield from _split(line)
-
-
-def _split(text: str) -> list[list[str]]:
+def _simple_commands(text: str) -> list[_SimpleCommand]:
+    """The simple commands of a text for a shell without comments, up to quotes that only a shell can follow."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace = " \t\r"
     lexer.whitespace_split = True
     lexer.commenters = ""
-    commands, is_target, is_comment = [list[str]()], False, False
-    for token in lexer:
-        is_operator = _OPERATOR.fullmatch(token) is not None
-        if is_operator and "\n" in token:
-            is_comment = False
-        if is_comment or token.startswith("#"):
-            is_comment = True
-        elif is_operator and not set("<>").isdisjoint(token):
-            is_target = True
-        elif is_operator:
-            commands.append([])
-        elif is_target:
-            is_target = False
-        else:
-            commands[-1].append(token)
-    return commands
+    commands = [list[str]()]
+    is_target = False
+    with suppress(ValueError):
+        for token in lexer:
+            if is_target:
+                is_target = False
+            elif not _OPERATOR.fullmatch(token):
+                commands[-1].append(token)
+            elif "<" in token or ">" in token:
+                is_target = True
+            else:
+                commands.append([])
+    return [_SimpleCommand.of(words) for words in commands]
 
 
-def _of_words(
-    words: Sequence[str], folder: Path, variables: dict[str, str], lines: list[ShellLine], passed: Sequence[str] | None
-) -> Iterator[StartedScript]:
-    """The script that a simple command starts."""
-    if words[0] in _PRINTS:
-        return
-    is_wrapped = PurePath(words[0]).name in _WRAPPERS
-    for number, word in enumerate(words):
-        is_first = number == 0 or is_wrapped
-        name, rest = PurePath(word).name, list(words[number + 1 :])
-        if _SHELL.fullmatch(name) and rest:
-            code = next((index for index, option in enumerate(rest) if _CODE.fullmatch(option)), None)
-            if code is not None and all(option.startswith("-") for option in rest[:code]) and rest[code + 1 :]:
-                yield from _of_text(rest[code + 1], folder, lines, rest[code + 3 :])
-                return
-            options = [option for option in rest if option.startswith("-")]
-            rest = rest[len(options) :]
-            if rest and rest[0].endswith(".sh"):
-                yield from _of_shell_script(folder / rest[0], rest[1:], folder, lines, passed)
-            return
-        if word.endswith(".sh") and is_first:
-            yield from _of_shell_script(folder / word, rest, folder, lines, passed)
-            return
-        if _PYTHON.fullmatch(name) or name in _LAUNCHERS or (word.endswith(".py") and is_first):
-            yield from _of_python(list(words[number:]), folder, variables, passed)
-            return
+def _shell_options(words: Sequence[str]) -> list[str]:
+    """The options before a script or a command of a shell, `pipefail` of `-o pipefail` among them."""
+    options = list[str]()
+    for word in words:
+        if not word.startswith(("-", "+")) and not (options and _NAMED_OPTION.fullmatch(options[-1])):
+            break
+        options.append(word)
+    return options
 
 
-def _of_shell_script(
-    path: Path, words: Sequence[str], folder: Path, lines: list[ShellLine], passed: Sequence[str] | None
-) -> Iterator[StartedScript]:
-    if passed is not None:  # one level
-        return
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # the shell will say it
-        return
-    lines += _lines_of(text, path)
-    yield from _of_text(text, folder, lines, words)
-
-
-def _of_python(
-    words: list[str], folder: Path, variables: dict[str, str], passed: Sequence[str] | None
-) -> Iterator[StartedScript]:
-    """The script after `python` or a launcher, with the words after it."""
-    script, is_module, rest = _split_python(words)
-    if script is None or re.search(r"[${}`]", script):
-        return
-    roots = [folder] if is_module else []
-    roots += [folder / part for part in variables.get("PYTHONPATH", "").split(":") if part and "$" not in part]
-    path: Path | None = None
-    with suppress(RuntimeError):  # ~ of a user who does not exist
-        path = folder / Path(script).expanduser()
-    if is_module:
-        parts = script.replace(".", "/")
-        files = [root / name for root in roots for name in (f"{parts}.py", f"{parts}/__main__.py")]
-        path = next(filter(is_file, files), None)
-    if path is None or not is_file(path):
-        return
-    used = rest
-    if passed is not None:  # in a script of a shell
-        used = [inner for word in rest for inner in (passed if word in _ALL_WORDS else [word])]
-    yield StartedScript(path, tuple(used), tuple(roots))
-
-
-def _split_python(words: list[str]) -> tuple[str | None, bool, list[str]]:
-    """The script or module that these words start, whether it is a module, and the words after it."""
-    if words[0].endswith(".py"):
-        return words[0], False, words[1:]
-    is_launcher = PurePath(words[0]).name in _LAUNCHERS
-    index = 1
-    while index < len(words):
-        word = words[index]
-        if word in ("-m", "--module") and index + 1 < len(words):
-            module = words[index + 1]
-            if not is_launcher and module in _LAUNCHER_MODULES:
-                is_launcher = True
-                index += 2
-                continue
-            return module, True, words[index + 2 :]
-        if not is_launcher and _CODE.fullmatch(word):
-            return None, False, []
+def _find_script(words: list[str]) -> tuple[str, bool, list[str]]:
+    """The script or module that these words start, whether it is a module, and the words after it; "" without one."""
+    for index, word in enumerate(words):
+        rest = words[index + 1 :]
         if word.endswith(".py"):
-            return word, False, words[index + 1 :]
-        if not is_launcher and word in _VALUE_OPTIONS:
-            index += 1
-        elif not is_launcher and not word.startswith("-"):
-            return word, False, words[index + 1 :]
-        index += 1
-    return None, False, []
+            return word, False, rest
+        if word in ("-m", "--module") and rest and rest[0] not in _LAUNCHERS:
+            return rest[0], True, rest[1:]
+        if _CODE.fullmatch(word):
+            break
+    return "", False, []

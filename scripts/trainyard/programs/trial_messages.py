@@ -1,5 +1,6 @@
 """Messages of a running trial; Ray pickles them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainyard.config.trial_status import TrialStatus
@@ -16,6 +17,9 @@ class EpochReported:
     first_step_time: float | None = None  # of a training: Unix seconds
 
 
+ReportEpoch = Callable[[EpochReported], bool]  # returns whether the trial stops early
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
     """How an attempt at a trial ended. The journal's event has the fields of the same names."""
@@ -28,11 +32,14 @@ class TrialEnded:
     warning: str = ""  # about how metrics are read
     energy_kwh: float | None = None  # of its GPUs, as NVML counts it; of a shared GPU, its share
     interrupts_itself: bool = False  # a function that nothing asked to end
+    precision: str | None = None  # of a training by Trainyard's own loop
     # Of a command:
     exit_code: int | None = None  # or minus the signal that ended it
     output: str | None = None  # the path of its whole output
     tail: str | None = None  # the last lines of it
     progress: Progress | None = None  # the last that it printed
+    units: dict[str, str] | None = None  # as in `MetricsCollector`; None if no metric has one
+    unread: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`
     metrics_digest: str | None = None  # of the `metrics` section that its output was read with
 
 

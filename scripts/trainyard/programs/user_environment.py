@@ -18,11 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.config.config import Trees
 from trainyard.config.placeholders import Command
-from trainyard.config.scaling import Scaling, ScriptScaling
-from trainyard.config.sweep import CommandSweep, Sweep
-from trainyard.config.user_programs import CommandOptions
+from trainyard.config.scaling import ScriptScaling
+from trainyard.config.user_programs import CommandOptions, Study
 from trainyard.utils.environment_variables import COMPILE_THREADS
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import version
@@ -46,7 +44,7 @@ _WORDS: Final = [
     re.compile(rf"(?<![^\s;|&(])(?:{word})(?![^\s;|&)<>])")
     for word in (r"""'[^'{}]*'|"[^"$`\\{}]*\"""", r"[\w./+@%-]+")
 ]
-TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
+TRAINYARD: Final = "trainyard"  # the environment that runs Trainyard
 UNSET: Final = "***unset***"  # conda keeps it as the value of a variable that it sets no more
 
 
@@ -116,24 +114,20 @@ def thread_variables(count: int, environment: Mapping[str, str] = os.environ) ->
     return dict.fromkeys(names, str(count)) | compiling
 
 
-def find_interpreter(study: Sweep | Scaling) -> Path | None:
-    """The interpreter of the environment that `python` or `env` names; None if neither is given.
+def find_interpreter(study: Study) -> Path | None:
+    """The interpreter of the environment that `env` names; None if it is not given.
 
     Raises:
         UserError: there is none.
     """
-    if not isinstance(study, CommandOptions):
+    if not isinstance(study, CommandOptions) or study.env is None:
         return None
-    if study.env is not None:
-        return _executable(_conda_prefix(study.env), f"the conda environment {study.env}")
-    if study.python is None:
-        return None
-    if study.python == TRAINYARD:
+    if study.env == TRAINYARD:
         return Path(sys.executable)
-    path = Path(study.python).expanduser()
-    if os.sep not in study.python and not path.is_dir():
-        path = Path(shutil.which(path, path=program_environment().get("PATH")) or path)
-    return _executable(path, study.python)
+    path = Path(study.env).expanduser()
+    if os.sep in study.env or (path / "bin/python").exists():
+        return _executable(path, study.env)
+    return _executable(_conda_prefix(study.env), f"the conda environment {study.env}")
 
 
 def script_interpreter(study: ScriptScaling) -> Path:
@@ -144,38 +138,39 @@ def script_interpreter(study: ScriptScaling) -> Path:
     """
     if found := _find_python(study):
         return found
-    raise UserError("there is no python on your PATH: activate your environment, or name it by `python:` or `env:`")
+    raise UserError("there is no python on your PATH: activate your environment, or name it by `env:`")
 
 
-def _find_python(study: Sweep | Scaling) -> Path | None:
+def _find_python(study: Study) -> Path | None:
     path = program_environment().get("PATH")
     found = find_interpreter(study) or shutil.which("python", path=path) or shutil.which("python3", path=path)
     return Path(found) if found else None
 
 
-def code_record(study: Sweep | Scaling | Trees, *, config: str | None) -> dict[str, Any]:
+def code_record(study: Study, *, config: str | None) -> dict[str, Any]:
     """With which code a job of a study runs; `config` is the digest of its config. The keys of `SessionStarted`."""
     return {"code": code_version(), "versions": find_versions(study), "config": config}
 
 
-def find_versions(study: Sweep | Scaling | Trees) -> dict[str, str]:
-    """The versions of Trainyard, and of Python (without its last part) and torch for a study, as far as files tell.
+def find_versions(study: Study) -> dict[str, str]:
+    """The versions of Trainyard, of Python (without its last part), and of torch or the libraries of trees for a study.
 
-    Python is not started: that takes a second where its files lie on a shared file system. Trees do not use torch.
+    Only files are read: starting Python takes a second where they lie on a shared file system.
     """
     versions = {"trainyard": version()}
-    python = _find_python(study) if isinstance(study, (CommandSweep, ScriptScaling)) else Path(sys.executable)
+    python = _find_python(study) if study.command_line else Path(sys.executable)
     if python is None:
         return versions
     prefix = python.parent.parent
     is_own = prefix == Path(sys.prefix)
     if number := re.match(r"python(\d+\.\d+)", python.resolve().name):
         versions["python"] = number[1]
-    if isinstance(study, Trees):
-        return versions
     folders = sys.path if is_own else list(map(str, prefix.glob("lib/python3*/site-packages")))
-    found = next(iter(metadata.distributions(name="torch", path=folders)), None)
-    return versions | ({"torch": found.version} if found else {})
+    for package in study.packages:
+        found = next(iter(metadata.distributions(name=package, path=folders)), None)
+        if found:
+            versions[package.removesuffix("-cpu")] = found.version
+    return versions
 
 
 def _executable(path: Path, name: str) -> Path:
@@ -214,15 +209,13 @@ def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 def _conda_prefix(name: str) -> Path:
-    """The folder of a conda environment, by its path or its name.
+    """The folder of a conda environment, by its name.
 
     Known are those that conda lists in a file, and those where it creates them.
 
     Raises:
         UserError: there is none with this name.
     """
-    if os.sep in name:
-        return Path(name).expanduser()
     given = program_environment()
     listed = Path.home() / ".conda/environments.txt"  # written by conda, mamba and micromamba
     prefixes = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []

@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
-from trainyard.report.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.report.timeline_plots import assign_jobs, pauses_before
+from trainyard.results.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.utils.text import count_of, format_precise_duration
 
 IDLE_TIME: Final = "#AAAAAA"  # of a bar that has to be seen, unlike the gray behind the bars of trials
@@ -33,7 +32,10 @@ def plot_packing(
     Gray is requested but not used. Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, those
     that ran at the same time below one another, and the attempts of which the trials' results consist.
     """
-    table, held, kept = strategies.set_index("strategy"), _requested_jobs(jobs), _kept_parts(timeline, trials, jobs)
+    table = strategies.set_index("strategy")
+    held = _requested_jobs(jobs)
+    attempts = assign_jobs(timeline, jobs)
+    kept = attempts[attempts["kept_seconds"] > 0]
     seconds = trials.loc[trials["trial"].isin(kept["trial"]), "seconds"]
     if seconds.empty:
         style.write_in_center(axes, "no trial has a result")
@@ -41,7 +43,8 @@ def plot_packing(
     depth = table.loc["job_array", "gpus_per_job"] * len(seconds)
     top = depth + max(1, 0.1 * depth)
     _draw_array(axes, seconds, table.loc["job_array"])
-    _draw_packed(axes, kept.join(held, on="job", how="inner"), held, top=top)
+    of_jobs = kept.merge(held, left_on="job", right_index=True, suffixes=("", "_of_job"))
+    _draw_packed(axes, of_jobs, held, top=top)
     most = held["slots"].max() if len(held) else 0
     counts = {
         "job_array": count_of(len(seconds), "job"),
@@ -53,11 +56,8 @@ def plot_packing(
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    pauses = pauses_before(held["began"], held["began"] + held["elapsed"])
-    omitted = " (pauses between jobs omitted)" * bool(pauses.any())
-    axes.set_xlabel(
-        f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{omitted}; orange: start-up"
-    )
+    pauses = pauses_before(held["start"], held["start"] + held["elapsed_seconds"])
+    style.label_time(axes, *axes.get_xlim(), pauses, note="; orange: start-up")
     array, packed = (
         f"{table.loc[name, 'used_gpu_seconds']:,.0f} of {table.loc[name, 'requested_gpu_seconds']:,.0f}"
         for name in counts
@@ -80,34 +80,28 @@ def _draw_packed(axes: Axes, kept: pd.DataFrame, held: pd.DataFrame, *, top: flo
     slots = held.loc[held.index.repeat(held["slots"])]
     high, begin = slots["gpus"] / slots["slots"], slots["offset"]
     lanes = top + slots["below"] + (slots.groupby(level=0).cumcount() + 0.5) * high
-    draw_bars(axes, lanes, begin, begin + slots["requested"], color=IDLE, height=high, edge=0)
-    draw_bars(axes, lanes, begin, begin + slots["starting"], color=STARTING, height=high, edge=0)
-    begin = kept["offset"] + kept["start"] - kept["began"]
-    lanes = (kept["slot"] + 0.5) * np.maximum(kept["share"], kept["gpus"] / kept["slots"])
+    draw_bars(axes, lanes, begin, begin + slots["requested_seconds"], color=IDLE, height=high, edge=0)
+    draw_bars(axes, lanes, begin, begin + slots["startup_seconds"], color=STARTING, height=high, edge=0)
+    begin = kept["offset"] + kept["start"] - kept["start_of_job"]
+    share = kept["gpus_per_trial"]
+    lanes = (kept["slot"] + 0.5) * np.maximum(share, kept["gpus"] / kept["slots"])
     lanes += top + kept["below"] - kept["order_job"] * kept["gpus"]
-    draw_bars(axes, lanes, begin, begin + kept["here"], color=COLORS[0], height=kept["share"], edge=0.4)
+    draw_bars(axes, lanes, begin, begin + kept["kept_seconds"], color=COLORS[0], height=share, edge=0.4)
 
 
 def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
-    """The jobs that count, with `requested` seconds, the `starting` part of them, and their place in the plot.
+    """The jobs that count, and where the plot has them: they begin at `offset` seconds, with the GPU number `below`.
 
-    They begin at `offset` seconds, and are the GPUs from the number `below` on. Where no walltime was requested, the
-    elapsed time stands for it. A job without a trial was starting all the time.
+    Where no walltime was requested, the elapsed time stands for it. A job without a trial was starting all the time.
     """
-    held = _counted(jobs)
-    requested = held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float)
-    starting = held["startup_seconds"].fillna(held["elapsed_seconds"])
-    order_job = held.get("order_job", pd.Series(0, held.index))
-    held = held[["slots", "gpus"]].assign(
-        began=held["start"],
-        elapsed=held["elapsed_seconds"],
-        requested=requested,
-        starting=starting,
-        order_job=order_job,
-        below=(order_job.rank(method="dense") - 1) * held["gpus"].max(),
+    held = jobs[jobs["counted"]]
+    held = held.assign(
+        requested_seconds=held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float),
+        startup_seconds=held["startup_seconds"].fillna(held["elapsed_seconds"]),
+        below=(held["order_job"].rank(method="dense") - 1) * held["gpus"].max(),
     )
     offset = _place_jobs(held)
-    return held.assign(offset=offset - (offset + starting).min())
+    return held.assign(offset=offset - (offset + held["startup_seconds"]).min())
 
 
 def _place_jobs(held: pd.DataFrame) -> "pd.Series[float]":
@@ -115,30 +109,18 @@ def _place_jobs(held: pd.DataFrame) -> "pd.Series[float]":
 
     It follows what the job before it on the same slots requested: it had to be requested again.
     """
-    places, ends, until, moved = list[float](), dict[int, float](), -math.inf, 0.0
+    offsets = list[float]()
+    ends: dict[int, float] = {}  # by the number of the job in the order
+    until = -math.inf
+    moved = 0.0
     for job in held.itertuples():
-        if job.began > until:
-            moved = max(ends.values(), default=0.0) - job.began
-        places.append(max(job.began + moved, ends.get(job.order_job, -math.inf)))
-        ends[job.order_job] = places[-1] + max(job.requested, job.elapsed)
-        until = max(until, job.began + job.elapsed)
-    return pd.Series(places, held.index, dtype=float)
-
-
-def _counted(jobs: pd.DataFrame) -> pd.DataFrame:
-    """The jobs of which strategies.csv consists."""
-    return jobs[jobs.get("counted", pd.Series(True, jobs.index)).astype(bool)]
-
-
-def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
-    """The attempts of which the trials' results consist, each with the part `here` that counts."""
-    run = assign_jobs(timeline, jobs)
-    if "kept_seconds" not in run:  # a table of Trainyard 0.1 from before these were written
-        known, held = trials[trials["status"].isin(CONCLUSIVE)].set_index("trial"), run["end"] - run["start"]
-        run = run.assign(kept_seconds=np.minimum(run.get("seconds", held), held))
-        run = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
-    kept = run[run["kept_seconds"] > 0]
-    return kept.assign(here=kept["kept_seconds"], share=kept.get("gpus_per_trial", 1.0))
+        if job.start > until:
+            moved = max(ends.values(), default=0.0) - job.start
+        offset = max(job.start + moved, ends.get(job.order_job, -math.inf))
+        offsets.append(offset)
+        ends[job.order_job] = offset + max(job.requested_seconds, job.elapsed_seconds)
+        until = max(until, job.start + job.elapsed_seconds)
+    return pd.Series(offsets, held.index, dtype=float)
 
 
 def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: str = "GPU") -> None:
@@ -155,7 +137,7 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
     for row, end in zip(strategies.itertuples(), left, strict=True):
         style.annotate(axes, f"{row.wasted_fraction:.0%} wasted", (end, row.Index), (4, 0), va="center")
     names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
-    style.label_rows(axes, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
+    style.label_lanes(axes, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
     axes.margins(x=0.15)
     axes.set_xlabel(f"{unit}-seconds; wasted: the share of what was used in which no trial with a result ran")
     style.figure_of(axes).legend(loc="outside upper center", ncols=3, fontsize=9)
@@ -166,12 +148,12 @@ def _requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, 
 
     A job that Slurm let run beyond its walltime has used more than it requested.
     """
-    counted, packed = _counted(jobs), strategies["strategy"] == "packed"
+    counted, packed = jobs[jobs["counted"]], strategies["strategy"] == "packed"
     startup = strategies["startup_gpu_seconds"]
     left = (strategies["wasted_gpu_seconds"] - startup).clip(lower=0)
     parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]), "start-up": (startup, STARTING)}
     for name, label, color in (("failed", "failed or interrupted attempts", FAILED), ("idle", "idle slots", IDLE_TIME)):
-        lost = (packed * counted.get(f"{name}_gpu_seconds", pd.Series(0.0)).sum()).clip(upper=left)
+        lost = (packed * counted[f"{name}_gpu_seconds"].sum()).clip(upper=left)
         parts[label] = lost, color
         left = left - lost
     unused = (strategies["requested_gpu_seconds"] - strategies["used_gpu_seconds"]).clip(lower=0)
@@ -193,11 +175,9 @@ def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> 
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.legend(loc="upper left")
-    known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
-    last_job = [
-        f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
-        for each in known.tail(1).itertuples()
-    ]
-    style.set_title(axes, describe_prediction_errors(done) + "".join(last_job))
+    title = describe_prediction_errors(done)
+    for job in jobs.dropna(subset=["gap"]).tail(1).itertuples():
+        title += f"; last job: {job.predicted_seconds:.3g} s predicted, {job.measured_seconds:.3g} s measured"
+    style.set_title(axes, title)
     axes.set_xlabel("predicted seconds (at the start of the trial)")
     axes.set_ylabel("measured seconds")

@@ -24,10 +24,10 @@ from trainyard.config.config import Config
 from trainyard.config.metric_names import create_study, guess_mode
 from trainyard.config.sweep import Draw, Uniform, options_of
 from trainyard.config.trial_status import FINAL, TrialStatus
-from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Fold
-from trainyard.planning.plan import read_state
-from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.planning.history import History
+from trainyard.planning.history_files import read_state
+from trainyard.planning.trial_space import is_placeholder
 from trainyard.programs.metric_rows import step_numbers
 from trainyard.report.style import is_log_scale, is_numeric
 from trainyard.results.ranking import RankedTrial, Ranking, rank_sweep
@@ -42,7 +42,7 @@ _STATES: Final = {
 }
 
 
-def add_study(state: SweepState, storage: BaseStorage) -> None:
+def add_study(state: History, storage: BaseStorage) -> None:
     """Add the trials of a sweep to a storage of Optuna, as a study with its name.
 
     If nothing ranks the trials, all metrics that they report are objectives.
@@ -55,19 +55,18 @@ def add_study(state: SweepState, storage: BaseStorage) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(goals))
     ranked = {trial.trial: trial for each in ranking.configurations for trial in each.trials}
-    keys = [key for key in varied_keys(list(state.trials.values())) if key not in state.constant_keys]
+    keys = [key for key in state.varied_keys if key not in state.constant_keys]
     params = {name: _params(state, name, keys) for name in state.trials if not is_placeholder(name)}
     columns = {key: [each[key] for each in params.values() if key in each] for key in keys}
     spaces = {key: _space(values, state.sweep.choice(key)) for key, values in columns.items() if values}
     study.add_trials([_trial(state, ranked[name], ranking, goals, of, spaces) for name, of in params.items()])
 
 
-def _params(state: SweepState, name: str, keys: Iterable[str]) -> dict[str, Any]:
+def _params(state: History, name: str, keys: Iterable[str]) -> dict[str, Any]:
     """The values of the keys that apply to a trial; those of lists and mappings as text."""
-    trial = state.trials[name]
-    settings = trial.settings
-    values = {key: value_at(settings, key) for key in keys}
-    return {key: _plain(value) for key, value in values.items() if value is not None or key in trial.values}
+    record = state.record(name)
+    values = record.values_of(keys)
+    return {key: _plain(value) for key, value in values.items() if value is not None or key in record.trial.values}
 
 
 def _plain(value: Any) -> Any:
@@ -86,14 +85,15 @@ def _space(values: Sequence[Any], choice: Draw) -> BaseDistribution:
 
 
 def _trial(
-    state: SweepState,
+    state: History,
     ranked: RankedTrial,
     ranking: Ranking,
     goals: Collection[str],
     params: dict[str, Any],
     spaces: Mapping[str, BaseDistribution],
 ) -> FrozenTrial:
-    end, last = state.end(ranked.trial), state.last_attempt(ranked.trial)
+    record = state.record(ranked.trial)
+    end, last = record.end, record.last
     is_open = end is None and (last is None or last.is_retried or last.outcome in FINAL)  # or it no longer counts
     shown = None if is_open else end or last
     kind = _STATES.get(ranked.status, TrialState.FAIL) if shown else TrialState.WAITING
@@ -103,7 +103,7 @@ def _trial(
     values = [numbers[goal] for goal in goals] if end and numbers.keys() >= set(goals) else None
     if kind == TrialState.COMPLETE and not values:
         kind = TrialState.FAIL
-    metric, rows = next(iter(goals)), state.epochs_of(shown) if shown and len(goals) == 1 else []
+    metric, rows = next(iter(goals)), record.epochs_of(shown) if shown and len(goals) == 1 else []
     excesses = [of.excess(numbers[key]) for key, of in ranking.constraints.items() if key in numbers]
     trial = optuna.trial.create_trial(
         state=kind,

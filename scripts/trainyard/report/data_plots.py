@@ -19,7 +19,7 @@ MAX_TITLE_LENGTH: Final = 11
 def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None:
     """Some training images in a grid, each below the name of its class."""
     # A deterministic selection, spread evenly over the classes and sorted by class.
-    shuffled, rank = shuffled_ranks(split.labels, seed=0)
+    shuffled, rank = shuffled_ranks(split.labels)
     first = shuffled[np.argsort(rank[shuffled], kind="stable")][:MAX_IMAGES]
     rows = first[np.argsort(split.labels[first], kind="stable")]
     height, width, channels = meta.shape
@@ -48,16 +48,18 @@ def class_title(meta: StagedImageMeta, label: int) -> str:
 def plot_class_balance(axes: Axes, meta: StagedImageMeta) -> None:
     """Images per class: one named bar each, or, with many classes, an area sorted by size."""
     train, val = (np.array(meta.counts[name]) for name in SPLITS)
-    if len(train) > MAX_NAMED_CLASSES:
-        order = np.argsort(-train, kind="stable")
-        axes.fill_between(range(len(train)), train[order], step="mid", color=COLORS[4], label="training")
-        axes.fill_between(range(len(val)), val[order], step="mid", color=COLORS[0], label="validation")
+    places = np.arange(len(train))
+    are_many = len(train) > MAX_NAMED_CLASSES
+    order = np.argsort(-train, kind="stable")
+    for counts, side, color, label in ((train, -0.2, COLORS[4], "training"), (val, 0.2, COLORS[0], "validation")):
+        if are_many:
+            axes.fill_between(places, counts[order], step="mid", color=color, label=label)
+        else:
+            axes.bar(places + side, counts, width=0.4, color=color, label=label)
+    if are_many:
         axes.set_xlabel("classes in order of size")
         axes.set_xlim(-0.5, len(train) - 0.5)
     else:
-        places = np.arange(len(train))
-        axes.bar(places - 0.2, train, width=0.4, color=COLORS[4], label="training")
-        axes.bar(places + 0.2, val, width=0.4, color=COLORS[0], label="validation")
         names = [class_title(meta, label) for label in range(len(train))]
         turned = max(map(len, names)) * len(names) > 60
         axes.set_xticks(places, names, rotation=45 if turned else 0, ha="right" if turned else "center")

@@ -39,11 +39,13 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
         text = f"no importance: from the varied keys, a random forest cannot predict\nthe {ranked.label} of a trial"
         style.write_in_center(axes, f"{text} (R² {found.explained:.2f})")
         return
-    names, rows = style.short_names(ranked.settings), np.arange(len(found.shares))
-    style.figure_of(axes).set_figheight(1.5 + 0.35 * len(rows))
+    names = style.short_names(ranked.settings)
     shares = found.shares.sort_values("mean", ascending=False)
-    axes.barh(rows, shares["mean"].clip(lower=0), xerr=shares["error"], height=0.6, color=COLORS[4], capsize=3)
-    style.label_rows(axes, [names[key] for key in shares.index])
+    style.figure_of(axes).set_figheight(1.5 + 0.35 * len(shares))
+    axes.barh(
+        range(len(shares)), shares["mean"].clip(lower=0), xerr=shares["error"], height=0.6, color=COLORS[4], capsize=3
+    )
+    style.label_lanes(axes, [names[key] for key in shares.index])
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(f"share of the variance of {ranked.label}")

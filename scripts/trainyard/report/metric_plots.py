@@ -1,13 +1,11 @@
 """The plots of a sweep's metrics: against each varied key, over epochs, and several objectives against each other."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -15,22 +13,14 @@ from numpy.typing import NDArray
 
 from trainyard.config.sweep import is_seed
 from trainyard.report import style
-from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.report.plotted_trials import MAX_FACETS, PlottedTrials
 from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_metric, readable_name
 from trainyard.results.ranking import Ranking, describe_ranking
 from trainyard.utils.text import count_of
 
-MAX_FACETS: Final = 9
 SCATTER: Final = 0.12  # by which points of the same name are moved, as a share of the distance of two names
 MAX_MEDIANS: Final = 40  # values of a key, above which their medians are not shown
 MAX_MARKS: Final = 6  # numbers, each of which has a tick
-
-
-def facet_keys(ranked: PlottedTrials) -> list[str]:
-    """The keys that get a panel of `plot_metric`: all, or those with the most values; without any, the trial."""
-    if ranked.values.isna().all():
-        return ["trial"]
-    return ranked.main_keys(MAX_FACETS) or ["trial"]
 
 
 def facet_grid(count: int) -> tuple[int, int]:
@@ -46,7 +36,7 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
     joins if the key explains most of the differences; with several seeds, each configuration has an interval instead.
     With `joined`, a line joins the trials in the order of the key.
     """
-    keys = facet_keys(ranked)
+    keys = ranked.facet_keys()
     for axes in panels[len(keys) :]:
         axes.remove()
     if ranked.values.isna().all():
@@ -68,20 +58,23 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
         if place % facet_grid(len(keys))[1] == 0:
             axes.set_ylabel(ranked.value_label)
     style.set_title(panels[0], ranked.describe_best() + _describe_hidden(ranked, keys))
-    handles = {
-        handle.get_label(): handle for axes in panels[: len(keys)] for handle in axes.get_legend_handles_labels()[0]
-    }
-    style.figure_of(panels[0]).legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles))
+    handles: dict[str, Any] = {}
+    for axes in panels[: len(keys)]:
+        artists, labels = axes.get_legend_handles_labels()
+        handles |= zip(labels, artists, strict=True)
+    style.legend_below(panels[0], handles.values())
 
 
 def _describe_hidden(ranked: PlottedTrials, keys: list[str]) -> str:
     """What the panels leave out, as the end of a title."""
-    hidden = [f"{count_of(ranked.outlier_count, 'trial')} far worse"] if ranked.outlier_count else []
-    partly = [style.readable_name(key) for key in keys if ranked.table[key].isna().any()]
-    hidden += [f"trials without {' or '.join(partly)}"] if partly else []
-    fewer = len(ranked.keys) - len(keys)
-    hidden += [f"{count_of(fewer, 'key')} with fewer values"] if fewer > 0 else []
-    return "; not shown: ".join(["", " and ".join(hidden)]) if hidden else ""
+    hidden = []
+    if ranked.outlier_count:
+        hidden.append(f"{count_of(ranked.outlier_count, 'trial')} far worse")
+    if partly := [style.readable_name(key) for key in keys if ranked.table[key].isna().any()]:
+        hidden.append(f"trials without {' or '.join(partly)}")
+    if (fewer := len(ranked.keys) - len(keys)) > 0:
+        hidden.append(f"{count_of(fewer, 'key')} with fewer values")
+    return f"; not shown: {' and '.join(hidden)}" if hidden else ""
 
 
 def _plot_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
@@ -149,11 +142,15 @@ def _limit_metric(axes: Axes, ranked: PlottedTrials) -> None:
     if ranked.is_log:
         axes.set_yscale("log")
     if ranked.outlier_count:
-        low, high = ranked.limits
-        if ranked.is_log:
-            axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
-        else:
-            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        _limit(axes, *ranked.limits)
+
+
+def _limit(axes: Axes, low: float, high: float) -> None:
+    """Show the values from `low` to `high` on the y axis, and a margin."""
+    if axes.get_yscale() == "log":
+        axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+    else:
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
 def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
@@ -197,14 +194,13 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
     if epochs.empty or epochs["trial"].is_unique:
         style.write_in_center(axes, "no curves: no trial has reported a metric of several epochs")
         return
-    trials = ranked.table.set_index("trial", drop=False).loc[epochs["trial"].unique()]
-    if key := ranked.colored_key:
-        color = _key_colors(axes, ranked.table[key], log=ranked.log.get(key))
-        colors = to_rgba_array([color(value) for value in trials[key]])
+    trials = epochs["trial"].unique()
+    if ranked.colored_key:
+        ranked.add_key_colorbar(axes)
+        _name_colors(axes, ranked.table[ranked.colored_key])
     else:
-        colors = ranked.colors_of(ranked.values.set_axis(ranked.table["trial"])[trials.index])
         ranked.add_colorbar(axes)
-    _draw_lines(axes, epochs, curve, colors)
+    _draw_lines(axes, epochs, curve, to_rgba_array([ranked.trial_colors[trial] for trial in trials]))
     if ranked.best is not None and len(trials) > 1:
         rows = epochs[epochs["trial"] == ranked.best["trial"]]
         axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
@@ -216,7 +212,7 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
     else:
         low, high = style.fences(epochs[curve], is_log=False)
         if high > low:
-            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+            _limit(axes, low, high)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
     axes.set_ylabel(readable_metric(curve))
@@ -240,18 +236,22 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
         return
     others = [each for each in ranking.best(None) if each not in front]
     groups = {"not within the constraints": ranking.infeasible, "worse": others, "Pareto front": ranking.front}
-    rows = [(label, each.means) for label, found in groups.items() for each in found]
-    table = pd.DataFrame([means for _, means in rows], index=[label for label, _ in rows]).apply(style.within_axes)
+    tables = {
+        label: pd.DataFrame([each.means for each in configurations]).apply(style.within_axes)
+        for label, configurations in groups.items()
+        if configurations
+    }
+    table = pd.concat(tables)
     marks = [{"color": STOPPED, "fillstyle": "none"}, {"color": STOPPED}, {"color": COLORS[0]}]
     shape: dict[str, Any] = {"markersize": 2, "rasterized": True} if len(table) > MANY else {"markersize": 5}
     for axes, (vertical, horizontal) in zip(panels, pairs, strict=False):
         for label, mark in zip(groups, marks, strict=True):
-            points = table[table.index == label]
-            if len(points):
+            if label in tables:
+                points = tables[label]
                 axes.plot(points[horizontal], points[vertical], "o", label=label, **shape, **mark)
         if len(pairs) == 1:
             step = "steps-post" if ranking.objectives[horizontal] == "min" else "steps-pre"
-            border = table[table.index == "Pareto front"].sort_values(horizontal)
+            border = tables["Pareto front"].sort_values(horizontal)
             axes.plot(border[horizontal], border[vertical], color=COLORS[0], linewidth=0.8, drawstyle=step)
         for place, each in ranking.spread_of_front.items():
             style.annotate(axes, str(place), (each.means[horizontal], each.means[vertical]), (5, 4))
@@ -264,20 +264,20 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
             elif style.is_log_scale(table[name]):
                 style.set_log_scale(axes, which, table[name])
     style.set_title(panels[0], describe_ranking(ranking)[0].replace("$", r"\$"))
-    handles = panels[0].get_legend_handles_labels()[0]
-    style.figure_of(panels[0]).legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    style.legend_below(panels[0], panels[0].get_legend_handles_labels()[0])
 
 
-def _key_colors(axes: Axes, values: pd.Series, *, log: bool | None) -> Callable[[Any], Any]:
-    """A function from a value of a key to its color, which a color bar or a legend explains."""
-    color = style.color_map(values, log=log)
-    style.add_key_colorbar(axes, values, log=log)
-    if not is_numeric(values):
-        names = style.distinct_names(values.astype(str), 24)
-        handles = [Line2D([], [], color=color(name), marker="o", markersize=3, label=names[name]) for name in names]
-        title = readable_name(str(values.name))
-        style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
-    return color
+def _name_colors(axes: Axes, values: pd.Series) -> None:
+    """Explain the colors of the values of a key that are no numbers, in a legend."""
+    if is_numeric(values):
+        return
+    names = style.distinct_names(values.astype(str), 24).values()
+    handles = [
+        Line2D([], [], color=color, marker="o", markersize=3, label=name)
+        for name, color in zip(names, COLORS, strict=False)
+    ]
+    title = readable_name(str(values.name))
+    style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
 
 
 def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: NDArray[np.float64]) -> None:
@@ -293,10 +293,7 @@ def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: NDArray[n
     many = len(lines) > MANY
     alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
     order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
-    drawn = [lines[index] for index in order]
-    axes.add_collection(
-        LineCollection(drawn, colors=colors[order], alpha=alpha, linewidths=1.2, rasterized=many, antialiaseds=not many)
-    )
+    style.add_lines(axes, [lines[index] for index in order], colors=colors[order], alpha=alpha, many=many)
     if len(points) <= MANY:
         axes.scatter(epochs["epoch"], epochs[metric], s=9, c=colors[trial], alpha=alpha, linewidths=1, zorder=2)
     axes.autoscale_view()

@@ -12,20 +12,24 @@ import pandas as pd
 
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
-from trainyard.packing.completeness import summarize_sweep
-from trainyard.planning.job_costs import is_trained
-from trainyard.planning.plan import read_state
+from trainyard.planning.accounting import describe_cost
+from trainyard.planning.history_files import is_trained, read_state
 from trainyard.report.pages import format_number, write_template
-from trainyard.report.study_tables import describe_best_model
-from trainyard.report.sweep_facts import describe_cost, list_failures, list_next_steps, sweep_facts
+from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
 from trainyard.results import load_sweep
-from trainyard.results.answer import describe_answer
-from trainyard.results.provenance import describe_difference, describe_mismatch, describe_origin, read_sessions
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.answer import answer_sweep
+from trainyard.results.completeness import summarize_sweep
+from trainyard.results.provenance import (
+    describe_difference,
+    describe_mismatch,
+    describe_origin,
+    read_sessions,
+    sessions_of_results,
+)
 from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import MissingResultError
-from trainyard.utils.text import count_of, format_duration, format_precise_duration, format_time
+from trainyard.utils.text import count_of, format_duration, format_time
 
 SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
                  "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
@@ -63,29 +67,26 @@ def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
         yield _summarize_sweep(config, name, results)
     for name in config.scaling:
         yield _summarize_scaling(config, name, results)
-    for name in config.trees:
-        yield _summarize_trees(name, results)
 
 
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     state = read_state(config.sweeps[name], name, results)
-    ranking = rank_sweep(state)
-    answer, *more = describe_answer(state, ranking)
+    answered = answer_sweep(state)
+    answer, *more = answered.lines
     more += describe_spoiled_results(state.sweep)
     plot, about_plot = "metric", "the metric of each trial against the keys that vary"
-    if ranking.objectives:
+    if answered.ranking.objectives:
         plot, about_plot = "front", "the objectives of each configuration against each other"
-    cost = ""
+    cost = describe_cost(state, config.pricing)
     try:
-        tables = load_sweep(results / "sweeps" / name)
-        facts, cost = sweep_facts(tables), describe_cost(tables, config.pricing)
+        facts = sweep_facts(load_sweep(results / "sweeps" / name))
     except MissingResultError:
         facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
-    sessions = state.sessions_of_results.values()
+    sessions = sessions_of_results(state).values()
     if code := describe_mismatch(state) or describe_origin(next(iter(sessions), None)):
         facts["code"] = code
     picture = _embed_picture(results / "plots/sweeps" / name / f"{plot}.png")
-    failures, steps = list_failures(state), list_next_steps(state, ranking)
+    failures, steps = list_failures(state), list_next_steps(state, answered)
     return Summary(
         f"Sweep {name}", answer, facts, cost, failures, steps, more=more, picture=picture, about_picture=about_plot
     )
@@ -119,7 +120,7 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     return Summary(
         title,
         recommendation(measured),
-        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **_code("scales ran", done)},
+        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **_code(done)},
         spent,
         rows=_scale_rows(table),
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
@@ -127,22 +128,10 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     )
 
 
-def _summarize_trees(name: str, results: Path) -> Summary:
-    path, title = results / "trees" / name / "trees.csv", f"Trees {name}"
-    try:
-        table = read_table(path)
-    except MissingResultError:
-        return Summary(title, NO_RESULT, {"missing": MISSING})
-    models, seconds = count_of(len(table), "model"), format_precise_duration(table["seconds"].sum())
-    ran = f"{models}, {seconds} of fitting, {_ended([path])}"
-    receipts = {model: [path.parent / "models" / f"{model}.json"] for model in table["model"]}
-    return Summary(title, describe_best_model(table), {"ran": ran, **_code("models were fitted", receipts)})
-
-
-def _code(what: str, results: Mapping[str, Iterable[Path]]) -> dict[str, str]:
-    """The fact with which commits and versions scales or models were made, if that is known."""
+def _code(results: Mapping[str, Iterable[Path]]) -> dict[str, str]:
+    """The fact with which commits and versions scales ran, if that is known."""
     sessions = read_sessions(results)
-    code = describe_difference(what, sessions) or describe_origin(next(chain(*sessions.values()), None))
+    code = describe_difference("scales ran", sessions) or describe_origin(next(chain(*sessions.values()), None))
     return {"code": code} if code else {}
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from trainyard.config.trial_status import ENDED
@@ -70,10 +71,10 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    hidden = len(ranked.keys) - len(keys)
-    style.set_title(
-        axes, ranked.describe_best() + f"; not shown: {count_of(hidden, 'key')} with fewer values" * (hidden > 0)
-    )
+    title = ranked.describe_best()
+    if hidden := len(ranked.keys) - len(keys):
+        title += f"; not shown: {count_of(hidden, 'key')} with fewer values"
+    style.set_title(axes, title)
 
 
 def key_coordinate(values: pd.Series, *, log: bool | None = None) -> Coordinate:
@@ -83,10 +84,9 @@ def key_coordinate(values: pd.Series, *, log: bool | None = None) -> Coordinate:
     """
     if not is_numeric(values):
         return _name_coordinate(values.astype(str))
-    known = values.dropna().astype(float)
-    if known.nunique() < 2:
+    if values.nunique() < 2:
         return _name_coordinate(values.map(style.format_value))
-    return _number_coordinate(values.astype(float), is_log=style.is_log_scale(known, log))
+    return _number_coordinate(values.astype(float), style.norm_of(values, log))
 
 
 def _name_coordinate(names: pd.Series) -> Coordinate:
@@ -100,35 +100,31 @@ def _name_coordinate(names: pd.Series) -> Coordinate:
 
 def _number_coordinate(
     values: "pd.Series[float]",
+    norm: Normalize,
     *,
-    is_log: bool,
     is_turned: bool = False,
     write: Callable[[float], str] = style.format_value,
 ) -> Coordinate:
     """The axis of numbers; `is_turned`: with the lowest at the top."""
-    scale: Any = np.log if is_log else np.asarray
-    low, high = float(values.min()), float(values.max())
 
-    def height(number: Any) -> Any:
-        upwards = (scale(number) - scale(low)) / (scale(high) - scale(low))
+    def heights_of(numbers: Any) -> NDArray[np.float64]:
+        upwards = np.ma.filled(norm(numbers), np.nan)
         return 1 - upwards if is_turned else upwards
 
     marks = np.unique(values.dropna())
+    low, high = marks[0], marks[-1]
     if len(marks) > MAX_NUMBERS:
-        locator: Any = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)) if is_log else MaxNLocator(6)
+        locator: Locator = MaxNLocator(6)
+        if isinstance(norm, LogNorm):
+            locator = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,))
         marks = np.array([mark for mark in locator.tick_values(low, high) if low <= mark <= high])
-    ticks = _spread([(float(height(mark)), write(mark)) for mark in marks])
-    missing = [(MISSING, NONE)] if values.isna().any() else []
-    return Coordinate(np.nan_to_num(height(values.to_numpy(float)), nan=MISSING), ticks + missing)
-
-
-def _spread(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The ticks without those whose texts would overlap the one before."""
-    kept: list[tuple[float, str]] = []
-    for tick in ticks:
-        if not kept or abs(tick[0] - kept[-1][0]) >= 1 / (1.5 * MAX_TICKS):
-            kept.append(tick)
-    return kept
+    ticks: list[tuple[float, str]] = []
+    for height, mark in zip(heights_of(marks).tolist(), marks, strict=True):
+        if not ticks or abs(height - ticks[-1][0]) >= 1 / (1.5 * MAX_TICKS):  # texts do not overlap
+            ticks.append((height, write(mark)))
+    if values.isna().any():
+        ticks.append((MISSING, NONE))
+    return Coordinate(np.nan_to_num(heights_of(values.to_numpy(float)), nan=MISSING), ticks)
 
 
 def metric_coordinate(ranked: PlottedTrials) -> Coordinate:
@@ -141,7 +137,7 @@ def metric_coordinate(ranked: PlottedTrials) -> Coordinate:
     def write(number: float) -> str:
         return f"{100 * number:.4g}%" if ranked.is_percent else style.format_value(number)
 
-    column = _number_coordinate(clipped, is_log=ranked.is_log, is_turned=ranked.is_minimized, write=write)
+    column = _number_coordinate(clipped, ranked.norm, is_turned=ranked.is_minimized, write=write)
     if not ranked.outlier_count:
         return column
     worst = write(ranked.limits[1 if ranked.is_minimized else 0])
@@ -151,31 +147,30 @@ def metric_coordinate(ranked: PlottedTrials) -> Coordinate:
 
 def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials) -> None:
     """Draw a line per trial; heights have the shape (trials, axes)."""
-    worth = ranked.values if not ranked.is_minimized else -ranked.values
-    index, as_image = ranked.table.index, len(heights) > MANY
+    worth = (-ranked.values if ranked.is_minimized else ranked.values).to_numpy()
+    index = ranked.table.index
     groups = {
         "failed or diverged": (ranked.values.isna(), FAILED),
         "stopped early": (index.isin(ranked.stopped.index), STOPPED),
-        "": (index.isin(ranked.finished.index), ranked.colors_of(ranked.values)),
+        "": (index.isin(ranked.finished.index), ranked.metric_colors),
     }
     alpha = max(0.05, min(0.9, (60 / len(heights)) ** 0.5))
-    rng, handles = np.random.default_rng(0), []
-    heights = heights + rng.uniform(-JITTER, JITTER, heights.shape) * (len(heights) > MIN_JITTERED)
+    handles = []
+    if len(heights) > MIN_JITTERED:
+        heights = heights + np.random.default_rng(0).uniform(-JITTER, JITTER, heights.shape)
     for name, (chosen, color) in groups.items():
         rows = np.flatnonzero(chosen)
-        rows = rows[np.argsort(worth.to_numpy()[rows], kind="stable")]
         if not len(rows):
             continue
+        rows = rows[np.argsort(worth[rows], kind="stable")]
         if name:
             handles.append(Line2D([], [], color=color, label=name))
-        places = np.broadcast_to(np.arange(heights.shape[1], dtype=float), heights[rows].shape)
-        lines, colors = np.stack([places, heights[rows]], axis=-1), color if name else color[rows]
-        shape: dict[str, Any] = {"linewidths": 1.2, "rasterized": as_image, "antialiaseds": not as_image}
-        axes.add_collection(LineCollection(list(lines), colors=colors, alpha=alpha, **shape))
+        lines = [np.column_stack([range(len(line)), line]) for line in heights[rows]]
+        style.add_lines(axes, lines, colors=color if name else color[rows], alpha=alpha, many=len(heights) > MANY)
     if ranked.best is not None:
         row = heights[index.get_loc(ranked.best.name)]
         handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])
-    style.figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    style.legend_below(axes, handles)
 
 
 def _draw_metric_colors(axes: Axes, place: int, ranked: PlottedTrials) -> None:

@@ -28,7 +28,6 @@ PLOT_LABELS: Final = {
         "telemetry": "memory and utilization over time",
         "loss": "loss against epochs and training time",
     },
-    "trees": {"scores": "scores", "importance": "importance of the features"},
 }
 _MIN_TRIALS: Final = 20
 _MIN_PER_KEY: Final = 5  # trials per varied key

@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, to_rgba
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import PercentFormatter
 
 from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.history import History
 from trainyard.report import style
 from trainyard.report.style import readable_metric
 from trainyard.results.ranking import Ranking, describe_best
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
+MAX_FACETS: Final = 9
 MAX_TITLE: Final = 180  # characters, above which a title names no key instead of all
 
 
@@ -62,6 +66,12 @@ class PlottedTrials:
         kept = sorted(counts, key=lambda key: -counts[key])[:most]
         return [key for key in self.keys if key in kept]
 
+    def facet_keys(self) -> list[str]:
+        """The keys that get a panel: all, or those with the most values; without any, the trial."""
+        if self.values.isna().all():
+            return ["trial"]
+        return self.main_keys(MAX_FACETS) or ["trial"]
+
     def format_metric(self, value: float) -> str:
         """A value of the metric as text."""
         return f"{value:.1%}" if self.is_percent else f"{value:.4g}"
@@ -78,8 +88,7 @@ class PlottedTrials:
             return undecided if self.ranking.candidates else f"no trial has finished with {self.label}"
         what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
-        best = self.ranking.best_trial
-        when = best.value.when if best and best.value else ""
+        when = self.ranking.best_trial.when if self.ranking.best_trial else ""
         start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}{when}"
         names = style.short_names(self.keys)
         settings = ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
@@ -102,15 +111,40 @@ class PlottedTrials:
         values = self.table[self.keys[0]]
         return self.keys[0] if style.is_numeric(values) or values.astype(str).nunique() <= len(style.COLORS) else None
 
-    def colors_of(self, values: "pd.Series[float]") -> Any:
-        """The colors of some values of the metric, shape (n, 4); gray without a value."""
-        if self.values.nunique() < 2:
-            return np.tile(self.colors(0.5), (len(values), 1))
-        faces = self.colors(np.asarray(self.norm(values.fillna(self.limits[0]))))
-        faces[values.isna()] = to_rgba(style.UNKNOWN)
-        return faces
+    @cached_property
+    def _key_colors(self) -> ScalarMappable:
+        """The color map of `colored_key`, whose values are numbers."""
+        values = self.table[self.colored_key]
+        return ScalarMappable(style.norm_of(values, self.log.get(str(self.colored_key))), style.SEQUENCE)
 
-    def add_colorbar(self, axes: Axes, *, below: bool = False) -> None:
+    @cached_property
+    def metric_colors(self) -> Any:
+        """The color of each trial by its metric, shape (n, 4); gray without a value."""
+        if self.values.nunique() < 2:
+            return np.tile(self.colors(0.5), (len(self.values), 1))
+        return self.colors(self.norm(self.values.to_numpy()))
+
+    @cached_property
+    def trial_colors(self) -> dict[str, Any]:
+        """The color of each trial: by its value of `colored_key`, or else by its metric."""
+        colors = self.metric_colors
+        if self.colored_key:
+            values = self.table[self.colored_key]
+            if style.is_numeric(values):
+                colors = self._key_colors.to_rgba(values.astype(float))
+            else:
+                names = values.astype(str)
+                colors = names.map(dict(zip(names.unique(), style.COLORS, strict=False)))
+        return dict(zip(self.table["trial"], colors, strict=True))
+
+    def add_key_colorbar(self, axes: "Axes") -> None:
+        """Add a color bar of `colored_key` beside axes, if its values are different numbers."""
+        values = self.table[self.colored_key]
+        if style.is_numeric(values) and values.nunique() > 1:
+            label = style.readable_name(str(self.colored_key))
+            style.figure_of(axes).colorbar(self._key_colors, ax=axes, label=label)
+
+    def add_colorbar(self, axes: "Axes", *, below: bool = False) -> None:
         """Add a color bar of the metric beside or `below` axes, unless all trials have the same value."""
         if self.values.nunique() < 2:
             return
@@ -120,3 +154,11 @@ class PlottedTrials:
         place: dict[str, Any] = {"location": "bottom", "aspect": 60, "shrink": 0.6} if below else {}
         bar = figure.colorbar(ScalarMappable(self.norm, self.colors), ax=axes, label=self.direction, **place)
         self.format_axis(bar.ax.xaxis if below else bar.ax.yaxis)
+
+
+def rank_trials(state: History, trials: pd.DataFrame, ranking: Ranking) -> PlottedTrials:
+    """The trials of a sweep as its plots show them, ranked, by the keys that differ."""
+    keys = [key for key in state.varied_keys if key not in state.constant_keys]
+    names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
+    shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})
+    return PlottedTrials(shown, keys, ranking, {key: state.sweep.is_log(key) for key in keys})

@@ -28,20 +28,20 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     """
     base = scaling.iloc[0]
     gpus, ratio = scaling["gpus"], scaling["gpus"] / base["gpus"]
-    ideal = scaling.assign(ratio=ratio).sort_values("gpus")
+    is_log = gpus.max() > 8
+    order = gpus.argsort(kind="stable")
     for axes, over in ((left, 1), (right, ratio)):
-        values = ideal["ratio"] if axes is left else ideal["ratio"] / ideal["ratio"]
-        axes.plot(ideal["gpus"], values, "--", color="#777777", label="ideal")
+        axes.plot(gpus.iloc[order], (ratio / over).iloc[order], "--", color="#777777", label="ideal")
         _plot_measured(axes, scaling, over)
-        if gpus.max() > 8:
+        if is_log:
             axes.set_xscale("log", base=2)
-        ticks = _apart(sorted(set(gpus)), is_log=gpus.max() > 8)
+        ticks = _apart(sorted(set(gpus)), is_log=is_log)
         axes.set_xticks(ticks, [str(count) for count in ticks])
         axes.minorticks_off()
         axes.margins(x=0.15)
         axes.set_xlabel("GPUs" if (scaling["device"] != "cpu").all() else "ranks (on CPUs)")
-    _name_scales(left, scaling)
-    if gpus.max() > 8:
+    _name_scales(left, scaling, is_log=is_log)
+    if is_log:
         left.set_yscale("log", base=2)
         left.yaxis.set_major_formatter("{x:g}")
     left.margins(y=0.15)
@@ -77,17 +77,16 @@ def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
 
 def _apart(counts: Sequence[int], *, is_log: bool) -> list[int]:
     """The numbers, in ascending order, whose labels on an axis do not overlap those before them."""
-    kept: list[int] = []
+    kept = list(counts[:1])
     for count in counts:
-        gap = count / kept[-1] / 1.6 if kept and is_log else 12 * (count - kept[-1]) / counts[-1] if kept else 1
+        gap = count / kept[-1] / 1.6 if is_log else 12 * (count - kept[-1]) / counts[-1]
         if gap >= 1:
             kept.append(count)
     return kept
 
 
-def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
+def _name_scales(axes: Axes, scaling: pd.DataFrame, *, is_log: bool) -> None:
     """Write the names of scales above their points, or below them for several nodes."""
-    is_log = scaling["gpus"].max() > 8
     for is_single, rows in scaling.dropna(subset=["speedup"]).groupby(scaling["nodes"] == 1):
         counts = _apart(sorted(set(rows["gpus"])), is_log=is_log)
         offset, sides = ((-8, 4), ("right", "bottom")) if is_single else ((8, -4), ("left", "top"))

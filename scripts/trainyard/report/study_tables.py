@@ -9,30 +9,27 @@ import pandas as pd
 
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
-from trainyard.config.trials import varied_keys
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
 from trainyard.report.pages import MAX_ROWS, Part, Parts, ReportTable, write_page
-from trainyard.report.study_plots import rank_trials
-from trainyard.report.sweep_tables import (
-    RESERVED,
-    counted_unit,
-    curve_column,
-    metric_column,
-    ranking_table,
-    stopping_table,
-    summarize_savings,
-    timeline_table,
-)
+from trainyard.report.plotted_trials import rank_trials
 from trainyard.report.trial_charts import trial_charts
-from trainyard.results.answer import describe_answer
+from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions
-from trainyard.results.ranking import Ranking, rank_sweep
+from trainyard.results.ranking import Ranking
+from trainyard.results.sweep_tables import (
+    RESERVED,
+    curve_column,
+    metric_column,
+    stopping_table,
+    summarize_savings,
+    write_ranking,
+)
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.files import atomic_write
-from trainyard.utils.text import format_precise_duration, format_time
+from trainyard.utils.text import format_time
 
 log = logging.getLogger("tables")
 
@@ -41,17 +38,16 @@ QUALITY: Final = "Quality"
 REPEATS: Final = "Repeats"
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup", "efficiency"),
-    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images", "energy_kwh", "energy_cost"),
+    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images", "energy_kwh"),
     QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
     "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
                                  "epoch_start_seconds"),
     "What was measured": ("program", "measured_steps", "measured_in"),
-    "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib", "allreduce_mib", "hiding_gbit_per_second"),
-    "All-reduce": ("bus_gbit_per_second", "allreduce_ms", "allreduce_loss_fraction"),
+    "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib"),
     "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "max_memory_allocated_mib", "memory_avg_scaling",
                "cpu_rss_peak_mib"),
     "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
-    "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu", "roofline_images_per_second"),
+    "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu"),
     REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
 }  # fmt: skip
 
@@ -60,7 +56,7 @@ TABLES_TO_PASTE: Final = {"gpus": "By GPUs of one node", "nodes": "By nodes"}  #
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
     """Write the derived tables of a study, and its page; return the page."""
-    make = {"sweeps": _write_sweep, "scaling": _write_scaling, "trees": _read_trees}[kind]
+    make = {"sweeps": _write_sweep, "scaling": _write_scaling}[kind]
     parts = make(config, name, results)
     page = results / "tables" / kind / f"{name}.html"
     write_page(parts, page, title=f"{kind}: {name}")
@@ -80,26 +76,26 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     if state.sweep.stop:
         rows = stopping_table(state)
         stopped = {"Stopped early": ReportTable(rows), "What early stopping saved": summarize_savings(state, rows)}
-    trials = read_table(folder / "trials.csv")
-    ranking = rank_sweep(state)
-    write_best(config, state, ranking)
-    write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
-    unit = counted_unit(state.sweep.slots.unit, timeline_table(state))
-    if unit == "CPU":  # the columns about GPUs are 0
+    trials = read_table(folder / "trials.csv", text=state.keys_with_text)
+    answer = answer_sweep(state)
+    ranking = answer.ranking
+    write_best(config, state, answer)
+    configurations = write_ranking(ranking, folder)
+    if state.counted_unit == "CPU":  # the columns about GPUs are 0
         strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
-    elif unit == "slot":
+    elif state.counted_unit == "slot":
         jobs = jobs.drop(columns="gpus")  # their number is in `slots`
         strategies, jobs = (
             table.rename(columns=lambda name: name.replace("gpu", "slot")) for table in (strategies, jobs)
         )
     arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
-    curve = curve_column(epochs, [ranking.metric, "val_loss"], varied_keys(list(state.trials.values())))
+    curve = curve_column(epochs, [ranking.metric, "val_loss"], state.varied_keys)
     charted = rank_trials(state, arranged.frame.head(MAX_ROWS), ranking)
     spec = trial_charts(charted, epochs, curve)
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
-        "": "; ".join([*describe_answer(state, ranking), *describe_spoiled_results(state.sweep)]),
+        "": "; ".join([*answer.lines, *describe_spoiled_results(state.sweep)]),
         **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
         **({"Trials compared": spec} if spec else {}),
         "Trials": arranged,
@@ -126,7 +122,7 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
 def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     folder, study = results / "scaling" / name, config.scaling[name]
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
-    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour, kwh=config.pricing.kwh)
+    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
     write_table(table, folder / "scaling.csv")
     pasted = tables_to_paste(table)
     for kind in TABLES_TO_PASTE:
@@ -156,21 +152,3 @@ def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:
     filled = {name for name, frame in frames.items() if frame.drop(columns="scale").notna().any(axis=None)}
     filled -= {REPEATS} if scaling["repeats"].max() <= 1 else set()
     return {name: ReportTable(frame, best) for name, frame in frames.items() if name in filled}
-
-
-def _read_trees(config: Config, name: str, results: Path) -> Parts:
-    trees = read_table(results / "trees" / name / "trees.csv")
-    return {"": describe_best_model(trees), "Models": ReportTable(trees, best=best_model(trees))}
-
-
-def best_model(trees: pd.DataFrame) -> int:
-    """The row of the model with the best validation score in trees.csv."""
-    return int(trees["val"].argmin() if trees["metric"].iloc[0] == "rmse" else trees["val"].argmax())
-
-
-def describe_best_model(trees: pd.DataFrame) -> str:
-    """One line about the best model."""
-    best = trees.iloc[best_model(trees)]
-    extreme = "lowest" if best["metric"] == "rmse" else "highest"
-    value = f"best validation {best['metric']} ({extreme}): {best['val']:.4g}"
-    return f"{value}, by {best['model']} in {format_precise_duration(best['seconds'])}"

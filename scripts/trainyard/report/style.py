@@ -1,34 +1,35 @@
 """What all plots share: the style sheet, colors, axes, labels, and how a figure is written."""
 
 import io
-import itertools
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba, to_rgba_array
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
 
+if TYPE_CHECKING:  # tables are made without them, which take half a second to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 STYLE = mpl.rc_params_from_file(Path(__file__).with_name("trainyard.mplstyle"), use_default_template=False)
 COLORS = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
-SEQUENCE = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256)), "viridis without its ends")
 FAILED = COLORS[1]
 IDLE = "#EDEDED"
 UNKNOWN = "#888888"
+_VIRIDIS = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256)), "viridis without its ends")
+SEQUENCE = _VIRIDIS.with_extremes(bad=UNKNOWN)
 STOPPED = "#999999"
 STARTING = COLORS[5]
 IMAGE_DPI = 100  # of such an image
@@ -38,6 +39,7 @@ MIN_FENCED = 10  # with fewer values, none is an outlier
 LINE = 0.19  # inches from one line of text to the next
 LETTERS_PER_INCH = 12.5  # of a title
 LARGEST = 1e100  # that an axis shows; matplotlib fails if a power of ten above the largest value is infinite
+DOTS = "\N{HORIZONTAL ELLIPSIS}"
 MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
 
 
@@ -47,27 +49,31 @@ def save(
     *,
     size: tuple[float, float] | None = None,
     panels: tuple[int, int] = (1, 1),
+    **content: Any,
 ) -> None:
     """Write one figure in the common style as `path`.svg and `path`.png, atomically.
 
-    `painter` gets the axes of all panels, row by row, and draws into them. `size` is in inches.
+    `painter` gets the axes of all panels, row by row, and the `content` to draw into them. `size` is in inches.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     with mpl.rc_context(STYLE):
         layout = ConstrainedLayoutEngine()
         figure = Figure(figsize=size, layout=layout)
-        painter(*figure.subplots(*panels, squeeze=False).flat)
+        painter(*figure.subplots(*panels, squeeze=False).flat, **content)
         layout.execute(figure)
         figure.set_layout_engine(None)  # with one, `savefig` draws a picture twice: first to place its axes
         for suffix in ("svg", "png"):
-            content = io.BytesIO()
+            buffer = io.BytesIO()
             options: Any = {"metadata": {"Date": None}, "dpi": IMAGE_DPI} if suffix == "svg" else {}
-            figure.savefig(content, format=suffix, **options)
+            figure.savefig(buffer, format=suffix, **options)
             with atomic_write(path.with_suffix(f".{suffix}"), "wb") as file:
-                file.write(content.getvalue())
+                file.write(buffer.getvalue())
 
 
 def draw_bars(
-    axes: Axes,
+    axes: "Axes",
     lanes: Any,
     starts: Any,
     ends: Any,
@@ -107,9 +113,22 @@ def draw_bars(
     axes.autoscale_view()
 
 
-def figure_of(axes: Axes) -> Figure:
+def add_lines(axes: "Axes", lines: Sequence[Any], *, colors: Any, alpha: float, many: bool) -> None:
+    """Draw lines, each an array of points, as one artist; in an SVG as an image if there are many."""
+    axes.add_collection(
+        LineCollection(lines, colors=colors, alpha=alpha, linewidths=1.2, rasterized=many, antialiaseds=not many)
+    )
+
+
+def legend_below(axes: "Axes", handles: Iterable[Any]) -> None:
+    """Add a legend below all axes of a figure, in one line."""
+    handles = list(handles)
+    figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def figure_of(axes: "Axes") -> "Figure":
     """The figure of some axes."""
-    return cast(Figure, axes.get_figure(root=True))
+    return cast("Figure", axes.get_figure(root=True))
 
 
 def lanes_height(lanes: int) -> float:
@@ -117,7 +136,7 @@ def lanes_height(lanes: int) -> float:
     return MARGIN + min(0.4 * lanes, 4.6)
 
 
-def label_lanes(axes: Axes, names: Sequence[str]) -> None:
+def label_lanes(axes: "Axes", names: Sequence[str]) -> None:
     """Label the lanes of bars, the first one at the top; if there are too many for the height, only some."""
     most = max(1, int((figure_of(axes).get_figheight() - MARGIN) / LINE))
     step = -(-len(names) // most)
@@ -126,19 +145,12 @@ def label_lanes(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Label the rows of horizontal bars, at 0, 1, ..., from the top down."""
-    axes.set_yticks(range(len(labels)), list(labels))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-
-
-def annotate(axes: Axes, text: str, point: tuple[Any, Any], offset: tuple[float, float], **options: Any) -> None:
+def annotate(axes: "Axes", text: str, point: tuple[Any, Any], offset: tuple[float, float], **options: Any) -> None:
     """Write a small text beside a point, this many typographic points away."""
     axes.annotate(text, point, xytext=offset, textcoords="offset points", fontsize=8, **options)
 
 
-def set_title(axes: Axes, text: str) -> None:
+def set_title(axes: "Axes", text: str) -> None:
     """Set the title of the figure, wrapped to its width."""
     figure = figure_of(axes)
     width = int(LETTERS_PER_INCH * figure.get_figwidth())
@@ -146,7 +158,7 @@ def set_title(axes: Axes, text: str) -> None:
     figure.suptitle(lines, x=0.01, ha="left", fontsize=mpl.rcParams["axes.titlesize"])
 
 
-def write_in_center(axes: Axes, text: str) -> None:
+def write_in_center(axes: "Axes", text: str) -> None:
     """Write a text instead of a plot; if the figure has nothing else, it becomes as low as the text."""
     figure = figure_of(axes)
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
@@ -161,13 +173,14 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
-def mark_time(axes: Axes, first: float, last: float) -> str:
-    """Set the ticks of an x axis in seconds to round numbers of a unit that suits its length; return the unit."""
+def label_time(axes: "Axes", first: float, last: float, pauses: "pd.Series[float]", *, note: str = "") -> None:
+    """Label an x axis in seconds, from which `pauses` are left out, at round numbers of a unit that suits it."""
     unit, length = time_unit(last - first)
-    found = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
-    ticks = [tick for tick in found if first <= tick * length <= last]
+    numbers = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
+    ticks = [number for number in numbers if first <= number * length <= last]
     axes.set_xticks([tick * length for tick in ticks], [f"{tick:g}" for tick in ticks])
-    return unit
+    omitted = " (pauses between jobs omitted)" if pauses.any() else ""
+    axes.set_xlabel(f"{unit} since the first trial started{omitted}{note}")
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -197,27 +210,6 @@ def readable_metric(name: str) -> str:
     return KNOWN_NAMES.get(name, name.replace("_", " ").replace("$", r"\$"))
 
 
-def color_map(values: pd.Series, *, log: bool | None = None) -> Callable[[Any], Any]:
-    """A function from a value of a varied key to its color: on a scale for numbers, from the palette for names."""
-    if is_numeric(values):
-        norm = color_norm(values, log=log)
-        return lambda value: SEQUENCE(float(norm(value)))
-    names = {name: COLORS[index % len(COLORS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
-    return lambda value: names.get(str(value), UNKNOWN)
-
-
-def color_norm(values: pd.Series, *, log: bool | None = None) -> Normalize:
-    """The normalization of numbers to the range of a color map."""
-    return (LogNorm if is_log_scale(values, log) else Normalize)(values.min(), values.max())
-
-
-def add_key_colorbar(axes: Axes, values: pd.Series, *, log: bool | None = None) -> None:
-    """Add a color bar of the values of a key beside axes, if they are different numbers."""
-    if is_numeric(values) and values.nunique() > 1:
-        colors = ScalarMappable(color_norm(values, log=log), SEQUENCE)
-        figure_of(axes).colorbar(colors, ax=axes, label=readable_name(str(values.name)))
-
-
 def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
     """Whether the scale of positive numbers is logarithmic: as declared, or else if they span two decades."""
     if declared is None:
@@ -225,7 +217,12 @@ def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
     return bool(declared and values.min() > 0)
 
 
-def set_log_scale(axes: Axes, which: Literal["x", "y"], values: "pd.Series[float]") -> None:
+def norm_of(values: "pd.Series[float]", declared: bool | None = None) -> Normalize:
+    """The scale of some numbers, from their least to their greatest: linear or logarithmic, as `is_log_scale`."""
+    return (LogNorm if is_log_scale(values, declared) else Normalize)(values.min(), values.max())
+
+
+def set_log_scale(axes: "Axes", which: Literal["x", "y"], values: "pd.Series[float]") -> None:
     """Make an axis for these positive values logarithmic. matplotlib labels powers of ten, or writes 2 x 10^0."""
     getattr(axes, f"set_{which}scale")("log")
     low, high = values.min(), values.max()
@@ -272,25 +269,22 @@ def shorten(text: str, length: int) -> str:
     Control characters, with which an SVG would be invalid, are escaped.
     """
     text = printable(text)
-    short = text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+    short = text if len(text) <= length else text[: length - 1] + DOTS
     return short.replace("$", r"\$")
 
 
 def distinct_names(names: Iterable[str], length: int) -> dict[str, str]:
     """Each name in at most `length` characters: of long names without what all of them have in common."""
     names = list(dict.fromkeys(names))
-    start, end = 0, 0
+    parts = {name: name for name in names}
     if len(names) > 1 and max(map(len, names)) > length:
-        start = _common_length(names)
-        end = _common_length([name[start:][::-1] for name in names])
-    dots = "\N{HORIZONTAL ELLIPSIS}"
-    parts = {name: dots * (start > 0) + name[start : len(name) - end] + dots * (end > 0) for name in names}
+        start = os.path.commonprefix(names)  # noqa: RUF071 - letters are meant
+        ends = [name.removeprefix(start)[::-1] for name in names]
+        end = os.path.commonprefix(ends)[::-1]  # noqa: RUF071
+        for name in names:
+            middle = name.removeprefix(start).removesuffix(end)
+            parts[name] = f"{start and DOTS}{middle}{end and DOTS}"
     return {name: shorten(part, length) for name, part in parts.items()}
-
-
-def _common_length(names: Sequence[str]) -> int:
-    """The number of letters with which all names begin."""
-    return sum(1 for _ in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)))
 
 
 def fences(values: "pd.Series[float]", *, is_log: bool) -> tuple[float, float]:

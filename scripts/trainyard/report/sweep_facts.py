@@ -7,18 +7,17 @@ from typing import Any, Final
 
 import pandas as pd
 
-from trainyard.config.config import Pricing
 from trainyard.config.sweep import Uniform, Unit
 from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
-from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.accounting import covered_seconds
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.sweep_state import SweepState
-from trainyard.report.sweep_tables import describe_prediction_errors, is_on_cpus, predicted_attempts
+from trainyard.planning.history import History
 from trainyard.results import SweepResults
-from trainyard.results.answer import describe_deciding_trials
+from trainyard.results.answer import Answer
 from trainyard.results.best_config import FILE
+from trainyard.results.error_patterns import error_pattern
 from trainyard.results.ranking import Ranking
+from trainyard.results.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
@@ -69,20 +68,6 @@ def _charged(tables: SweepResults) -> Unit:
     return "CPU" if "requested_cpu_seconds" in tables.strategies else "GPU"
 
 
-def describe_cost(tables: SweepResults, pricing: Pricing) -> str:
-    """What the jobs of a sweep used, its price, and what they requested; "" before its first job."""
-    if tables.jobs.empty:
-        return ""
-    unit, packed = _charged(tables), _strategy(tables, "packed")
-    used, requested = (packed[f"{what}_{unit.lower()}_seconds"] for what in ("used", "requested"))
-    if unit == "GPU" and is_on_cpus(tables.timeline) and (tables.jobs["job"] == "local").all():
-        return f"{format_duration(used)} of slots on CPUs used, no GPU time"
-    price = pricing.per_hour(unit)
-    cost = "" if price is None else f", {price * used / 3600:,.2f} at {price:g} per {unit}-hour"
-    beside = "" if requested == used else f"; {requested / 3600:,.3g} requested"
-    return f"{used / 3600:,.3g} {unit}-hours used{cost}{beside}"
-
-
 def _describe_waste(tables: SweepResults) -> str:
     packed, unit = _strategy(tables, "packed"), _charged(tables).lower()
     if not packed[f"used_{unit}_seconds"]:
@@ -101,7 +86,7 @@ def _describe_makespan(tables: SweepResults) -> str:
     seconds, bound = packed["makespan_seconds"], packed["makespan_lower_bound_seconds"]
     if not bound:
         return "no trial has a result"
-    slots = count_of(int(packed.get("slots", tables.jobs["slots"].max())), "slot")  # older tables lack it
+    slots = count_of(int(packed["slots"]), "slot")
     return (
         f"{format_duration(seconds)} from the first trial's start to the last one's end; on {slots}, these trials take "
         f"at least {format_duration(bound)} in any order ({seconds / bound - 1:+.0%})"
@@ -109,29 +94,22 @@ def _describe_makespan(tables: SweepResults) -> str:
 
 
 def _describe_predictions(tables: SweepResults) -> str:
-    known, jobs = predicted_attempts(tables.timeline), tables.jobs.dropna(subset=["gap"])
-    trials = describe_prediction_errors(known)
-    last = [
-        f"{format_duration(job.predicted_seconds)} for the last job, which took "
-        f"{format_duration(job.measured_seconds)} ({job.gap:+.0%})"
-        for job in jobs.tail(1).itertuples()
-    ]
-    return "; ".join(filter(None, [*last, trials])) or "nothing: no trial had finished before the others started"
+    facts = []
+    for job in tables.jobs.dropna(subset=["gap"]).tail(1).itertuples():
+        predicted, measured = format_duration(job.predicted_seconds), format_duration(job.measured_seconds)
+        facts.append(f"{predicted} for the last job, which took {measured} ({job.gap:+.0%})")
+    if trials := describe_prediction_errors(predicted_attempts(tables.timeline)):
+        facts.append(trials)
+    return "; ".join(facts) or "nothing: no trial had finished before the others started"
 
 
 def _describe_queue(tables: SweepResults) -> dict[str, str]:
-    """What Slurm's queue was predicted to make of the jobs that were submitted last, and what it did."""
-    if "submitted" not in tables.jobs or tables.jobs["submitted"].isna().all():  # older tables lack it
+    """How long the jobs waited in Slurm's queue, by its accounting."""
+    waits = tables.jobs["wait_seconds"].dropna().clip(lower=0.0)  # Slurm's times are whole seconds
+    if waits.empty:
         return {}
-    jobs = tables.jobs[tables.jobs["submitted"] == tables.jobs["submitted"].max()]
-    submitted, wait, end = jobs[["submitted", "predicted_wait_seconds", "predicted_end_seconds"]].iloc[0]
-    text = f"the first job started {format_duration(max(0.0, jobs['wait_seconds'].min()))} after its submission"
-    text += "" if pd.isna(wait) else f" (predicted: {format_duration(wait)} at the latest)"
-    last = tables.timeline.loc[tables.timeline["session"].isin(jobs["session"]), "end"].max()
-    if not pd.isna(last):
-        text += f"; the last trial ended after {format_duration(last - submitted)}"
-        text += "" if pd.isna(end) else f" (predicted: {format_duration(end)})"
-    return {"queue": text}
+    ends = dict.fromkeys(map(format_duration, (waits.min(), waits.max())))
+    return {"queue": f"a job started {' to '.join(ends)} after its submission"}
 
 
 def _describe_failed_attempts(tables: SweepResults) -> str:
@@ -143,13 +121,13 @@ def _describe_failed_attempts(tables: SweepResults) -> str:
 # ---- failures, and what to do next
 
 
-def list_failures(state: SweepState) -> list[str]:
+def list_failures(state: History) -> list[str]:
     """One line for each reason for which trials ended without a result, the most frequent ones first.
 
     Errors that differ only in the names and values of their trials are one reason.
     """
-    ended = {name: state.end(name) or state.last_attempt(name) for name in state.trials}
-    lost = [each for each in ended.values() if each and each.outcome not in {*WITH_RESULT, TrialStatus.RUNNING}]
+    ended = [record.end or record.last for record in state.records]
+    lost = [each for each in ended if each and each.outcome not in {*WITH_RESULT, TrialStatus.RUNNING}]
     reasons: dict[tuple[str, str], list[Attempt]] = {}
     for each in lost:
         pattern = error_pattern(each.error, each.trial, state.trials[each.trial].values)
@@ -165,10 +143,10 @@ def list_failures(state: SweepState) -> list[str]:
     return lines + [f"{more} more, for {count_of(len(groups) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
 
 
-def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
+def list_next_steps(state: History, answer: Answer) -> list[str]:
     """What to do next about a sweep."""
-    steps = []
-    if failed := state.failed_before:
+    ranking, steps = answer.ranking, []
+    if failed := len(state.failed):
         steps.append(
             f"Correct the error of {count_of(failed, 'failed trial')} and run the same command with "
             f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."
@@ -178,12 +156,12 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     if text := state.describe_budget():
         steps.append(f"{text[0].upper()}{text[1:]}.")
     if ranking.best_trial:
-        steps += [*filter(None, [describe_deciding_trials(state, ranking)]), *_list_edges(state, ranking)]
+        steps += [*filter(None, [answer.deciding]), *_list_edges(state, ranking)]
         steps.append(f"Train the best configuration again: {state.folder / FILE} says how.")
     return steps
 
 
-def _list_edges(state: SweepState, ranking: Ranking) -> Iterator[str]:
+def _list_edges(state: History, ranking: Ranking) -> Iterator[str]:
     """Advice to extend the range of each key in which all that may be the best lie at the same end.
 
     The ends are those of the range that the config gives, or the least and the greatest value that ended, in vain too.

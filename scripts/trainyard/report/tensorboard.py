@@ -26,10 +26,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from trainyard.config.config import Config
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.plan import read_state
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.history import TrialRecord
+from trainyard.planning.history_files import read_state
 from trainyard.programs.metric_rows import step_numbers
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import storage_errors
@@ -100,29 +99,29 @@ def _store(path: Path, content: bytes) -> None:
 
 def _sweep_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
     state = read_state(config.sweeps[name], name, results)
-    keys = varied_keys(list(state.trials.values()))
+    keys = state.varied_keys
     runs = {}
-    for trial, content in state.trials.items():
+    for record in state.records:
         # The attempt that ended the trial, or else the last one that has reported an epoch, or else the last one.
-        counting = [each for each in state.attempts_at(trial) if each.generation >= state.sweep.retrain]
-        candidates = [each for each in counting if each.epochs] or counting
-        if (shown := state.end(trial) or next(reversed(candidates), None)) is not None:
-            settings = {key: value_at(content.settings, key) for key in keys}
+        candidates = [each for each in record.current if each.epochs] or record.current
+        if (shown := record.end or next(reversed(candidates), None)) is not None:
+            settings = record.values_of(keys)
             ended = None if shown.outcome in (TrialStatus.RUNNING, TrialStatus.INTERRUPTED) else shown.end
-            points = _trial_points(state, shown)
-            start = min(each.start for each in state.attempts_at(trial) if each.generation == shown.generation)
-            runs[trial] = Run(start, settings, points, None if ended is None else (ended, shown.outcome in WITH_RESULT))
+            points = _trial_points(record, shown)
+            start = min(each.start for each in record.attempts if each.generation == shown.generation)
+            end = None if ended is None else (ended, shown.outcome in WITH_RESULT)
+            runs[record.name] = Run(start, settings, points, end)
     return runs
 
 
-def _trial_points(state: SweepState, shown: Attempt) -> list[Point]:
+def _trial_points(record: TrialRecord, shown: Attempt) -> list[Point]:
     """The epochs of a trial at the times when they were first reported: a resumed training reports them again."""
     times: dict[str, float] = {}
-    for attempt in (each for each in state.attempts_at(shown.trial) if each.generation == shown.generation):
+    for attempt in (each for each in record.attempts if each.generation == shown.generation):
         for number, row in enumerate(attempt.epochs, start=1):
             reported = attempt.epoch_times.get(row.get("epoch", number), attempt.end)
             times.setdefault(json.dumps(row, sort_keys=True), reported)
-    rows = state.epochs_of(shown)
+    rows = record.epochs_of(shown)
     points = [
         Point(times[json.dumps(row, sort_keys=True)], step, row)
         for step, row in zip(step_numbers(rows), rows, strict=True)
@@ -180,27 +179,24 @@ def _events(run: Run) -> Iterator[Event]:
             start.hparams[key].number_value = value
         elif value is not None:
             start.hparams[key].string_value = value if isinstance(value, str) else json.dumps(value)
-    begun = HParamsPluginData(session_start_info=start, version=metadata.PLUGIN_DATA_VERSION)
-    yield _hparams_event(run.start, metadata.SESSION_START_INFO_TAG, begun)
+    yield _hparams_event(run.start, metadata.SESSION_START_INFO_TAG, session_start_info=start)
     for point in run.points:
-        numbers = {tag: value for tag, value in point.metrics.items() if isinstance(value, (int, float))}
         values = [
             Summary.Value(tag=tag, simple_value=float(value))
-            for tag, value in numbers.items()
-            if tag != "epoch" and not math.isnan(value)
+            for tag, value in point.metrics.items()
+            if tag != "epoch" and isinstance(value, (int, float)) and not math.isnan(value)
         ]
         if values:
             yield Event(wall_time=point.time, step=point.step, summary=Summary(value=values))
     if run.ended is not None:
         time, has_result = run.ended
-        end = SessionEndInfo(
-            status=Status.Value("STATUS_SUCCESS" if has_result else "STATUS_FAILURE"), end_time_secs=time
-        )
-        closed = HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
-        yield _hparams_event(time, metadata.SESSION_END_INFO_TAG, closed)
+        status = Status.Value("STATUS_SUCCESS" if has_result else "STATUS_FAILURE")
+        end = SessionEndInfo(status=status, end_time_secs=time)
+        yield _hparams_event(time, metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 
-def _hparams_event(time: float, tag: str, content: HParamsPluginData) -> Event:
+def _hparams_event(time: float, tag: str, **info: Any) -> Event:
+    content = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **info)
     plugin = SummaryMetadata.PluginData(
         plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString(deterministic=True)
     )

@@ -1,4 +1,4 @@
-"""The plots of a sweep's slots over time: as its trials ran, and as they are planned."""
+"""The plot of a sweep's slots over time, as its trials ran."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,12 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from trainyard.config.trial_status import WITH_RESULT
-from trainyard.config.trials import varied_keys
-from trainyard.planning.order import schedule
-from trainyard.planning.plan import Plan
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.style import COLORS, IDLE, draw_bars, is_numeric
+from trainyard.report.style import IDLE, draw_bars, is_numeric
 from trainyard.utils.text import count_of
 
 MAX_LABELED_KEYS: Final = 3  # with more varied keys, bars have no labels
@@ -39,23 +36,18 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     run["lane"] = run["slot"].map(lane_of)
     begin, stop = (held[name] - held["job"].map(origin) for name in ("first", "last"))
     draw_bars(axes, held["slot"].map(lane_of), begin, stop, color=IDLE, edge=0)
-    key = ranked.colored_key
-    shown = ranked.table[key] if key else ranked.colors_of(ranked.values)
-    color_of = dict(zip(ranked.table["trial"], shown, strict=True))
-    color_of = _value_colors(color_of, ranked.log.get(key)) if key else color_of
-    _draw_attempts(axes, run, color_of)
+    _draw_attempts(axes, run, ranked.trial_colors)
     job_count = lanes["order_job"].nunique()
     names = [_lane_name(row) + f", job {row.order_job + 1}" * (job_count > 1) for row in lanes.itertuples()]
     style.label_lanes(axes, names)
     end = stop.max()
     axes.set_xlim(0, end or 1.0)
-    omitted = " (pauses between jobs omitted)" * bool(pauses.any())
-    axes.set_xlabel(f"{style.mark_time(axes, 0, end)} since the first trial started{omitted}")
-    if key is None:
+    style.label_time(axes, 0, end, pauses)
+    if ranked.colored_key is None:
         ranked.add_colorbar(axes, below=True)
-    labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), color_of)
-    if key and not labels:
-        style.add_key_colorbar(axes, ranked.table[key], log=ranked.log.get(key))
+    labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), ranked.trial_colors)
+    if ranked.colored_key and not labels:
+        ranked.add_key_colorbar(axes)
     busy = (run["stop"] - run["begin"]).sum() / ((stop - begin).sum() or 1.0)
     of_jobs = f" of {job_count} jobs" * (job_count > 1)
     counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}{of_jobs}"
@@ -69,10 +61,10 @@ def held_slots(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """
     run = assign_jobs(timeline, jobs)
     spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"), top=("slot", "max"))
-    spans["order_job"] = jobs.get("order_job", pd.Series(0, jobs.index)).reindex(spans.index, fill_value=0)
+    spans["order_job"] = jobs["order_job"].reindex(spans.index, fill_value=0)
     begin = spans["order_job"] * jobs["slots"].reindex(spans.index).fillna(0)
-    most = spans["top"] + 1 - begin  # more than at the start of a job if trials came to share its GPUs
-    counts = jobs["slots"].reindex(spans.index).clip(lower=most).fillna(most).astype(int)
+    used = spans["top"] + 1 - begin
+    counts = jobs["slots"].reindex(spans.index).fillna(used).astype(int)
     held = spans.loc[spans.index.repeat(counts)]
     slots = (begin.loc[held.index] + held.groupby(level=0).cumcount()).astype(int)
     return held.assign(slot=slots).rename_axis("job").reset_index().sort_values(["first", "job"], kind="stable")
@@ -95,14 +87,6 @@ def _lanes(run: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
     return lanes.sort_values(["order_job", "node", "slot"], ignore_index=True)
 
 
-def _value_colors(values: Mapping[str, Any], log: bool | None) -> dict[str, Any]:
-    """The color of each trial by its value of one key."""
-    series = pd.Series(values)
-    series = series if is_numeric(series) else series.astype(str)
-    color = style.color_map(series, log=log)
-    return {trial: style.UNKNOWN if pd.isna(value) else color(value) for trial, value in series.items()}
-
-
 def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """The texts on the bars of trials (index): of the values of all keys (columns), or their names without any key."""
     values = trials.set_index("trial", drop=False)[list(keys) or ["trial"]]
@@ -112,38 +96,6 @@ def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
             names = style.fill_missing(column).astype(str)
             texts[key] = names.map(style.distinct_names(names, 12))
     return pd.DataFrame(texts, values.index)
-
-
-def plot_schedule(axes: Axes, plan: Plan) -> None:
-    """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
-    slots, trials = plan.request.slot_count, plan.state.trials
-    names = plan.forecast.order(slots)
-    keys = [key for key in varied_keys(list(trials.values())) if key not in plan.state.constant_keys]
-    turns = schedule(plan.forecast.durations(names), slots)
-    rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
-    run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
-    total = run["stop"].max()
-    draw_bars(axes, range(run["lane"].max() + 1), 0, total, color=IDLE, edge=0)
-    values = {name: trial.values.get(keys[0]) if keys else name for name, trial in trials.items()}
-    log = plan.state.sweep.is_log(keys[0]) if keys else None
-    color_of = dict.fromkeys(trials, COLORS[4]) if len(keys) > 1 else _value_colors(values, log)
-    _draw_attempts(axes, run, color_of)
-    style.label_lanes(axes, [f"slot {slot}" for slot in range(slots)])
-    last = plan.request.predicted_range[1] if plan.request.predicted_range else 0.0
-    if plan.request.predicted_range:
-        axes.axvspan(*plan.request.predicted_range, color=COLORS[1], alpha=0.25, linewidth=0, zorder=0)
-    axes.set_xlim(0, max(total, last) * 1.02)
-    if plan.forecast.seconds:
-        unit = style.mark_time(axes, 0, max(total, last) * 1.02)
-        axes.set_xlabel(f"{unit} of training (shaded: 90% interval of the end)")
-    else:
-        axes.set_xlabel("relative time (no duration has been measured yet)")
-    table = pd.DataFrame([{"trial": name, **trial.values} for name, trial in trials.items()])
-    labels = _label_bars(axes, run, _labeled(table, keys), color_of)
-    idle = 1 - sum(plan.forecast.durations(names)) / (total * slots)
-    style.set_title(
-        axes, f"plan of {count_of(len(turns), 'trial')} on {count_of(slots, 'slot')}, {idle:.1%} idle{labels}"
-    )
 
 
 def _lane_name(row: Any) -> str:
@@ -191,16 +143,7 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
 
 
 def assign_jobs(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
-    """The attempts in the order of their start, each with the row of its `job` in `jobs`; -1 if it is not known.
-
-    Jobs without the name of a session are those of an old version: one after another.
-    """
+    """The attempts in the order of their start, each with the row of its `job` in `jobs`; -1 if it is not known."""
+    rows = dict(zip(jobs["session"], jobs.index, strict=True))
     run = timeline.sort_values("start")
-    found = pd.merge_asof(_named(run), _named(jobs).assign(job=jobs.index), on="start", by="session")
-    return run.assign(job=found["job"].fillna(-1).astype(int).to_numpy())
-
-
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns `start` and `session` of a table, which may lack the latter."""
-    names = table.get("session", pd.Series("", table.index)).astype(object).fillna("")
-    return pd.DataFrame({"start": table["start"].astype(float), "session": names})
+    return run.assign(job=run["session"].map(rows).fillna(-1).astype(int))

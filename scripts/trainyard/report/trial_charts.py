@@ -8,7 +8,6 @@ import pandas as pd
 from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
-from trainyard.report.metric_plots import facet_keys
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import STOPPED, is_numeric, readable_metric
 
@@ -27,7 +26,7 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
     """
     if ranked.values.isna().all():
         return {}
-    keys, names = facet_keys(ranked), style.short_names(ranked.keys)
+    keys, names = ranked.facet_keys(), style.short_names(ranked.keys)
     fields = {key: f"key_{number}" for number, key in enumerate(keys)}  # a dot in a name would be one of JavaScript
     table = ranked.table
     configurations = {

@@ -5,32 +5,32 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.scaling import split_scale, study_of_trial
-from trainyard.config.sweep import ProgramSweep, Sweep, TrainSweep
-from trainyard.config.train import Train
+from trainyard.config.sweep import Sweep, TrainSweep
+from trainyard.config.train import Training
 from trainyard.config.trials import Trial
-from trainyard.config.user_programs import UserProgram
-from trainyard.planning.sweep_state import SweepState, folder_name, output_name
+from trainyard.planning.history import History
+from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.runner import find_checkpoint
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
-from trainyard.results.answer import describe_answer
-from trainyard.results.provenance import describe_mismatch, describe_origin
+from trainyard.results.answer import Answer
+from trainyard.results.provenance import describe_mismatch, describe_origin, sessions_of_results
 from trainyard.results.ranking import Ranking
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
-from trainyard.utils.typed_commands import shell_folder, snakemake_call
+from trainyard.utils.typed_commands import run_call, shell_folder
 
 FILE: Final = "best.yaml"
 # What makes the trials of a sweep, or is about several of them.
 _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain", "keep",
-                      "repeats", "repeat_best", "fill", "budget", "objectives", "constraints")  # fmt: skip
-_STUDIES: Final = ("datasets", "sweeps", "scaling", "trees")
+                      "repeats", "repeat_best", "budget", "objectives", "constraints")  # fmt: skip
+_STUDIES: Final = ("datasets", "sweeps", "scaling")
 _FREE_PORT: Final = 29500  # torch's default
 _MAX_NAME: Final = 64  # characters of the name of a study
 
@@ -51,14 +51,15 @@ def best_config(config: Config, name: str, trials: Sequence[Trial], *, new_name:
     slots = {"gpus_per_node": gpus if sweep.slots.has_gpus else 0, "cpus_per_trial": cpus}
     slots |= {"nodes_per_trial": nodes} if nodes > 1 else {"gpus_per_trial": gpus} if sweep.slots.has_gpus else {}
     content["sweeps"] = {new_name: kept | {"trials": [each.values for each in trials], "slots": slots}}
-    if has_study(sweep) and isinstance(spec := trials[0].spec, Train):
+    if has_study(sweep) and isinstance(spec := trials[0].spec, Training):
         # Its scale is this training; it has as many CPUs, so that sums have the same order.
+        spec = spec.judged_by(sweep.epoch_metric(spec) or spec.metric)
         study = study_of_trial(spec, str(sweep.dataset), scale=sweep.slots.scale, cpus=cpus)
         content["scaling"] = {new_name: study}
     return content
 
 
-def has_study(sweep: Sweep) -> bool:
+def has_study(sweep: Sweep) -> TypeGuard[TrainSweep]:
     """Whether best.yaml has a scaling study, too: for trainings, unless the sweep requests no GPUs."""
     return isinstance(sweep, TrainSweep) and sweep.slots.gpus_per_node > 0
 
@@ -70,74 +71,88 @@ def study_name(config: Config, sweep: str) -> str:
     return next(name for name in names if name not in config.sweeps and name not in config.scaling)
 
 
-def paste_line(state: SweepState, ranking: Ranking) -> str | None:
+def paste_line(state: History, ranking: Ranking) -> str | None:
     """The command line of the best trial, for a shell in the folder where Trainyard ran; None if it is no command.
 
     It has a folder of its own, so that the program does not overwrite what is there.
     """
     sweep, best = state.sweep, ranking.best_trial
-    spec = state.trials[best.trial].spec if best else None
-    if not isinstance(spec, UserProgram) or spec.command is None:
+    command = sweep.command_line
+    if best is None or command is None:
         return None
+    arguments = state.trials[best.trial].settings
     folder = str((state.folder / "trials" / "by-hand").absolute())
     dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
                     GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
                     PORT: _FREE_PORT}  # fmt: skip
-    command = insert_resume_option(spec.command, None, spec.args)
+    command = insert_resume_option(command, None, arguments)
     switch_of = find_switches(command, Path.cwd())
-    if has_workdir := isinstance(sweep, ProgramSweep) and sweep.workdir == "trial":
+    if sweep.has_workdirs:
         command = resolve_program_paths(command, Path.cwd())
-    argv = build_argv(command, spec.args, placeholders, switch_of=switch_of)
-    needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
+    argv = build_argv(command, arguments, placeholders, switch_of=switch_of)
+    needs_folder = sweep.has_workdirs or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
-    if has_workdir:
+    if sweep.has_workdirs:
         before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
 
 
-def find_files(state: SweepState, ranking: Ranking) -> Path | None:
+def find_files(state: History, ranking: Ranking) -> Path | None:
     """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
     best = ranking.best_trial
-    result = state.result(best.trial) if best else None
-    if best is None or result is None or isinstance(state.sweep, TrainSweep):
+    result = state.record(best.trial).result if best else None
+    if best is None or result is None or state.sweep.trains:
         return None
     folder = state.folder / "trials" / folder_name(best.trial, result.generation, result.takeover)
-    checkpoint = find_checkpoint(folder, getattr(state.sweep, "checkpoint", None))
+    checkpoint = find_checkpoint(folder, state.sweep.checkpoint_pattern)
     if checkpoint:
         return folder / checkpoint.name
     return folder if any(not each.match(output_name("*")) for each in folder.glob("*")) else None
 
 
-def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
+def find_config(state: History, answer: Answer) -> Path | None:
+    """The file best.yaml of a sweep; None if it is not there, or of another answer than this."""
+    path = state.folder / FILE
+    return path if path.exists() and path.read_text().startswith(_title(state, answer)) else None
+
+
+def _title(state: History, answer: Answer) -> str:
+    return f"# {printable(f'Sweep {state.name}: {answer.lines[0]}')}\n"
+
+
+def write_best(config: Config, state: History, answer: Answer) -> Path:
     """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it is a config with an error."""
+    ranking = answer.ranking
     path, best = state.folder / FILE, ranking.best_trial
-    first, *others = describe_answer(state, ranking)
-    lines = [f"Sweep {state.name}: {first}", *others]
-    content: dict[str, Any] = {"sweeps": lines[0]}  # without a best one, whoever uses the file gets this in an error
+    first, *lines = answer.lines
+    # Without a best one, whoever uses the file gets this in an error.
+    content: dict[str, Any] = {"sweeps": f"Sweep {state.name}: {first}"}
     if best:
         if files := find_files(state, ranking):
             lines.append(f"Its files: {files}")
-        session = state.sessions_of_results.get(best.trial)
+        session = sessions_of_results(state).get(best.trial)
         if origin := describe_origin(session):
             lines.append(f"It ran with {origin}")
         if session and session.config:
             lines.append(f"The config of its job: {state.folder.parents[1]}/configs/{session.config}.json")
         lines += filter(None, [describe_mismatch(state)])
         best_first = sorted(ranking.counting[0].trials, key=lambda each: each != best)
-        ran = [each.trial for each in best_first if each.trial not in state.space.optional or state.result(each.trial)]
+        optional = state.space.optional
+        ran = [each.trial for each in best_first if each.trial not in optional or state.record(each.trial).result]
         study = study_name(config, state.name)
         seeds = f", with its {len(ran)} seeds" * (len(ran) > 1)
         lines += ["", f"Sweep {study} trains it again{seeds}. In {shell_folder()}:"]
-        lines.append(snakemake_call(path, "--", "sweeps"))
+        lines.append(run_call(path, "--", "sweeps"))
         if has_study(state.sweep):
             lines.append(f"Scaling study {study} trains its best seed, keeps checkpoints, and can have further scales:")
-            lines.append(snakemake_call(path, "--", "scaling"))
+            lines.append(run_call(path, "--", "scaling"))
         if line := paste_line(state, ranking):
             lines += ["By hand:", *line.splitlines()]
         content = best_config(config, state.name, [state.trials[each] for each in ran], new_name=study)
     with atomic_write(path) as file:
+        file.write(_title(state, answer))
         file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + "\n" + write_yaml(content))
     return path

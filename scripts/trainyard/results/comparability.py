@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.history import History
 from trainyard.planning.trial_value import TrialWork, work_of
 from trainyard.programs.progress import Progress
 from trainyard.utils.text import count_of
@@ -37,20 +37,37 @@ def _ends_before(progress: Progress, whole: Progress) -> bool:
 
 
 def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which of the finished trials are not complete, and whether they have different numbers of epochs: a line each.
+    """Whether the finished trials have different units and numbers of epochs, and which are not complete: a line each.
 
     `settings` are the values of the varied keys of each trial.
     """
     incomplete = find_incomplete(work)
-    return [*_describe_incomplete(incomplete, len(work)), *_describe_epochs(work, settings, incomplete)]
+    return [
+        *_describe_units(work),
+        *_describe_incomplete(incomplete, len(work)),
+        *_describe_epochs(work, settings, incomplete),
+    ]
 
 
-def describe_finished_work(state: SweepState) -> list[str]:
+def describe_finished_work(state: History) -> list[str]:
     """The same of the trials of a sweep that have finished so far."""
-    results = {name: result for name in state.trials if (result := state.result(name))}
-    finished = {name: each for name, each in results.items() if each.outcome is TrialStatus.FINISHED}
-    work = {name: work_of(state, each) for name, each in finished.items()}
-    return describe_work(work, {name: state.trials[name].values for name in finished})
+    results = [record.result for record in state.records]
+    finished = [result for result in results if result and result.outcome is TrialStatus.FINISHED]
+    work = {result.trial: work_of(state, result) for result in finished}
+    return describe_work(work, {name: state.trials[name].values for name in work})
+
+
+def _describe_units(work: Mapping[str, TrialWork]) -> list[str]:
+    lines = list[str]()
+    for metric in dict.fromkeys(metric for each in work.values() for metric in each.units):
+        trials: dict[str, str] = {}  # the first one with each unit
+        for trial, each in work.items():
+            if metric in each.units:
+                trials.setdefault(each.units[metric], trial)
+        if len(trials) > 1:
+            units = ", ".join(f"{unit or 'none'} (trial {trial})" for unit, trial in trials.items())
+            lines.append(f"{metric} has different units, which are not read: {units}: its values do not compare")
+    return lines
 
 
 def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list[str]:
@@ -84,7 +101,7 @@ def _describe_epochs(
     if key:
         why = f": `{key}` is varied"
     elif patient:
-        why = f": `patience` ended {patient} of them"
+        why = f": {patient} of them ended early, without a new best"
     elif stopped:
         why = f": {count_of(stopped, 'program')} said to stop early"
     else:
@@ -98,10 +115,8 @@ def _name(trials: list[str]) -> str:
 
 def _explaining_key(last_epochs: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> str:
     """The varied key that sets the number of epochs: all trials with the same value of it have the same; or ""."""
-    keys = dict.fromkeys(key for name in last_epochs for key in settings[name])
-    return next((key for key in keys if _SETS_EPOCHS.search(key) and _is_decided_by(last_epochs, key, settings)), "")
-
-
-def _is_decided_by(last_epochs: Mapping[str, float], key: str, settings: Mapping[str, Mapping[str, Any]]) -> bool:
-    pairs = {(str(settings[name].get(key)), epoch) for name, epoch in last_epochs.items()}
-    return len(pairs) == len({value for value, _ in pairs})
+    for key in dict.fromkeys(key for name in last_epochs for key in settings[name]):
+        pairs = {(str(settings[name].get(key)), epoch) for name, epoch in last_epochs.items()}
+        if _SETS_EPOCHS.search(key) and len(pairs) == len({value for value, _ in pairs}):
+            return key
+    return ""

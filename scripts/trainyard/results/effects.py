@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from trainyard.config.metric_names import is_counter, is_timing
-from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.history import History
 from trainyard.planning.trial_value import judged_metrics
 from trainyard.results.ranking import RankedTrial, Ranking
 from trainyard.utils.text import count_of
@@ -44,7 +44,7 @@ class ReportedResults:
         return sum(min(MOST_DIGITS, _digits(value)) for value in telling) >= ENOUGH_DIGITS
 
 
-def find_identical(state: SweepState, ranking: Ranking) -> dict[ReportedResults, list[RankedTrial]]:
+def find_identical(state: History, ranking: Ranking) -> dict[ReportedResults, list[RankedTrial]]:
     """The finished trials that report the same as another one, by what they report; {} if only times are compared."""
     if is_timing(ranking.metric):
         return {}
@@ -103,10 +103,11 @@ def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple
     return [(first, other) for first, *rest in alike.values() for other in rest]
 
 
-def _report_of(state: SweepState, trial: str, *, with_epochs: bool = True) -> ReportedResults:
-    result = state.result(trial)
+def _report_of(state: History, trial: str, *, with_epochs: bool = True) -> ReportedResults:
+    record = state.record(trial)
+    result = record.result
     assert result is not None
-    rows = [*(state.epochs_of(result) if with_epochs else []), judged_metrics(state, result)]
+    rows = [*(record.epochs_of(result) if with_epochs else []), judged_metrics(state, result)]
     return ReportedResults(tuple(frozenset(_results_in(row)) for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""With which commit and versions the trials of a sweep, scales or tree models ran, in words."""
+"""With which commit and versions the trials of a sweep or scales ran, in words."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from trainyard.planning.history import History
 from trainyard.planning.journal import SessionStarted
-from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of
 
 _COMPARED: Final = ("commit", "python", "torch", "xgboost", "lightgbm", "trainyard")
@@ -20,12 +20,19 @@ def describe_origin(session: SessionStarted | None) -> str:
     return ", ".join(found[each] for each in _COMPARED if each in found)
 
 
-def describe_mismatch(state: SweepState) -> str:
+def sessions_of_results(history: History) -> dict[str, SessionStarted | None]:
+    """By trial with a result, the session in which it ran; None if the journal has none."""
+    sessions = {attempt: run.info for run in history.sessions for attempt in run.attempts}
+    results = [record.result for record in history.records]
+    return {result.trial: sessions.get((result.trial, result.number)) for result in results if result}
+
+
+def describe_mismatch(state: History) -> str:
     """That trials ran with different commits or versions, and how many with which; "" if none did.
 
     With the option `code`, the commit does not matter: all trials have the same files.
     """
-    sessions = {name: [session] for name, session in state.sessions_of_results.items()}
+    sessions = {name: [session] for name, session in sessions_of_results(state).items()}
     compared = [each for each in _COMPARED if each != "commit" or not state.sweep.code_digest]
     return describe_difference("trials ran", sessions, compared, lambda names: count_of(len(names), "trial"))
 
@@ -48,7 +55,7 @@ def describe_difference(
 
 
 def read_sessions(results: Mapping[str, Iterable[Path]]) -> Sessions:
-    """The sessions that results name: summaries of scales, receipts of models. Those of earlier versions name none."""
+    """The sessions that results name: summaries of scales."""
     sessions: dict[str, list[SessionStarted]] = {}
     for name, paths in results.items():
         contents = [json.loads(path.read_text()) for path in paths if path.exists()]
@@ -63,6 +70,6 @@ def _known(session: SessionStarted | None) -> dict[str, str]:
         return {}
     name, _, changes = (session.code or "").partition("-dirty")
     if session.code and name != session.code:
-        name = f"{name} with uncommitted changes{changes.replace('-', ' ')}"  # without a digest in old journals
+        name = f"{name} with uncommitted changes{changes.replace('-', ' ')}"
     commit = {"commit": name} if name else {}
     return commit | {name: f"{name} {version}" for name, version in (session.versions or {}).items()}

@@ -11,8 +11,8 @@ from typing import Any, Final
 from trainyard.config.metric_names import DURATION, Mode, guess_mode, is_timing
 from trainyard.config.sweep import MetricLimits, is_seed
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import value_at, varied_keys
-from trainyard.planning.sweep_state import SweepState, is_placeholder
+from trainyard.planning.history import History
+from trainyard.planning.trial_space import is_placeholder
 from trainyard.planning.trial_value import TrialValue, judged_metrics, value_of
 from trainyard.results.comparability import describe_work, find_incomplete
 from trainyard.results.evidence import SURE, Evidence, weigh
@@ -38,6 +38,16 @@ class RankedTrial:
         """The value as a number, which may be NaN or infinite; None without one."""
         return self.value.value if self.value else None
 
+    @property
+    def when(self) -> str:
+        """The epoch of its value, as the end of a sentence; "" if it has none."""
+        return self.value.when if self.value else ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its value is a finite number."""
+        return self.score is not None and math.isfinite(self.score)
+
 
 class Configuration:
     """The trials of a sweep, in the config's order, with the same `values` of all varied keys but the seed."""
@@ -45,35 +55,35 @@ class Configuration:
     def __init__(self, values: dict[str, Any], trials: list[RankedTrial]) -> None:
         self.values, self.trials = values, trials
         # The trials that count finished, and their metric is a finite number.
-        counting = [
-            (float(each.score), each) for each in trials if each.score is not None and math.isfinite(each.score)
-        ]
-        scored = [(score, each) for score, each in counting if each.status == TrialStatus.FINISHED]
-        fresh = [(score, each) for score, each in scored if each.is_fresh]
-        self._scored, self.is_fresh = fresh or scored, bool(fresh)
-        scores = [score for score, _ in self._scored]
+        finished = [each for each in trials if each.counts and each.status == TrialStatus.FINISHED]
+        fresh = [each for each in finished if each.is_fresh]
+        self.is_fresh = bool(fresh)
+        self._counting = fresh or finished
+        scores = [float(each.score or 0.0) for each in self._counting]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
-        names = self._scored[0][1].judged if scores else ()
-        self.means = {name: statistics.fmean(each.judged[name] for _, each in self._scored) for name in names}
+        names = self._counting[0].judged if scores else ()
+        self.means = {name: statistics.fmean(each.judged[name] for each in self._counting) for name in names}
         self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
         # The mean leaves out a trial that did badly: it diverged or was stopped early.
         self.total = sum(each.is_fresh for each in trials) if fresh else len(trials)
         self.is_incomplete = any(
-            each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED)
-            or (each.score is not None and not math.isfinite(each.score))
+            each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED) or (each.value and not each.counts)
             for each in trials
         )
 
     @property
     def by_seed(self) -> dict[str, float]:
         """The values that count, by the values of the seed, as text."""
-        seeds = (json.dumps([value for key, value in each.values.items() if is_seed(key)]) for _, each in self._scored)
-        return dict(zip(seeds, (score for score, _ in self._scored), strict=True))
+        by_seed = {}
+        for each in self._counting:
+            seed = [value for key, value in each.values.items() if is_seed(key)]
+            by_seed[json.dumps(seed)] = float(each.score or 0.0)
+        return by_seed
 
     def best_trial(self, mode: Mode) -> RankedTrial | None:
         """The trial with the best value, the first one of several; None if no trial counts."""
-        return min(self._scored, key=lambda scored: _cost(scored[0], mode), default=(0.0, None))[1]
+        return min(self._counting, key=lambda trial: _cost(trial.score, mode), default=None)
 
 
 @dataclass
@@ -166,26 +176,27 @@ class Ranking:
         return [each for each in self.counting if not each.is_incomplete][:count]
 
 
-def rank_sweep(state: SweepState) -> Ranking:
+def rank_sweep(state: History) -> Ranking:
     """The ranking of a sweep by its `metric` and `mode`; trials that report no metrics are ranked by their seconds.
 
     If trials report several, and the config names none to rank them by, they have no scores.
     """
     (metric, mode, candidates), sweep = _ranking_metric(state), state.sweep
     chosen = mode or guess_mode(metric)
-    keys = varied_keys(list(state.trials.values()))
+    keys = state.varied_keys
     fresh = state.space.further if sweep.search and sweep.search.is_adaptive else ()
     trials = []
-    for name, trial in state.trials.items():
+    for record in state.records:
+        name = record.name
         if not is_placeholder(name):
-            values = {key: value_at(trial.settings, key) for key in keys}
-            result = state.result(name)
+            values = record.values_of(keys)
+            result = record.result
             reported = judged_metrics(state, result) if result else {}
             # The journal has None for NaN and infinity.
             found = {each: math.nan if value is None else float(value) for each, value in reported.items()}
             value = value_of(state, result, found, metric, chosen) if result and not candidates else None
             judged = {each: found.get(each, math.nan) for each in (*sweep.objectives, *sweep.constraints)}
-            trials.append(RankedTrial(name, values, state.status(name), value, name in fresh, judged))
+            trials.append(RankedTrial(name, values, record.status, value, name in fresh, judged))
     wanted = sweep.target[0] or metric
     ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
     judged_by = sweep.objectives, sweep.constraints
@@ -215,15 +226,18 @@ def _cost(score: float | None, mode: Mode) -> float:
     return score if mode == "min" else -score
 
 
-def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...]]:
+def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
     """The metric that ranks trials, its mode (None if it must be guessed), and the candidates if it is not known."""
-    results = (state.result(name) for name in state.trials)
+    results = (record.result for record in state.records)
     reported: Sequence[str] = list(dict.fromkeys(metric for each in results if each for metric in each.metrics))
     if not reported and state.sweep.target[0]:
         return state.sweep.target[0], state.sweep.target[1], ()
     if found := state.sweep.ranking_metric([*reported, DURATION]):
         return *found, ()
     candidates = tuple(state.sweep.ranking_candidates(reported))
+    if state.sweep.metric:  # no trial has reported it
+        candidates = candidates or tuple(reported)
+        return candidates[0], None, candidates
     if not candidates:
         return DURATION, None, ()
     return candidates[0], None, candidates if len(state.trials) > 1 else ()
@@ -263,19 +277,19 @@ def _describe_earlier(ranking: Ranking) -> list[str]:
     if not better:
         return []
     trial, best = min(better.items(), key=lambda item: _cost(item[1].value, ranking.mode))
-    values = _assignments(_shown(trial, ranking))
     count = f"{len(better)} of {count_of(len(ranking.finished), 'trial')} had a better {ranking.metric} before"
     who = "" if trial in ranking.counting[0].trials else "another configuration, "
     first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by {who}trial {trial.trial}"
-    return [f"values are those of the last epoch: {count}, {first}{f' with {values}' if values else ''}"]
+    return [f"values are those of the last epoch: {count}, {first}{_with_values(trial, ranking)}"]
 
 
 def _describe_closest(ranking: Ranking) -> str:
     """The value of each constrained metric that comes closest to its limits, as the end of a sentence."""
     parts = []
     for name, limits in ranking.constraints.items():
-        if values := [value for each in ranking.infeasible if math.isfinite(value := each.means.get(name, math.nan))]:
-            parts.append(f"{name} {min(values, key=limits.excess):g}")
+        values = [each.means.get(name, math.nan) for each in ranking.infeasible]
+        if known := list(filter(math.isfinite, values)):
+            parts.append(f"{name} {min(known, key=limits.excess):g}")
     return f"; the closest: {', '.join(parts)}" if parts else ""
 
 
@@ -304,10 +318,10 @@ def _describe_front(ranking: Ranking) -> list[str]:
     for place, each in ranking.spread_of_front.items():
         trial = each.best_trial(ranking.mode)
         assert trial is not None
-        values = _assignments(_shown(each if ranking.has_seeds else trial, ranking))
+        values = _with_values(each if ranking.has_seeds else trial, ranking)
         means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
-        which = f"trial {trial.trial}{f' with {values}' if values else ''}{_describe_incomplete(each, ranking)}"
-        lines.append(f"{place}. {means}{_describe_when(trial)}: {which}")
+        which = f"trial {trial.trial}{values}{_describe_incomplete(each, ranking)}"
+        lines.append(f"{place}. {means}{trial.when}: {which}")
     return lines + [f"and {len(front) - NAMED} between them"] * (len(front) > NAMED)
 
 
@@ -325,37 +339,38 @@ def _describe_evidence(found: Evidence, ranking: Ranking) -> str:
 
 def _names(configurations: Sequence[Configuration], ranking: Ranking) -> str:
     """The first of these configurations by their values, and how many more there are."""
-    names = [_assignments(_shown(each, ranking)) for each in configurations]
-    return " | ".join(names[:NAMED]) + (f" | {len(names) - NAMED} more" if len(names) > NAMED else "")
+    names = [_values(each, ranking) for each in configurations[:NAMED]]
+    if len(configurations) > NAMED:
+        names.append(f"{len(configurations) - NAMED} more")
+    return " | ".join(names)
 
 
 def _describe_undecided(ranking: Ranking) -> str:
     """Why no metric ranks the trials."""
-    names = f"{', '.join(ranking.candidates[:-1])} and {ranking.candidates[-1]}"
+    names = " and ".join(filter(None, [", ".join(ranking.candidates[:-1]), ranking.candidates[-1]]))
     if ranking.unreported:
         missing = f"no trial has reported {ranking.unreported}, the metric of the sweep"
-        return f"no ranking: {missing}, but {names}: set `metric` to one of them"
+        which = "one of them" if len(ranking.candidates) > 1 else "it"
+        return f"no ranking: {missing}, but {names}: set `metric` to {which}"
     return f"no ranking: trials report {names}, and the config names none to rank them by: set `metric`"
 
 
 def _describe(configuration: Configuration, ranking: Ranking) -> str:
     """The value of a configuration that counts, its trial, and the values of its varied keys."""
-    trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
+    trial = configuration.best_trial(ranking.mode)
     assert trial is not None
-    values = _assignments(_shown(configuration if ranking.has_seeds else trial, ranking))
-    when, doubt = _describe_when(trial), _describe_incomplete(configuration, ranking)
+    mean = f"{configuration.mean:.6g}"
+    doubt = _describe_incomplete(configuration, ranking)
     if not ranking.has_seeds:
-        return f"{configuration.mean:.6g}{when}, by trial {trial.trial}{f' with {values}' if values else ''}{doubt}"
-    total = configuration.total
-    count = f"n = {configuration.n}" + (f" of {total}" if configuration.n < total else "")
-    spread = "" if deviation is None else f" ± {deviation:.2g}"
+        return f"{mean}{trial.when}, by trial {trial.trial}{_with_values(trial, ranking)}{doubt}"
+    if configuration.deviation is not None:
+        mean += f" ± {configuration.deviation:.2g}"
+    count = f"n = {configuration.n}"
+    if configuration.n < configuration.total:
+        count += f" of {configuration.total}"
     seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
-    mean = f"{configuration.mean:.6g}{spread} ({count}){f' with {values}' if values else ''}"
-    return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}{when}{doubt}"
-
-
-def _describe_when(trial: RankedTrial) -> str:
-    return trial.value.when if trial.value else ""
+    best = f"its best trial is {trial.trial} ({seed}): {trial.score:.6g}{trial.when}"
+    return f"{mean} ({count}){_with_values(configuration, ranking)}; {best}{doubt}"
 
 
 def _describe_incomplete(configuration: Configuration, ranking: Ranking) -> str:
@@ -367,9 +382,14 @@ def _describe_incomplete(configuration: Configuration, ranking: Ranking) -> str:
     return f", which is NOT COMPLETE: {trials} ended early, at {ends[0]}"
 
 
-def _shown(item: Configuration | RankedTrial, ranking: Ranking) -> dict[str, Any]:
+def _values(item: Configuration | RankedTrial, ranking: Ranking) -> str:
     """The values of the keys that differ between trials."""
-    return {key: value for key, value in item.values.items() if key not in ranking.constant_keys}
+    return _assignments({key: value for key, value in item.values.items() if key not in ranking.constant_keys})
+
+
+def _with_values(item: Configuration | RankedTrial, ranking: Ranking) -> str:
+    values = _values(item, ranking)
+    return f" with {values}" if values else ""
 
 
 def _assignments(values: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Retention: which files of ended trials a sweep of programs keeps (`keep`), and what else stays after a removal."""
+"""Retention: which files of ended trials a sweep keeps (`keep`), and what else stays after a removal."""
 
 import json
 import logging
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.config.metric_names import DURATION
-from trainyard.config.sweep import ProgramSweep
 from trainyard.config.trial_status import CONCLUSIVE
+from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Event
-from trainyard.planning.sweep_state import SweepState, folder_name, output_name
+from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.metric_files import metric_files
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import atomic_write
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Folders = Mapping[Path, Collection[Path]]
 
 
-def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()) -> dict[str, Folders]:
+def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -> dict[str, Folders]:
     """The folders of ended trials that `keep` reduces, by trial, each with what it keeps beside its outputs.
 
     The outputs and the file of metrics stay, because they are read again if `metrics` change. Of `best N`, the best N
@@ -35,15 +35,18 @@ def reduced_folders(state: SweepState, keep: str, *, known: Collection[str] = ()
     `known` to be reduced are left out.
     """
     sweep = state.sweep
-    if not isinstance(sweep, ProgramSweep) or keep == "all":
+    if sweep.trains or keep == "all":
         return {}
     kept = _best_trials(state, int(keep.split()[1])) if keep.startswith("best ") else frozenset[str]()
     found = dict[str, Folders]()
     for name in state.trials.keys() - kept - set(known):
         if is_concluded(state, name):
-            attempts = {(each.generation, each.takeover) for each in state.attempts_at(name)}
+            attempts = {(each.generation, each.takeover) for each in state.record(name).attempts}
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
-            found[name] = {each: metric_files(sweep.program_metrics, each) for each in folders}
+            metrics = sweep.program_metrics
+            found[name] = {
+                each: metric_files(metrics, each) + metric_files(metrics, each, earlier=True) for each in folders
+            }
     return found
 
 
@@ -51,9 +54,8 @@ def keep_results(run: Path, digest: str) -> None:
     """Copy the results of a training by `train`, in the folder `run`, to that of its checkpoints, which are removed.
 
     Before a job that is to write them again, Snakemake removes the results; the checkpoints would still have them.
-    Those of a version that wrote no digest may be of another training, and are not kept.
     """
-    if json.loads((run / "summary.json").read_text()).get("spec_digest") == digest:
+    if json.loads((run / "summary.json").read_text())["spec_digest"] == digest:
         _copy_results(run, run / "checkpoints" / digest)
 
 
@@ -73,13 +75,13 @@ def _copy_results(source: Path, target: Path) -> None:
             file.write((source / name).read_text())
 
 
-def is_concluded(state: SweepState, trial: str) -> bool:
+def is_concluded(state: History, trial: str) -> bool:
     """Whether a trial has a result or has diverged, also by the present `metrics`, so that it is not resumed."""
-    end = state.end(trial)
-    return end is not None and end.outcome in CONCLUSIVE and not state.must_reparse(end)
+    end = state.record(trial).end
+    return end is not None and end.outcome in CONCLUSIVE and not state.must_read(end)
 
 
-def _best_trials(state: SweepState, count: int) -> frozenset[str]:
+def _best_trials(state: History, count: int) -> frozenset[str]:
     """The trials that `best N` keeps; all of them if no metric ranks them."""
     ranking = rank_sweep(state)
     if ranking.candidates or DURATION == ranking.metric != state.sweep.metric:  # nothing better was reported
@@ -123,20 +125,28 @@ def remove(path: Path) -> None:
 
 
 class Retention:
-    """Removes what a sweep does not keep while it runs, in a thread. It is a listener of the events of trials.
+    """Removes what a sweep does not keep while it runs, in a thread.
 
     `read_state` returns the state of the sweep as it is now.
     """
 
-    def __init__(self, sweep: ProgramSweep, read_state: Callable[[], SweepState]) -> None:
-        self._keep, self._read_state = sweep.keep, read_state
-        self._pool, self._due, self._known = ThreadPoolExecutor(1), 0.0, set[str]()
+    def __init__(self, keep: str, read_state: Callable[[], History]) -> None:
+        self._keep = keep
+        self._read_state = read_state
+        self._pool = ThreadPoolExecutor(1)
+        self._due = 0.0
+        self._reduced = set[str]()  # trials
 
-    def note(self, event: Event, _: object) -> None:
-        """After the end of a trial, begin a removal, unless one has begun in the last minute."""
-        if isinstance(event, Ended) and time.monotonic() >= self._due:
+    def on_event(self, event: Event, attempt: object, *, is_own: bool) -> None:
+        """After the end of a trial of this job, begin a removal, unless one has begun in the last minute."""
+        if is_own and isinstance(event, Ended) and time.monotonic() >= self._due:
             self._due = time.monotonic() + PASS_SECONDS
-            found = reduced_folders(self._read_state(), self._keep, known=self._known)
-            self._known |= found.keys()
-            for folders in found.values():
+            folders_by_trial = reduced_folders(self._read_state(), self._keep, known=self._reduced)
+            self._reduced |= folders_by_trial.keys()
+            for folders in folders_by_trial.values():
                 self._pool.submit(reduce_folders, folders)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a trial, which must have its end on the disk. Short trials have none."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Starts the ranks of a training on one node, after all nodes have met.
 
-`launchers.launch` starts it on each node, as `python scripts/trainyard scaling.agent`.
+`launchers` starts it on each node, as `python scripts/trainyard scaling.agent FOLDER NODES RANKS PROGRAM...`: the
+private folder of the launch, the names of all nodes with commas, the ranks per node, and the program of a rank.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,16 +13,12 @@ from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, end_togeth
 
 def main() -> int:
     """Run the ranks; returns 1 if one failed, 128 + the number of a signal that ended them, otherwise 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="private folder of this launch")
-    parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks per node")
-    parser.add_argument("command", nargs="+", help="program of a rank and its options, after --")
-    arguments = parser.parse_args()
-    nodes = arguments.nodes.split(",")
+    folder = Path(sys.argv[1])
+    nodes = sys.argv[2].split(",")
+    ranks = int(sys.argv[3])
     node_rank = find_node_rank(nodes)
     try:
-        endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
+        endpoint, listener = Rendezvous(folder, nodes, rank=node_rank).meet()
     except RendezvousError:
         code = 1  # the launcher reports it
     else:
@@ -31,15 +27,15 @@ def main() -> int:
 
         forward_to_ranks()
         code = torchrun.run_ranks(
-            arguments.command,
+            sys.argv[4:],
             node_rank=node_rank,
             nodes=len(nodes),
-            ranks=arguments.ranks,
+            ranks=ranks,
             endpoint=endpoint,
             listener=listener,
-            folder=arguments.folder,
+            folder=folder,
         )
-    end_together(arguments.folder, task=node_rank, tasks=len(nodes), code=code)
+    end_together(folder, task=node_rank, tasks=len(nodes), code=code)
     return code
 
 

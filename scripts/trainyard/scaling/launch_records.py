@@ -61,7 +61,7 @@ class Launches:
             for path in (self._path, *self.earlier_outputs):
                 path.unlink(missing_ok=True)
             self._events = []
-        with EventLog.repaired(self._path) as self._log:
+        with EventLog.opened(self._path) as self._log:
             for checkpoint in failed:
                 self.add_failed(checkpoint)
             self._append("launched", **facts)
@@ -97,7 +97,7 @@ class Launches:
 
     def add_kept(self, rows: Iterable[Row]) -> None:
         """Record rows that the metrics file already has at a launch, unless earlier launches reported their epochs."""
-        known = max((row["epoch"] for _, earlier in _launches(self._events) for row in earlier), default=-math.inf)
+        known = max((row["epoch"] for _, earlier in self._launched() for row in earlier), default=-math.inf)
         for row in rows:
             if (row["epoch"] or 0) > known:
                 self._append("kept", row=row)
@@ -109,7 +109,7 @@ class Launches:
 
     def report(self, *, ended: float) -> Report:
         """What has been reported until the last launch `ended` (Unix seconds)."""
-        launches = list(_launches(self._events))
+        launches = list(self._launched())
         rows = join_rows([rows for _, rows in launches])
         return Report(
             [{name: value for name, value in row.items() if name not in _TIMES} for row in rows],
@@ -121,7 +121,7 @@ class Launches:
         """When each launch reported its epochs."""
         return [
             ReportedEpochs(began, rows[0]["epoch"] - 1 if rows else 0, [(row["_time"], row["epoch"]) for row in rows])
-            for began, rows in _launches(self._events)
+            for began, rows in self._launched()
         ]
 
     def parse_outputs(self, metrics: Metrics | None, *, seconds: float, ranks: int) -> ParsedOutput:
@@ -130,7 +130,7 @@ class Launches:
         `ranks` is as in `MetricsCollector`; why there are no metrics is that of the last launch.
         """
         outputs = [*self.earlier_outputs, self.output]
-        last_began = max(began for began, _ in _launches(self._events))
+        last_began = max(began for began, _ in self._launched())
         parsed = [
             parse_saved_output(
                 metrics,
@@ -165,6 +165,22 @@ class Launches:
         """The outputs of the launches before the last one, oldest first."""
         return sorted(self._folder.glob("output-*.log"), key=lambda path: (len(path.name), path.name))
 
+    def _launched(self) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """The start of each launch and its rows, with their times and durations."""
+        launches: list[tuple[float, list[dict[str, Any]]]] = []
+        for event in self._events:
+            if event["event"] == "launched":
+                launches.append((event["time"], []))
+            elif event["event"] == "kept" and launches:  # of the launch before, which ended before it could be recorded
+                began, rows = launches[-2:][0]
+                merge_row(rows, {**event["row"], "_time": rows[-1]["_time"] if rows else began})
+            elif event["event"] == "row" and launches:
+                merge_row(launches[-1][1], {**event["row"], "_time": event["time"]}, resumed=len(launches) > 1)
+        for began, rows in launches:
+            times = [began, *(row["_time"] for row in rows)]
+            seconds = [later - earlier for earlier, later in pairwise(times)]
+            yield began, [row | {"_seconds": took} for row, took in zip(rows, seconds, strict=True)]
+
 
 _TIMES = ("_time", "_seconds")
 
@@ -175,22 +191,3 @@ def _checked(event: Event) -> Event:
     if event["event"] in ("row", "kept") and not (isinstance(row, dict) and isinstance(row.get("epoch"), (int, float))):
         raise ValueError("a row without an epoch")
     return event
-
-
-def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """The start of each launch and its rows, with their times and durations."""
-    found: list[tuple[float, list[dict[str, Any]]]] = []
-    for event in events:
-        if event["event"] == "launched":
-            found.append((event["time"], []))
-        elif event["event"] == "kept" and found:  # of the launch before, which ended before it could be recorded
-            began, rows = found[-2:][0]
-            merge_row(rows, {**event["row"], "_time": rows[-1]["_time"] if rows else began})
-        elif event["event"] == "row" and found:
-            merge_row(found[-1][1], {**event["row"], "_time": event["time"]}, resumed=len(found) > 1)
-    for began, rows in found:
-        times = [began, *(row["_time"] for row in rows)]
-        yield (
-            began,
-            [row | {"_seconds": later - earlier} for row, (earlier, later) in zip(rows, pairwise(times), strict=True)],
-        )

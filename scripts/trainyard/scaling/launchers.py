@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.cluster.stop_request import forward_stop_request
 from trainyard.config.scaling import split_scale
+from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.scaling import rank_failures, rendezvous
 from trainyard.scaling.rendezvous import StepEnd
 from trainyard.utils.errors import UserError
@@ -24,6 +26,8 @@ from trainyard.utils.import_path import SCRIPTS, helper_command
 TRAIN: Final = SCRIPTS / "train.py"
 AGENT: Final = "scaling.agent"
 WATCH: Final = "scaling.node_step"
+STEP: Final = "step.json"  # in the folder of a launch of a user's script: a `NodeStep`,
+HOSTFILE: Final = "hostfile"  # and the nodes in the format of DeepSpeed
 # Placeholders in the command of a launcher, which `node_step` replaces on each node.
 NODE_RANK: Final = "{node_rank}"
 MASTER_ADDRESS: Final = "{master_addr}"
@@ -36,8 +40,22 @@ LAUNCHER_MODULES: Final = {
 }
 # What torchrun handles, but for SIGHUP, at which it ends the ranks even if it runs under `nohup`.
 SIGNALS_OF_TORCHRUN: Final = "SIGTERM,SIGINT,SIGQUIT"
-WAIT_SECONDS: Final = 5.0
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStep:
+    """What `node_step` knows of a launch of a user's script."""
+
+    nodes: Sequence[str]
+    telemetry: str = ""  # its folder
+    overwrites_telemetry: bool = False
+    gpus: int | None = None  # of each node, from the first; None for all
+    cpus_per_gpu: int = 1
+    grace_seconds: float = GRACE_SECONDS
+    python: str = ""  # whose environment is activated
+    workdir: str | None = None
+    is_per_gpu: bool = False  # whether srun runs it once per GPU, not once per node
 
 
 def launch(scale: str, options: Sequence[str]) -> int:
@@ -74,7 +92,7 @@ def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:
     """
     while (code := step.overdue_code()) is None:
         with suppress(subprocess.TimeoutExpired):
-            return wait_as_shell(srun, WAIT_SECONDS)
+            return wait_as_shell(srun, rendezvous.LOOK_SECONDS)
     log.warning("%s", SRUN_ENDED)
     end_srun(srun)
     return code
@@ -91,9 +109,9 @@ def training_command(
     gpus = split_scale(scale)[1]
     checked = check_allocation(scale, allocation)
     names = checked.nodes if checked else [host.node_name()]
-    agent = [*helper_command(AGENT), "--folder", folder, "--nodes", ",".join(names), "--ranks", str(gpus)]
+    agent = [*helper_command(AGENT), folder, ",".join(names), str(gpus)]
     srun = _srun(checked.nodes, 1, cpus=checked.cpus_per_node) if checked else []
-    return [*srun, *agent, "--", str(program), *options]
+    return [*srun, *agent, str(program), *options]
 
 
 def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | None:
@@ -119,24 +137,23 @@ def script_command(
     launcher: str,
     launcher_options: Sequence[str] = (),
     python: str,
-    watch_options: Sequence[str],
-    hostfile: Path,
+    meeting: str,
     cpus_per_gpu: int,
     job_nodes: Sequence[str],
 ) -> list[str]:
     """The command that starts a user's script on all GPUs of a scale.
 
-    It runs `node_step` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With
-    the launcher `srun`, it runs `node_step` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm
-    job, none outside of one.
+    It runs `node_step` once per node, which reads the `NodeStep` in the folder `meeting`, replaces the placeholders
+    and runs the launcher. With the launcher `srun`, it runs `node_step` once per GPU, which runs the script.
+    `job_nodes` are the nodes of the Slurm job, none outside of one.
     """
     nodes, gpus = split_scale(scale)
-    watch = [*helper_command(WATCH), *watch_options]
+    watch = [*helper_command(WATCH), meeting]
     if launcher == "srun":
         if not job_nodes:
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
         srun = _srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu)
-        return [*srun, *launcher_options, *watch, "--per-gpu", "--", python, *words]
+        return [*srun, *launcher_options, *watch, python, *words]
     # The rendezvous of each unpickles nothing from the network: torchrun's `static`, which is accelerate's, too.
     options = {
         "torchrun": ["--nproc-per-node", str(gpus), "--nnodes", str(nodes), "--node-rank", NODE_RANK,
@@ -145,10 +162,10 @@ def script_command(
                        "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK,
                        "--main_process_ip", MASTER_ADDRESS, "--main_process_port", MASTER_PORT,
                        "--rdzv_backend", "static", "--mixed_precision", "no", "--dynamo_backend", "no"],
-        "deepspeed": ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK,
+        "deepspeed": ["--hostfile", f"{meeting}/{HOSTFILE}", "--no_ssh", "--node_rank", NODE_RANK,
                       "--master_addr", MASTER_ADDRESS, "--master_port", MASTER_PORT],
     }[launcher]  # fmt: skip
-    each = [*watch, "--", python, "-m", LAUNCHER_MODULES[launcher], *options, *launcher_options, *words]
+    each = [*watch, python, "-m", LAUNCHER_MODULES[launcher], *options, *launcher_options, *words]
     return [*_srun(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
 

@@ -1,18 +1,18 @@
 """Run a command and record the telemetry of its node: wraps the launcher of a user's script, once per node.
 
-First, the nodes meet; the command gets the address and the port for its own rendezvous. With --per-gpu, it wraps the
-script itself, once per GPU, and sets the variables that torchrun would set. `user_script` starts it as
-`python scripts/trainyard scaling.node_step`.
+First, the nodes meet; the command gets the address and the port for its own rendezvous. With srun, it wraps the script
+itself, once per GPU, and sets the variables that torchrun would set. `user_script` starts it as
+`python scripts/trainyard scaling.node_step FOLDER COMMAND...`, with a `launchers.NodeStep` in the folder.
 """
 
-import argparse
+import json
 import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -20,9 +20,17 @@ import psutil
 from trainyard.cluster import gpus, host
 from trainyard.cluster.job_script import wait_as_shell
 from trainyard.cluster.stop_request import STOP_SIGNALS, StopRequest, forward_stop_request
-from trainyard.config.user_programs import GRACE_SECONDS
+from trainyard.cluster.telemetry import record_telemetry, visible_gpus
 from trainyard.programs.user_environment import module_path, program_environment, thread_variables
-from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK, SIGNALS_OF_TORCHRUN
+from trainyard.scaling.launchers import (
+    LAUNCHER_MODULES,
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    NODE_RANK,
+    SIGNALS_OF_TORCHRUN,
+    STEP,
+    NodeStep,
+)
 from trainyard.scaling.rendezvous import (
     Endpoint,
     Rendezvous,
@@ -31,7 +39,6 @@ from trainyard.scaling.rendezvous import (
     find_node_rank,
     report_problem,
 )
-from trainyard.training.telemetry import record_telemetry
 
 # Seconds from SIGTERM to SIGKILL of the ranks, for torchrun and accelerate; torch before 2.12 always waits 30.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -39,55 +46,39 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
 
 
-def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
-    parser.add_argument("--overwrite", action="store_true", help="replace the telemetry of previous runs")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of each node, from the first (default: all)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
-    parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
-    parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
-    parser.add_argument("--grace-seconds", type=float, default=GRACE_SECONDS, metavar="S", help="SIGTERM to SIGKILL")
-    parser.add_argument("--activate", type=Path, metavar="PYTHON", help="interpreter whose environment is activated")
-    parser.add_argument("--workdir", type=Path, metavar="DIR", help="folder in which the command runs")
-    parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")
-    parser.add_argument("command", nargs="+", help="command to run, after --")
-    return parser.parse_args()
-
-
 def main() -> int:
     """Run the command; returns its exit code, as a shell would."""
-    arguments = _parse_arguments()
-    nodes = arguments.nodes.split(",")
-    if error := _gpu_error(arguments.command):
+    meeting = Path(sys.argv[1])
+    line = sys.argv[2:]
+    step = NodeStep(**json.loads((meeting / STEP).read_text()))
+    if error := _gpu_error(line):
         print(error, file=sys.stderr, flush=True)
-        report_problem(arguments.rendezvous, error)  # not a failure of the script, which may resume
+        report_problem(meeting, error)  # not a failure of the script, which may resume
         return 1
-    task, tasks, node_rank, local_rank = find_task(nodes, per_gpu=arguments.per_gpu)
-    rendezvous = Rendezvous(arguments.rendezvous, nodes, rank=node_rank, everywhere=True)
+    task, tasks, node_rank, local_rank = find_task(step.nodes, per_gpu=step.is_per_gpu)
+    rendezvous = Rendezvous(meeting, step.nodes, rank=node_rank, everywhere=True)
     try:
         endpoint = rendezvous.await_release() if local_rank else rendezvous.meet_and_release()
     except RendezvousError:
         return 1  # user_script reports it
     values = {NODE_RANK: str(node_rank), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
-    line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process, stop_request = _start(line, _environment(arguments, endpoint), arguments.workdir)
+    process, stop_request = _start(line, _environment(step, endpoint), step.workdir)
     me = psutil.Process()
-    root = (me.parent() if arguments.per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
-    telemetry = record_telemetry(
-        arguments.folder,
-        host.node_name(),
-        root=root,
-        overwrite=arguments.overwrite,
-        gpu_count=arguments.gpus,  # a machine without Slurm may show more, whose energy is not that of this training
-    )
-    with nullcontext() if local_rank else telemetry:
+    root = (me.parent() if step.is_per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
+    with ExitStack() as stack:
+        if not local_rank:
+            # A machine without Slurm may show more GPUs, whose energy is not that of this training.
+            watched = stack.enter_context(visible_gpus())[: step.gpus]
+            telemetry = record_telemetry(
+                Path(step.telemetry), host.node_name(), root=root, overwrite=step.overwrites_telemetry, gpus=watched
+            )
+            stack.enter_context(telemetry)
         code = wait_as_shell(process)
     # After a stop request, wait for the other tasks: srun would end them before they have saved their state.
-    seconds = arguments.grace_seconds if stop_request.is_made else 0.0
-    end_together(arguments.rendezvous, task=task, tasks=tasks, code=code, seconds=seconds)
+    seconds = step.grace_seconds if stop_request.is_made else 0.0
+    end_together(meeting, task=task, tasks=tasks, code=code, seconds=seconds)
     return code
 
 
@@ -123,7 +114,7 @@ def _gpu_error(command: Sequence[str]) -> str:
 
 
 def _start(
-    line: Sequence[str], environment: Mapping[str, str], workdir: Path | None
+    line: Sequence[str], environment: Mapping[str, str], workdir: str | None
 ) -> tuple["subprocess.Popen[bytes]", StopRequest]:
     """Start the command and forward stop requests to it, also one made meanwhile. No other thread may run yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -144,17 +135,18 @@ def _ignore_user_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
+def _environment(step: NodeStep, endpoint: Endpoint) -> dict[str, str]:
     """The environment variables of the command."""
     # The user's own value comes first.
-    given = {SHUTDOWN_TIMEOUT: str(math.ceil(arguments.grace_seconds))} | program_environment(arguments.activate)
-    given |= thread_variables(arguments.threads, given)
-    given |= module_path(Path.cwd(), given) if arguments.workdir else {}
+    python = Path(step.python) if step.python else None
+    given = {SHUTDOWN_TIMEOUT: str(math.ceil(step.grace_seconds))} | program_environment(python)
+    given |= thread_variables(step.cpus_per_gpu, given)
+    given |= module_path(Path.cwd(), given) if step.workdir else {}
     if signal.SIGHUP not in STOP_SIGNALS:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpus.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-    if arguments.per_gpu:
+    if step.is_per_gpu:
         given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
         given |= {"MASTER_ADDR": endpoint.address, "MASTER_PORT": str(endpoint.port)}
     return given

@@ -19,16 +19,16 @@ import torch
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import is_rank
 from trainyard.cluster.stop_request import StopRequest, stop_request_of_rank
+from trainyard.cluster.telemetry import record_telemetry_beside
 from trainyard.config.config import Config
 from trainyard.config.load import config_copy
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, TrainScaling, split_scale
-from trainyard.config.trials import training_spec
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.programs.user_environment import code_record
 from trainyard.scaling import rank_failures
 from trainyard.training import numerics
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints import SAVE_SECONDS, CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
 from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory
@@ -37,7 +37,6 @@ from trainyard.training.sampler import BatchSizes, batch_sizes
 from trainyard.training.step_profile import StepProfiler
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
-from trainyard.training.telemetry import record_telemetry_beside
 from trainyard.training.trainer import Trainer, TrainingInterrupted
 from trainyard.training.untimed_steps import WarmUpResult, measure_steady_steps, warm_up
 from trainyard.utils.errors import ContinuedError, UserError
@@ -62,12 +61,11 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     """
     study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
     assert isinstance(study, TrainScaling)
-    study = study.model_copy(update={"train": study.train_at(scale)})
     with join_ranks(study, scale, traces=folder.absolute()) as (group, stop_request), ExitStack() as stack:
         if group.is_main:
-            stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
+            stack.enter_context(hold(folder / ".lock", is_given_up=slurm_queries.is_given_up))
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
-        spec = training_spec(study, scale, staged.digest)  # each has its own folder, which no other config overwrites
+        spec = study.result_content(scale, staged.digest)  # each has its own folder, which no other config overwrites
         store = CheckpointStore(
             folder / "checkpoints" / digest_of(spec, length=10), spec, keep_all=study.keep_checkpoints == "all"
         )
@@ -76,6 +74,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
             log.warning("%s", copy.message)
         trainer = create_trainer(
             study,
+            scale,
             copy.staged,
             group,
             store,
@@ -126,26 +125,33 @@ def join_ranks(study: TrainScaling, scale: str, *, traces: Path) -> Iterator[tup
                 remedy = f"start it with {installed_program('torchrun')} --nnodes {nodes} --nproc-per-node {gpus}"
                 raise UserError(f"scale {scale} needs {count}, but has {group.world_size}: {remedy}")
             numerics.set_threads(study.cpus_per_gpu or cpus)
-            group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
+            group.limit_collectives(max(STARTUP_MINUTES, study.ddp.timeout_minutes))
             yield group, stop_request
 
 
 def create_trainer(
-    study: TrainScaling, staged: Staged, group: Group, store: CheckpointStore, *, folder: Path, **options: Any
+    study: TrainScaling,
+    scale: str,
+    staged: Staged,
+    group: Group,
+    store: CheckpointStore,
+    *,
+    folder: Path,
+    **options: Any,
 ) -> Trainer:
-    """The trainer of a study's `train` on this rank, with the `options` of `Trainer` that the study does not set.
+    """The trainer of a study's scale on this rank, with the `options` of `Trainer` that the study does not set.
 
     `folder` is that of the scale or the trial.
     """
     return Trainer(
-        study.train,
+        study.train_at(scale),
         load_input_data(staged, group.device),
         group,
         batch=_batch(study, store, group),
         store=store,
-        save_every_seconds=study.seconds_between_checkpoints,
+        save_every_seconds=0.0 if study.keep_checkpoints == "all" else SAVE_SECONDS,
         on_halved=partial(_remember_micro_batch, store),
-        find_unused_parameters=study.find_unused_parameters,
+        ddp=study.ddp.arguments,
         profiler=StepProfiler(study.profile, folder / "profile") if study.profile else None,
         **options,
     )
@@ -167,7 +173,7 @@ def train_epochs(trainer: Trainer, study: TrainScaling, store: CheckpointStore) 
                 measured = warm_up(trainer)
                 if group.is_main:
                     write_json(store.folder / WARM_UP, asdict(measured))
-            group.limit_collectives(study.collective_timeout_minutes)
+            group.limit_collectives(study.ddp.timeout_minutes)
             yield from trainer.epochs()
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())
@@ -182,7 +188,7 @@ def _explaining_unused_parameters() -> Iterator[None]:
     except RuntimeError as error:
         if "Expected to have finished reduction" not in str(error):
             raise
-        remedy = "set `find_unused_parameters: true` in this study, or `gpus_per_trial: 1` in this sweep"
+        remedy = "set `ddp: {find_unused_parameters: true}` in this study, or `gpus_per_trial: 1` in this sweep"
         raise UserError(f"a step did not use all parameters of the model: {remedy}") from error
 
 
@@ -241,8 +247,7 @@ def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
 def _record_session(trainer: Trainer, store: CheckpointStore, session: dict[str, Any]) -> None:
     """Add a session to those that have trained this far; a previous one that has got no further has trained nothing."""
     begins = [len(trainer.history), trainer.state.progress.step]
-    unknown = [{"begins": [0, 0]}] if begins > [0, 0] else []  # by a version that kept no note
-    before = [each for each in _read_note(store, SESSIONS) or unknown if each["begins"] < begins]
+    before = [each for each in _read_note(store, SESSIONS) or [] if each["begins"] < begins]
     write_json(store.folder / SESSIONS, [*before, {"begins": begins, **session}])
 
 

@@ -25,6 +25,7 @@ from typing import Final, NoReturn
 from trainyard.cluster import host
 from trainyard.cluster.host import PORTS
 from trainyard.cluster.job_script import SRUN_SECONDS
+from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
 
@@ -32,11 +33,13 @@ SECONDS: Final = "TRAINYARD_RENDEZVOUS_SECONDS"  # environment variable: how lon
 DEFAULT_SECONDS: Final = 60.0
 START_FACTOR: Final = 5  # starting Python on all nodes may take this many times as long, from a slow file system
 GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
-POLL_SECONDS: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
 KILL_SECONDS: Final = 120.0  # until srun has ended the other tasks after one has failed
 LOOK_SECONDS: Final = 5.0  # between looks for tasks that have ended
-_ENDPOINT, _PROBLEM, _RELEASED, _ENDED = "endpoint.json", "problem.json", "released", "ended-"
+_ENDPOINT: Final = "endpoint.json"
+_PROBLEM: Final = "problem.json"
+_RELEASED: Final = "released"
+_ENDED: Final = "ended-"
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,11 @@ class StepEnd:
 
     def __init__(self, folder: Path, *, tasks: int, grace_seconds: float = 0.0) -> None:
         """The tasks record their end in `folder`, and wait up to `grace_seconds` for others after a stop request."""
-        self._folder, self._tasks, self._kill_seconds = folder, tasks, KILL_SECONDS + grace_seconds
-        self._looked_at = self._ended_at = -math.inf  # on the monotonic clock
+        self._folder = folder
+        self._tasks = tasks
+        self._kill_seconds = KILL_SECONDS + grace_seconds
+        self._looked_at = -math.inf  # on the monotonic clock
+        self._ended_at = -math.inf
         self._codes: list[int] = []
 
     def overdue_code(self) -> int | None:
@@ -134,7 +140,10 @@ class Rendezvous:
     """
 
     def __init__(self, folder: Path, nodes: Sequence[str], *, rank: int, everywhere: bool = False) -> None:
-        self._folder, self._nodes, self._rank, self._everywhere = folder, nodes, rank, everywhere
+        self._folder = folder
+        self._nodes = nodes
+        self._rank = rank
+        self._everywhere = everywhere
         self._name = nodes[rank]
         self._seconds = seconds_to_connect()
 
@@ -237,9 +246,10 @@ def _await(folder: Path, names: Sequence[str], seconds: float) -> list[str]:
     """Wait until all these files exist; returns those that do not, at the end of the time."""
     end = time.monotonic() + seconds
     while True:
+        is_last = time.monotonic() > end  # before the look: this process may be suspended between both
         there = os.listdir(folder)  # unlike a path, a folder that is opened is not cached by NFS
         missing = [name for name in names if name not in there]
-        if not missing or time.monotonic() > end:
+        if not missing or is_last:
             return missing
         time.sleep(POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Speedup, efficiency, cost and required bandwidth of each scale of a study, with verdicts and a recommendation."""
+"""Speedup, efficiency and cost of each scale of a study, with verdicts and a recommendation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ SAME_WORK_REMEDY: Final = (
     "each scale from the beginning."
 )
 MAX_INCREASE: Final = 0.2  # of GPU-hours over the baseline, for the recommended scale
-BACKWARD: Final = 2 / 3  # share of the backward pass in a step: it has twice the FLOPs of the forward pass
 NOT_COMPARED: Final = "not compared: "
 WORK: Final = {"trained_epochs": "epoch", "trained_images": "image", "trained_steps": "step"}  # by column of a summary
 SAME_WORK: Final = 0.1  # images and steps may differ by this fraction: they are those between two reports
@@ -31,11 +30,11 @@ SCALING_COLUMNS: Final = (
     "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds", "startup_seconds", "warmup_seconds",
     "checkpoint_seconds", "gpu_hours", "gpu_hours_increase", "cost", "speedup", "speedup_low", "speedup_high",
     "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended",
-    "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision",
-    "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
+    "gradient_mib", "micro_batch", "accumulation", "precision",
+    "tflops_per_gpu", "mfu", "repeats", "train_seconds_spread",
     "images_per_second_spread", "device", "gpu_peak",
-    "epochs", "lr", "program", "measured_steps", "measured_in", "epoch_start_seconds", "bus_gbit_per_second",
-    "allreduce_ms", "allreduce_loss_fraction", "energy_kwh", "energy_cost", "max_memory_allocated_mib",
+    "epochs", "lr", "program", "measured_steps", "measured_in", "epoch_start_seconds",
+    "energy_kwh", "max_memory_allocated_mib",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 
@@ -45,7 +44,6 @@ def scaling_table(
     *,
     mode: Literal["weak", "strong"],
     gpu_hour: float | None,
-    kwh: float | None = None,
 ) -> pd.DataFrame:
     """One row per scale, from the `summary.json` in each folder: medians over repeats. The first scale is the baseline.
 
@@ -58,7 +56,7 @@ def scaling_table(
     - `efficiency`: speedup / G. `throughput_scaling`: I / I0. `memory_avg_scaling`: ratio of `gpu0_avg_mib`.
     - `gpu_hours`: GPUs x T. `gpu_hours_increase`: for the same number of images, 1 / efficiency - 1.
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.
-    - `energy_kwh`: of all GPUs during the training, as NVML counts it; `energy_cost` at the price `kwh`.
+    - `energy_kwh`: of all GPUs during the training, as NVML counts it.
     - `<name>_spread`: (maximum - minimum) / median over the repeats.
 
     Scales that did another amount of work than the baseline are not compared, which is known of scripts that report
@@ -78,8 +76,7 @@ def scaling_table(
     frame.loc[[bool(each) for each in differences], ["speedup", "speedup_low", "speedup_high"]] = float("nan")
     frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
     frame["memory_avg_scaling"] = frame["gpu0_avg_mib"] / base["gpu0_avg_mib"]
-    _add_costs(frame, gpu_hour, kwh)
-    _add_communication(frame)
+    _add_costs(frame, gpu_hour)
     # The fastest scale among the efficient ones with few more GPU-hours; none on CPUs.
     candidates = frame[(frame["efficiency"] >= EFFICIENT) & (frame["gpu_hours_increase"] <= MAX_INCREASE + 1e-9)]
     best = None if candidates.empty else candidates["speedup"].idxmax()
@@ -92,9 +89,9 @@ def scaling_table(
     return frame.reindex(columns=[*SCALING_COLUMNS, *metrics])
 
 
-_NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
+_NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "data_wait_fraction",
                    "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95", "epoch_start_seconds",
-                   "measured_steps", "bus_gbit_per_second", "energy_kwh", "max_memory_allocated_mib")  # fmt: skip
+                   "measured_steps", "energy_kwh", "max_memory_allocated_mib")  # fmt: skip
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
@@ -154,38 +151,13 @@ def _range(values: "pd.Series[float]") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _add_costs(frame: pd.DataFrame, gpu_hour: float | None, kwh: float | None) -> None:
+def _add_costs(frame: pd.DataFrame, gpu_hour: float | None) -> None:
     on_gpu = frame["device"] != "cpu"
     frame["gpu_hours"] = (frame["gpus"] * frame["train_seconds"] / 3600).where(on_gpu)
     frame["gpu_hours_increase"] = (1 / frame["efficiency"] - 1).where(on_gpu)
     price = float("nan") if gpu_hour is None else gpu_hour
     frame["cost"] = frame["gpu_hours"] * price
-    frame["energy_cost"] = frame["energy_kwh"] * (float("nan") if kwh is None else kwh)
     frame["cost_per_million_images"] = (price * frame["gpus"] / 3600 / frame["images_per_second"] * 1e6).where(on_gpu)
-
-
-def _add_communication(frame: pd.DataFrame) -> None:
-    """Add the data that a ring all-reduce of the gradients transfers, and the bandwidth that hides it.
-
-    `allreduce_mib`: sent and received by each of N GPUs per step, 2 (N - 1) / N of the gradients (Patarasu and Yuan
-    2009). `hiding_gbit_per_second`: the bandwidth with which this takes as long as the backward pass of the last
-    micro-batch.
-
-    `allreduce_ms`: the time of an all-reduce at the measured `bus_gbit_per_second`. `allreduce_loss_fraction`: the part
-    of the lost efficiency that it explains: what the backward pass cannot hide of it, as a share of a step, relative to
-    1 - `efficiency`; at most 1.
-    """
-    ranks = frame["gpus"]
-    frame["allreduce_mib"] = 2 * (ranks - 1) / ranks * frame["gradient_mib"]
-    waits = frame["data_wait_fraction"].fillna(0) + frame["exposed_comm_fraction"].fillna(0)
-    computing = frame["step_ms_p50"] / 1000 * (1 - waits) / frame["accumulation"].fillna(1)
-    gbit = frame["allreduce_mib"] * 2**20 * 8 / 1e9
-    frame["hiding_gbit_per_second"] = (gbit / (BACKWARD * computing)).where(ranks > 1)
-    seconds = gbit / frame["bus_gbit_per_second"]
-    frame["allreduce_ms"] = seconds * 1000
-    exposed = (seconds - BACKWARD * computing).clip(lower=0) / (frame["step_ms_p50"] / 1000)
-    lost = 1 - frame["efficiency"]
-    frame["allreduce_loss_fraction"] = (exposed / lost.where(lost > 0)).clip(upper=1)
 
 
 def _verdict(row: Any, recommended: bool) -> str:

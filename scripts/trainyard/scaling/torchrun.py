@@ -29,7 +29,7 @@ from trainyard.scaling.rendezvous import Endpoint
 BACKEND: Final = "trainyard"
 STORE_SECONDS: Final = 600  # to import torch on all nodes
 ABORTED: Final = (
-    "NCCL aborts a rank when a collective operation fails, or takes longer than collective_timeout_minutes because "
+    "NCCL aborts a rank when a collective operation fails, or takes longer than timeout_minutes of `ddp` because "
     "another rank hangs: the log has NCCL's error, flight-recorder-rank-* beside history.csv what each rank waited for"
 )
 # The option of train.py that is needed here.

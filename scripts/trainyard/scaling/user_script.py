@@ -8,6 +8,7 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,19 +22,18 @@ from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.planning.attempts import epochs_before
-from trainyard.planning.plan import dataset_digest
+from trainyard.planning.history_files import dataset_digest
 from trainyard.programs.metric_rows import Row, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.script_options import find_switches
-from trainyard.programs.started_scripts import typed_command
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
-from trainyard.scaling.launchers import check_allocation, script_command
+from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocation, script_command
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
-from trainyard.utils.files import atomic_write, write_json
+from trainyard.utils.files import write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 from trainyard.utils.locks import Hold, hold
 from trainyard.utils.text import count_of
@@ -58,70 +58,71 @@ class UserScript:
         self, study: ScriptScaling, run: str, folder: Path, results: Path, *, config: str | None = None
     ) -> None:
         """`folder` is that of the study, and `config` the digest of the config."""
-        self._study, self._run, self._folder, self._config = study, run, folder / run, config
+        self._study = study
+        self._run = run
+        self._folder = folder / run
+        self._config = config
         self._nodes, self._gpus = split_scale(run)
+        self._ranks = self._nodes * self._gpus
         self._dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
         # What changes the result starts in a new folder: in another one's, it would find its checkpoints.
         self._digest = result_digest(study, run, dataset_digest(results, study))
         self._out = (self._folder / "out" / self._digest).absolute()
         self._launches = Launches(self._out)
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Run the script and write its results. If it has finished before, parse its output again instead.
 
         Raises:
             UserError: the script cannot be started, failed, or reported none of the configured metrics.
         """
-        study = self._study
         self._out.mkdir(parents=True, exist_ok=True)
-        with hold(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
-            if end := self._launches.end():
+        with hold(self._folder / ".lock", is_given_up=slurm_queries.is_given_up):
+            if self.has_ended:
                 log.info("the script is not run again: its output is parsed again")
-                report = self._launches.report(ended=end["time"])
-                found = self._launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks)
-                rows = found.rows
+                launched = None
             else:
-                found = self._launch()
-                end = self._launches.end()
-                assert end is not None
-                report = self._launches.report(ended=end["time"])
-                rows = report.rows
-                if found.of_several_ranks and not found.missing:  # whose lines can be merged now that all are there
-                    rows = self._launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks).rows
-            if found.missing:
-                raise FinalError(f"{self._run}: {found.missing}; see {self._launches.output}. {UNREADABLE_REMEDY}")
-            if THROUGHPUT in found.of_several_ranks and study.per is None:
-                raise FinalError(
-                    f"{self._run}: several ranks print {THROUGHPUT}, see {self._launches.output}: is it that of one "
-                    "GPU or of all? Set `per: gpu` or `per: all`; the same command then reads the saved output again"
-                )
-            times = report.row_seconds if len(rows) == len(report.row_seconds) else [None] * len(rows)
-            rows = [{**row, "seconds": row.get("seconds", took)} for row, took in zip(rows, times, strict=True)]
-            if study.per == "gpu":
-                rows = [_of_all_gpus(row, self._ranks) for row in rows]
-            summary = {
-                **_trained(rows, counts_epochs=found.counts_epochs),
-                "train_seconds": report.seconds,
-                **{name: end[name] for name in RUN_FIELDS},
-                "sessions": self._launches.facts(SESSION_FIELDS),
-                "spec_digest": self._digest,
-            }
-            self._write(rows, summary)
-        return 0
+                launched = self._launch()
+            self._write_results(launched)
 
-    @cached_property
-    def _allocation(self) -> slurm_allocation.Allocation | None:
-        return slurm_allocation.current_allocation()
+    def _write_results(self, launched: ParsedOutput | None) -> None:
+        """Write what has been reported; `launched` has what this run of the script has, None if it is not run again."""
+        study, launches = self._study, self._launches
+        end = launches.end()
+        assert end is not None
+        report = launches.report(ended=end["time"])
+        if launched and (launched.missing or not launched.of_several_ranks):
+            found = launched
+            rows = report.rows
+        else:  # lines of several ranks can be merged now that all are there
+            parsed = launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks)
+            found = launched or parsed
+            rows = parsed.rows
+        if problem := found.missing or found.unread.get(THROUGHPUT):
+            raise FinalError(f"{self._run}: {problem}; see {launches.output}. {UNREADABLE_REMEDY}")
+        if THROUGHPUT in found.of_several_ranks and study.per is None:
+            raise FinalError(
+                f"{self._run}: several ranks print {THROUGHPUT}, see {launches.output}: is it that of one "
+                "GPU or of all? Set `per: gpu` or `per: all`; the same command then reads the saved output again"
+            )
+        times = report.row_seconds if len(rows) == len(report.row_seconds) else [None] * len(rows)
+        rows = [{**row, "seconds": row.get("seconds", took)} for row, took in zip(rows, times, strict=True)]
+        if study.per == "gpu":
+            rows = [_of_all_gpus(row, self._ranks) for row in rows]
+        summary = {
+            **_trained(rows, counts_epochs=found.counts_epochs),
+            "train_seconds": report.seconds,
+            **{name: end[name] for name in RUN_FIELDS},
+            "sessions": launches.facts(SESSION_FIELDS),
+            "spec_digest": self._digest,
+        }
+        self._write(rows, summary)
 
     @cached_property
     def _cpus_per_gpu(self) -> int:
         if self._study.cpus_per_gpu is not None:
             return self._study.cpus_per_gpu
         return slurm_allocation.cpus_per_gpu(self._gpus, most=MOST_CPUS_PER_GPU) if has_gpu() else 1
-
-    @property
-    def _ranks(self) -> int:
-        return self._nodes * self._gpus
 
     @property
     def has_ended(self) -> bool:
@@ -133,9 +134,9 @@ class UserScript:
 
         Returns what this launch has reported, without the rows.
         """
-        from trainyard.training.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
+        from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
-        study, launches, allocation = self._study, self._launches, self._allocation
+        study, launches, allocation = self._study, self._launches, slurm_allocation.current_allocation()
         with (
             claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
@@ -173,6 +174,7 @@ class UserScript:
                 )
         return ParsedOutput(
             missing=end.error,
+            unread=metrics.unread,
             counts_epochs=metrics.counts_epochs,
             of_several_ranks=frozenset(metrics.of_several_ranks),
         )
@@ -183,7 +185,7 @@ class UserScript:
             "out_dir": str(self._out),
             "resume_from": str(checkpoint or ""),
             "nodes": self._nodes,
-            "gpus": self._nodes * self._gpus,
+            "gpus": self._ranks,
             "gpus_per_node": self._gpus,
             "cpus_per_gpu": self._cpus_per_gpu,
             "dataset": self._dataset,
@@ -194,45 +196,49 @@ class UserScript:
         if study.workdir == "trial":
             command = resolve_program_paths(command, Path.cwd())
             options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
-        switch_of = find_switches(typed_command(study), Path.cwd())
+        switch_of = find_switches(study.command_line, Path.cwd())
         words = build_argv(command, study.args, predefined, in_shell=False, switch_of=switch_of)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
-        watch_options = ["--folder", str(self._folder / "telemetry"), "--gpus", str(self._gpus)]
-        watch_options += ["--threads", str(self._cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
-        given = check_allocation(self._run, self._allocation)
+        allocation = slurm_allocation.current_allocation()
+        given = check_allocation(self._run, allocation)
         nodes = list(given.nodes) if given else [host.node_name()]
-        watch_options += ["--rendezvous", meeting, "--nodes", ",".join(nodes)]
-        watch_options += ["--grace-seconds", f"{study.grace_seconds:g}"]
-        named = find_interpreter(study)
-        watch_options += ["--activate", str(named)] if named else []
-        watch_options += ["--workdir", str(self._out)] if study.workdir == "trial" else []
-        hostfile = (self._folder / "hostfile").absolute()  # in the format of DeepSpeed
-        with atomic_write(hostfile) as file:
-            file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
+        step = NodeStep(
+            nodes=nodes,
+            telemetry=str(self._folder / "telemetry"),
+            overwrites_telemetry=checkpoint is None,
+            gpus=self._gpus,
+            cpus_per_gpu=self._cpus_per_gpu,
+            grace_seconds=study.grace_seconds,
+            python=str(find_interpreter(study) or ""),
+            workdir=str(self._out) if study.workdir == "trial" else None,
+            is_per_gpu=study.launcher_name == "srun",
+        )
+        write_json(Path(meeting, STEP), asdict(step))
+        Path(meeting, HOSTFILE).write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
         return script_command(
             self._run,
             words,
             launcher=study.launcher_name,
             launcher_options=options,
             python=str(script_interpreter(study)),
-            watch_options=watch_options,
-            hostfile=hostfile,
+            meeting=meeting,
             cpus_per_gpu=self._cpus_per_gpu,
-            job_nodes=self._allocation.nodes if self._allocation else (),
+            job_nodes=allocation.nodes if allocation else (),
         )
 
     def _monitor(
         self, line: list[str], metrics: MetricsCollector, claim: Hold, meeting: Path, *, before: float
     ) -> TrialEnded:
         """Run a command, log its output and record its rows, whose epochs are those after the first `before` ones."""
-        study, is_srun = self._study, line[0] == "srun"
-        tasks = self._nodes * (self._gpus if study.launcher_name == "srun" else 1)
+        study = self._study
+        tasks = self._ranks if study.launcher_name == "srun" else self._nodes
         step = rendezvous.StepEnd(meeting, tasks=tasks, grace_seconds=study.grace_seconds)
         stop_request = stop_request_of_signals()
         signal.signal(signal.SIGINT, stop_request.make)
         # Without checkpoints, an earlier end saves nothing.
-        deadline = self._allocation.deadline if self._allocation and study.checkpoint is not None else math.inf
+        allocation = slurm_allocation.current_allocation()
+        deadline = allocation.deadline if allocation and study.checkpoint is not None else math.inf
         run = ProgramRun(
             command=line,
             cwd=str(Path.cwd()),
@@ -245,24 +251,23 @@ class UserScript:
             grace_seconds=study.grace_seconds,
             stop_request=stop_request,
             on_line=lambda text: log.info("%s", text),
-            is_srun=is_srun,
-            overdue_code=step.overdue_code if is_srun else lambda: None,
+            overdue_code=step.overdue_code if line[0] == "srun" else None,
         )
-        running = run_user_program(run, ProcessGuard())
-        while True:
-            try:
-                message: EpochReported | TrialEnded = next(running)
-            except StopIteration as end:
-                message = end.value
-            if message.warning:
-                log.warning("%s", message.warning)
-            if isinstance(message, TrialEnded):
-                return message
-            self._launches.add(shift_epoch(message.row, before))
+
+        def report(epoch: EpochReported) -> bool:
+            if epoch.warning:
+                log.warning("%s", epoch.warning)
+            self._launches.add(shift_epoch(epoch.row, before))
+            return False
+
+        end = run_user_program(run, ProcessGuard(), report)
+        if end.warning:
+            log.warning("%s", end.warning)
+        return end
 
     def _write(self, rows: Sequence[dict[str, Any]], summary: Mapping[str, Any]) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
-        from trainyard.training.telemetry import gpu_memory, telemetry_summary
+        from trainyard.cluster.telemetry import gpu_memory, telemetry_summary
         from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
         seconds = summary["train_seconds"]
@@ -278,7 +283,7 @@ class UserScript:
             "scale": self._run.partition("/")[0],
             "repeat": repeat_of(self._run),
             "nodes": self._nodes,
-            "gpus": self._nodes * self._gpus,
+            "gpus": self._ranks,
             "launcher": self._study.launcher_name,
             "epochs": len(rows),
             **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},

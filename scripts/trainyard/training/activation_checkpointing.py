@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,11 +50,13 @@ def _checkpointed(norms: Sequence[nn.Module], block: nn.Module, *inputs: Any, **
         return block(*inputs, **named)
     if torch.compiler.is_compiling():  # compiled code recomputes values only: it updates statistics once by itself
         return checkpoint(block, *inputs, use_reentrant=False, **named)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _frozen_statistics(norms)
-
-    return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts, **named)
+    return checkpoint(
+        block,
+        *inputs,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _frozen_statistics(norms)),  # of the forward pass and its repetition
+        **named,
+    )
 
 
 @contextmanager

@@ -13,9 +13,8 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, cast
 
 import torch
@@ -23,8 +22,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from trainyard.config.placeholders import dotted_items
-from trainyard.training.models import gradient_bytes
-from trainyard.training.optimizers import STATE_TENSORS
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import synchronize
@@ -32,6 +29,9 @@ from trainyard.training.training_state import TrainingState
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import atomic_write, write_json
 
+# From one checkpoint at the end of an epoch to the next one. Short trials never write one: shared file systems have
+# quotas of files.
+SAVE_SECONDS: Final = 60.0
 KEEP = 2  # the latest, and the one before it in case the latest is damaged; besides these, the best one
 _NAME = re.compile(r"epoch-(\d+)-step-(\d+)\.([0-9a-f]+)\.pt")
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class CheckpointStore:
                 if sink.error:
                     raise sink.error
         except StorageError as error:
-            mib = sum(each.nbytes for each in tree_leaves(state) if isinstance(each, Tensor)) / 2**20
+            mib = tensor_bytes(state) / 2**20
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
         new, newest_first = self.folder / complete_name(), self._newest_first()
         before = [path for path in newest_first if _position(path) < (epoch, step)]
@@ -169,8 +169,8 @@ VISIBLE_SECONDS: Final = 90.0  # until a node sees a file of another one; NFS ca
 class Checkpointer:
     """Resumes a training from its store, saves it there, and measures the time for which the training waits.
 
-    Without a store, it does nothing. At the end of its `with` block, the last checkpoint is complete. An error of the
-    thread is raised by the next save, the next `is_due`, or at the end of the block. A save with `wait` tries again.
+    Without a store, it does nothing. An error of the thread is raised by the next save, the next `is_due`, or at the
+    end of the block of `completed`. A save with `wait` tries again.
 
     Raises:
         UserError: the last checkpoint has another spec, model or global batch, or not all ranks see it.
@@ -192,7 +192,9 @@ class Checkpointer:
         self._writing: Future[float] | None = None  # on rank 0: the end of the write in progress
         self._blocked_seconds = 0.0  # for which the training waited in the last save
         self.last_seconds = 0.0  # from the start of the last save until it was written
-        self._assumed_seconds = _checkpoint_bytes(state) / ASSUMED_BYTES_PER_SECOND if store else 0.0  # of the first
+        parts: list[Any] = [*state.modules.values(), state.optimizer]
+        size = tensor_bytes([part.state_dict() for part in parts]) if store else 0
+        self._assumed_seconds = size / ASSUMED_BYTES_PER_SECOND  # of the first save
         self.total_seconds = 0.0  # for which the training waited, including previous runs
         if store and (found := _latest(store, state.group)):
             if (saved := found["global_batch"]) != global_batch:
@@ -201,23 +203,22 @@ class Checkpointer:
                     f"the checkpoint has {saved} images per step, but this training has {global_batch}: {remedy}"
                 )
             _restore(state, found, store)
-            if (before := found.get("precision", precision)) != precision and state.group.is_main:
+            if (before := found["precision"]) != precision and state.group.is_main:
                 log.warning("the training goes on in %s: so far, it was in %s", precision, before)
-            self._blocked_seconds = found.get("saving_seconds", 0.0)
-            self.last_seconds = found.get("writing_seconds", self._blocked_seconds)
+            self._blocked_seconds = found["saving_seconds"]
+            self.last_seconds = found["writing_seconds"]
             # The last save of a run is not in its own checkpoint: assume that it took as long as the one before it.
-            self.total_seconds = found.get("checkpoint_seconds", 0.0) + self._blocked_seconds
+            self.total_seconds = found["checkpoint_seconds"] + self._blocked_seconds
 
-    def __enter__(self) -> "Checkpointer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._wait()
-        else:
+    @contextmanager
+    def completed(self) -> Iterator[None]:
+        """At the end of the block, the last checkpoint is complete; after an error, as far as it can be."""
+        try:
+            yield
+        except BaseException:
             self.give_up()
+            raise
+        self._wait()
 
     def give_up(self) -> None:
         """Wait for the write in progress. An error is only logged: the checkpoint is not needed any more."""
@@ -341,7 +342,6 @@ def host_copy(value: Any) -> Any:
     return value
 
 
-def _checkpoint_bytes(state: TrainingState) -> int:
-    """The size of a checkpoint at most: the weights, their average, and the state of the optimizer."""
-    weights = [each.nbytes for module in state.modules.values() for each in (*module.parameters(), *module.buffers())]
-    return sum(weights) + STATE_TENSORS * gradient_bytes(state.module)
+def tensor_bytes(value: Any) -> int:
+    """The size of the tensors in nested dicts and lists."""
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

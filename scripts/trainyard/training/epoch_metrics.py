@@ -1,12 +1,12 @@
-"""The metrics of an epoch, the best epoch by the metric that a training monitors, and early stopping by patience."""
+"""The metrics of an epoch, the best epoch by the metric of its training, and early stopping by patience."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainyard.config.metric_names import EPOCH_METRICS
-from trainyard.config.train import Train
+from trainyard.config.metric_names import EPOCH_METRICS, guess_mode
+from trainyard.config.train import Training
 from trainyard.training.loss_and_metrics import Means
 from trainyard.training.step_timing import StepTimes
 from trainyard.utils.text import format_duration
@@ -30,7 +30,7 @@ class EpochMetrics:
     step_ms_p50: float
     step_ms_p95: float
     data_wait_fraction: float  # of the training time, in which rank 0 waited for images
-    epoch_start_seconds: float | None = None  # of the training time, before the first step; unknown of old checkpoints
+    epoch_start_seconds: float  # of the training time, before the first step
     metrics: dict[str, float] = field(default_factory=dict)  # of the config, by column: `val_<name>`
 
     @classmethod
@@ -68,7 +68,7 @@ class EpochMetrics:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "EpochMetrics":
         """The metrics from `as_row`."""
-        known: dict[str, Any] = {name: row.get(name) for name in EPOCH_METRICS}
+        known: dict[str, Any] = {name: row[name] for name in EPOCH_METRICS}
         return cls(**known, metrics={name: value for name, value in row.items() if name not in known})
 
 
@@ -90,15 +90,15 @@ def time_left(row: EpochMetrics, epochs: int) -> str:
     return f"about {format_duration(seconds)} left" if seconds >= 10 else ""
 
 
-def best_epoch(spec: Train, history: Sequence[EpochMetrics]) -> int | None:
-    """The first epoch with the best monitored value, of which NaN is the worst; None without epochs."""
-    sign = 1 if spec.mode == "max" else -1
-    values = [row.value(spec.monitor) for row in history]
+def best_epoch(spec: Training, history: Sequence[EpochMetrics]) -> int | None:
+    """The first epoch with the best value of the training's metric, of which NaN is the worst; None without epochs."""
+    sign = 1 if guess_mode(spec.metric) == "max" else -1
+    values = [row.value(spec.metric) for row in history]
     worth = [-math.inf if value is None or math.isnan(value) else sign * value for value in values]
     return 1 + worth.index(max(worth)) if worth else None
 
 
-def is_out_of_patience(spec: Train, history: Sequence[EpochMetrics]) -> bool:
+def is_out_of_patience(spec: Training, history: Sequence[EpochMetrics]) -> bool:
     """Whether the last `patience` epochs brought no new best."""
     if spec.patience is None:
         return False

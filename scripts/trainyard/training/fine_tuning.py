@@ -18,7 +18,7 @@ from trainyard.data.torchvision_weights import remote_weights, weights_folder
 from trainyard.training.models import ModelError, inner_model
 from trainyard.utils.files import expand_path
 from trainyard.utils.text import list_some
-from trainyard.utils.typed_commands import script_call
+from trainyard.utils.typed_commands import trainyard_call
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -169,7 +169,7 @@ def weights_file(spec: Train, downloads: str) -> Path:
     remote = remote_weights(spec.model, weights)
     path = weights_folder(downloads) / remote.name
     if not path.exists():
-        program = script_call("weights", "--model", spec.model, "--weights", weights)
+        program = trainyard_call("weights", "--model", spec.model, "--weights", weights)
         raise WeightsError(
             f"{path}: no such file: Snakemake's rule `weights` downloads it, or `{program} --config FILE`"
         )

@@ -1,9 +1,9 @@
 """The forward pass of a training: its model over all ranks, compiled if configured, and the loss of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,8 @@ from trainyard.training import models, numerics
 from trainyard.training.activation_checkpointing import repeated_blocks
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.loss_and_metrics import Objective
-from trainyard.training.process_group import Group
+from trainyard.training.process_group import Group, ddp_arguments
 from trainyard.training.running_statistics import other_buffers
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class ForwardPass:
@@ -35,14 +32,14 @@ class ForwardPass:
         objective: Objective,
         *,
         channels_last: bool,
-        find_unused_parameters: bool,
+        ddp: Mapping[str, Any],
     ) -> None:
         self._module, self._spec, self._group, self._objective = module, spec, group, objective
         self._normalize = partial(data.normalize, channels_last=channels_last)
         self._precision = numerics.resolve_precision(spec.precision, group.device)
         self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._validate: Callable[..., Tensor] = compute_outputs
-        self.find_unused_parameters = find_unused_parameters  # in each step, by DDP
+        self.ddp = ddp_arguments(ddp)
 
     def wrap(self, *, accumulation: int, for_warm_up: bool = False) -> None:
         """Wrap the module in DDP on several ranks, and compile it if configured.
@@ -55,12 +52,9 @@ class ForwardPass:
         is_known = models.is_known(spec.model)  # then its other buffers are constants
         plain = accumulation == 1 and not spec.activation_checkpointing and not spec.compile
         static = plain and is_known and not for_warm_up
-        self.model = group.wrap(
-            module,
-            static_graph=static,
-            synced_buffers=[] if is_known else other_buffers(self._module),
-            find_unused_parameters=self.find_unused_parameters and not static,
-        )
+        arguments = self.ddp | ({"find_unused_parameters": False} if static else {})
+        synced = [] if is_known else other_buffers(self._module)
+        self.model = group.wrap(module, static_graph=static, synced_buffers=synced, **arguments)
         if spec.compile is True:
             one_call = group.world_size == 1 and accumulation == 1
             self._compiled = compile_step(self.model, cuda_graphs=group.device.type == "cuda" and one_call)
@@ -107,7 +101,7 @@ class ModelWithLoss(nn.Module):
         return loss, self._objective.sums(loss, outputs, targets, training=True)
 
 
-def compile_step(step: Callable[_P, _R], *, cuda_graphs: bool) -> Callable[_P, _R]:
+def compile_step(step: Callable[..., Any], *, cuda_graphs: bool) -> Callable[..., Any]:
     """`step` (one forward pass), compiled for each shape that it is called with.
 
     Shapes are static: with micro-batches of two sizes, the rest of a step gets code of its own. After a second size,
@@ -124,9 +118,9 @@ def compile_step(step: Callable[_P, _R], *, cuda_graphs: bool) -> Callable[_P, _
     if not cuda_graphs:
         return compiled
 
-    def replayed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def replayed(*inputs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        return compiled(*args, **kwargs)
+        return compiled(*inputs)
 
     return replayed
 

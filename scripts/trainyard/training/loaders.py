@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from trainyard.cluster.stop_request import shielded_children
 from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, call_factory, read_item
 from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
 from trainyard.training.sampler import derived_seed
+from trainyard.utils.guard import signal_at_end_of_parent
 
 _Item = TypeVar("_Item")
 PREFETCHED = 2  # batches; of a DataLoader, per worker
@@ -201,24 +202,36 @@ class LoaderSplit:
         """See `Split`."""
         self._order[:] = [[(index, seed) for index in indices.tolist()] for indices in order]
         there = {"device": self._device, "non_blocking": True}
-        with _one_line_errors():
+        try:
             with shielded_children():  # the workers, without which the training could not save its state
                 loaded = iter(self._loader)
             for pixels, labels, indices in loaded:
                 yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
+        except (DataError, RuntimeError) as error:
+            message = str(error).strip()
+            if "in DataLoader worker process" not in message:
+                raise
+            # In one line: torch adds the worker's stack trace.
+            ours = f"{DataError.__module__}.{DataError.__name__}: "
+            raise DataError(message.splitlines()[-1].removeprefix(ours)) from None
 
 
 def _prepare_worker(worker: int) -> None:
-    """Let Python collect garbage in a worker, which starts within an epoch, where the training does so by itself."""
+    """Let Python collect garbage in a worker, which starts within an epoch, where the training does so by itself.
+
+    The worker ends with the process that started it.
+    """
     gc.enable()
-    threading.Thread(target=_end_if_told, daemon=True).start()
-
-
-def _end_if_told() -> None:
-    """End a worker at the SIGTERM of the process that started it, which may wait for its end; not at Slurm's."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
+    assert parent.pid is not None
+    signal_at_end_of_parent(signal.SIGKILL, parent.pid)
+    threading.Thread(target=_end_if_told, args=(parent.pid,), daemon=True).start()
+
+
+def _end_if_told(parent: int) -> None:
+    """End a worker at the SIGTERM of the process that started it, which may wait for its end; not at Slurm's."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
         pass
     os._exit(0)
 
@@ -244,19 +257,6 @@ class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
         array = as_pixels(image, index) if normalized is None else normalized
         as_label = as_numbers if self._numeric else as_class
         return _tensor(array), as_label(label, index, self._outputs), index
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Raise errors of a DataLoader's worker as a `DataError` of one line: torch adds the worker's stack trace."""
-    try:
-        yield
-    except (DataError, RuntimeError) as error:
-        message = str(error).strip()
-        if "in DataLoader worker process" not in message:
-            raise
-        ours = f"{DataError.__module__}.{DataError.__name__}: "
-        raise DataError(message.splitlines()[-1].removeprefix(ours)) from None
 
 
 def prefetched(items: Iterator[_Item], *, device: torch.device) -> Generator[_Item, None, None]:

@@ -3,10 +3,10 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,36 +24,15 @@ class ObjectiveError(UserError):
     """A loss or a metric does not fit the model or the labels; the message names it and the reason."""
 
 
-class SummedMetric(Protocol):
-    """A metric that is a function of sums over images, as F1 and R2 are."""
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sums over the images of a batch, (K,) with the same K for every batch."""
-
-    def value(self, sums: Tensor) -> float:
-        """The metric, from the sums over all batches and ranks: float64 (K,), on the CPU."""
-
-
-@dataclass(frozen=True)
-class MeanMetric:
-    """The mean over all images of a function that returns a value for each image, (B,)."""
-
-    function: Loss
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[sum of the values, images] of a batch."""
-        values = self.function(outputs, targets)
-        if not isinstance(values, Tensor) or values.shape != (len(targets),):
-            raise ObjectiveError(
-                f"it returns {_kind(values)} for {len(targets)} images: return a tensor with one value per image; a "
-                "metric that is not a mean over images is a class with the methods `sums` and `value`"
-            )
-        total = values.double().sum()
-        return torch.stack([total, torch.full_like(total, len(values))])
-
-    def value(self, sums: Tensor) -> float:
-        """The mean."""
-        return float(sums[0] / sums[1])
+def sum_over_images(function: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of what a function returns for each image of a batch, (B,): float64, a scalar."""
+    values = function(outputs, targets)
+    if not isinstance(values, Tensor) or values.shape != (len(targets),):
+        raise ObjectiveError(
+            f"it returns {_kind(values)} for {len(targets)} images: return a tensor with one value per image; a "
+            "metric that is not a mean over images is a class of torchmetrics, or derived from torchmetrics.Metric"
+        )
+    return values.double().sum()
 
 
 def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -80,57 +59,43 @@ def load_loss(path: str, arguments: Mapping[str, Any], device: torch.device) -> 
     return made.to(device)
 
 
-class TorchMetric:
-    """A metric of torchmetrics as a function of sums: of its states, which it adds up over batches."""
-
-    def __init__(self, metric: Any, device: torch.device) -> None:
-        self._metric = metric.to(device)
-        for name, reduction in metric._reductions.items():
-            if getattr(reduction, "__name__", "") != "dim_zero_sum":
-                remedy = "; a curve is of constant size with the argument `thresholds`, such as 200"
-                raise ObjectiveError(f"its {name!r} are no sums over images: it would keep the outputs of all{remedy}")
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The states after a batch."""
-        self._metric.reset()
-        self._metric.update(outputs, targets)
-        return torch.cat([getattr(self._metric, name).double().flatten() for name in self._metric._defaults])
-
-    def value(self, sums: Tensor) -> float:
-        """The metric of the summed states."""
-        states = self._metric._defaults
-        parts = torch.split(sums, [each.numel() for each in states.values()])
-        for (name, default), part in zip(states.items(), parts, strict=True):
-            setattr(self._metric, name, part.view_as(default).to(getattr(self._metric, name)))
-        self._metric._computed = None
-        self._metric._to_sync = False  # over the ranks: the sums are those of all
-        value: Tensor = self._metric.compute()
-        if value.numel() != 1:
-            raise ObjectiveError(f"it has {value.numel()} values: give it an `average`, such as macro")
-        return float(value)
-
-
-def load_metric(
-    path: str, arguments: Mapping[str, Any] | None = None, *, classes: int, device: torch.device
-) -> SummedMetric:
-    """The metric of this name or import path: a function of a batch, or an object or class with `sums` and `value`.
+def load_metric(path: str, arguments: Mapping[str, Any], *, classes: int, device: torch.device) -> Any:
+    """The metric of this name or import path: a function that returns a value per image, or a metric of torchmetrics.
 
     A class is called with the arguments, and one of torchmetrics with the number of classes if it needs that.
     """
     found = _KNOWN.get(path) or import_object(path, role="metric")
     with naming("metric", path):
-        made = found
+        made: Any = found
         if isinstance(found, type):
-            given = dict(arguments or {})
+            given = dict(arguments)
             if found.__module__.startswith("torchmetrics."):
                 wanted = inspect.signature(found).parameters.keys() & {"num_classes", "num_labels"}
                 given = dict.fromkeys(wanted, classes) | given
             made = found(**given)
         elif arguments:
             raise ObjectiveError("it is no class, so metric_args have no place")
-        if "torchmetrics" in sys.modules and isinstance(made, sys.modules["torchmetrics"].Metric):
-            return TorchMetric(made, device)
-    return cast(SummedMetric, made) if hasattr(made, "sums") and hasattr(made, "value") else MeanMetric(made)
+        return made.to(device) if is_torchmetric(made) else made
+
+
+def is_torchmetric(metric: Any) -> bool:
+    """Whether it is a metric of torchmetrics, which has a state and combines that of all ranks by itself."""
+    return "torchmetrics" in sys.modules and isinstance(metric, sys.modules["torchmetrics"].Metric)
+
+
+def as_number(value: Any) -> float:
+    """What a metric of torchmetrics has computed.
+
+    Raises:
+        ObjectiveError: it is not a single number.
+    """
+    if isinstance(value, float | int):
+        return float(value)
+    if not isinstance(value, Tensor):
+        raise ObjectiveError(f"it computes {_kind(value)}: it must compute a single number")
+    if value.numel() != 1:
+        raise ObjectiveError(f"it has {value.numel()} values: give it an `average`, such as macro")
+    return float(value)
 
 
 def check_loss(loss: Any) -> None:
@@ -143,20 +108,6 @@ def check_loss(loss: Any) -> None:
         raise ObjectiveError(f"it returns {_kind(loss)}: return the mean over the images of a batch, a scalar tensor")
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise ObjectiveError("it has no gradient: compute it from `outputs` with differentiable operations")
-
-
-def check_sums(sums: Any, device: torch.device, *, size: int | None) -> None:
-    """Check what the method `sums` of a metric returned for a batch; None as `size` for the first one.
-
-    Raises:
-        ObjectiveError: it is not a vector on the device, or has another size than for the first batch.
-    """
-    if not isinstance(sums, Tensor) or sums.ndim != 1:
-        raise ObjectiveError(f"`sums` returns {_kind(sums)}: return a tensor with one dimension")
-    if sums.device != device:
-        raise ObjectiveError(f"`sums` returns a tensor on {sums.device}: return one on the device of `outputs`")
-    if size is not None and len(sums) != size:
-        raise ObjectiveError(f"`sums` returns {len(sums)} values, but {size} for another batch: return the same number")
 
 
 def _kind(value: Any) -> str:
@@ -207,17 +158,17 @@ class Objective:
         # A user's loss that is a module: its buffers are state of the training, and each rank has its own.
         self.loss_module = self._user_loss if isinstance(self._user_loss, nn.Module) else None
         self._loss_path, self._paths = spec.loss, dict(spec.metrics)
-        self._metrics = {
-            name: load_metric(path, spec.metric_args.get(name), classes=classes, device=device)
+        metrics = {
+            name: load_metric(path, spec.metric_args.get(name, {}), classes=classes, device=device)
             for name, path in spec.metrics.items()
         }
-        self._sizes = self._try(spec, device) if self._user_loss is not None or self._metrics else []
+        self._functions = {name: metric for name, metric in metrics.items() if not is_torchmetric(metric)}
+        self._stateful = {name: metric for name, metric in metrics.items() if is_torchmetric(metric)}
+        if self._user_loss is not None or metrics:
+            self._try(spec, device)
 
-    def _try(self, spec: Train, device: torch.device) -> list[int]:
-        """Compute own loss and metrics once; returns the number of sums of each metric.
-
-        A rank without validation images has to know it, and errors show before the first epoch instead of after it.
-        """
+    def _try(self, spec: Train, device: torch.device) -> None:
+        """Compute own loss and metrics once: errors show before the first epoch instead of after it."""
         outputs = torch.zeros(_TRIED, self._classes, device=device, requires_grad=True)
         targets = self.zero_targets(_TRIED, device)
         if self._user_loss is not None:
@@ -225,17 +176,25 @@ class Objective:
             labels = nn.functional.one_hot(targets, self._classes).float() if mixes else targets
             with naming("loss", spec.loss), unchanged_buffers(*filter(None, [self.loss_module])):
                 check_loss(self._user_loss(outputs, labels))
-        sizes = []
-        for name, metric in self._metrics.items():
+        for name, function in self._functions.items():
             with naming("metric", spec.metrics[name]):
-                sums = metric.sums(outputs.detach(), targets)
-                check_sums(sums, outputs.device, size=None)
-                sizes.append(len(sums))
-                value: Any = 0.0
-                with suppress(ArithmeticError, ValueError):  # a division by 0, or the logarithm of it
-                    value = metric.value(sums.double().cpu())
-                float(value)
-        return sizes
+                sum_over_images(function, outputs.detach(), targets)
+        for name, metric in self._stateful.items():
+            with naming("metric", spec.metrics[name]):
+                as_number(metric(outputs.detach(), targets))  # of this batch, on this rank alone
+
+    def check_shares(self, images: int, *, ranks: int) -> None:
+        """Check that each rank has some of the validation images if a metric has a state, which others would lack.
+
+        Raises:
+            ObjectiveError: a rank has none.
+        """
+        if self._stateful and images < ranks:
+            names = ", ".join(self._stateful)
+            raise ObjectiveError(
+                f"metrics of torchmetrics need validation images on each of the {ranks} ranks, but there are only "
+                f"{images} ({names}): use fewer GPUs, or more validation images"
+            )
 
     def zero_targets(self, count: int, device: torch.device) -> Tensor:
         """Targets of a batch of `count` images, all zero."""
@@ -259,41 +218,43 @@ class Objective:
         smoothing = self._smoothing if training else 0.0
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
 
-    def zeros(self, device: torch.device) -> Tensor:
-        """The sums of no validation images."""
-        return torch.zeros(SUMS + sum(self._sizes), dtype=torch.float64, device=device)
+    def begin_validation(self, device: torch.device) -> Tensor:
+        """Reset the metrics that have a state; returns the sums of no validation images."""
+        for metric in self._stateful.values():
+            metric.reset()
+        return torch.zeros(SUMS + len(self._functions), dtype=torch.float64, device=device)
 
     def sums(self, loss: Tensor, outputs: Tensor, targets: Tensor, *, training: bool) -> Tensor:
-        """[loss sum, correct, images] of a batch with this mean loss, in validation followed by the sums of metrics.
+        """[loss sum, correct, images] of a batch with this mean loss, float64, on the device.
 
-        float64, on the device.
+        In validation, the sums of metrics that are functions follow, and the metrics that have a state are updated.
         """
         outputs, count = outputs.detach(), len(targets)
         hits = torch.zeros_like(targets) if self._numeric else outputs.argmax(1) == main_labels(targets)
         correct = hits.sum()
         counted = torch.full_like(correct, count)
-        sums = torch.stack([loss.detach().double() * count, correct.double(), counted.double()])
-        if training or not self._metrics:
-            return sums
-        parts = [sums]
-        for (name, metric), size in zip(self._metrics.items(), self._sizes, strict=True):
+        sums = [loss.detach().double() * count, correct.double(), counted.double()]
+        if training:
+            return torch.stack(sums)
+        for name, function in self._functions.items():
             with naming("metric", self._paths[name]):
-                sums_of_metric = metric.sums(outputs.float(), targets)
-                check_sums(sums_of_metric, outputs.device, size=size)
-                parts.append(sums_of_metric.double())
-        return torch.cat(parts)
+                sums.append(sum_over_images(function, outputs.float(), targets))
+        for name, metric in self._stateful.items():
+            with naming("metric", self._paths[name]):
+                metric.update(outputs.float(), targets)
+        return torch.stack(sums)
 
-    def means(self, sums: Tensor) -> Means:
-        """The metrics of all images whose `sums` were added up, over all batches and ranks."""
-        loss, correct, images = sums[:SUMS].tolist()
+    def means(self, sums: Tensor, *, training: bool) -> Means:
+        """The metrics of all images whose `sums` were added up, over all batches and ranks. Collective."""
+        loss, correct, images, *totals = sums.tolist()
         accuracy = None if self._numeric else correct / images
-        values = {}
-        if len(sums) > SUMS:
-            of_metrics = torch.split(sums[SUMS:].cpu(), self._sizes)
-            for (name, metric), part in zip(self._metrics.items(), of_metrics, strict=True):
-                with naming("metric", self._paths[name]):
-                    values[name] = float(metric.value(part))
-        return Means(loss / images, accuracy, images, values)
+        if training:
+            return Means(loss / images, accuracy, images)
+        values = {name: total / images for name, total in zip(self._functions, totals, strict=True)}
+        for name, metric in self._stateful.items():
+            with naming("metric", self._paths[name]):
+                values[name] = as_number(metric.compute())
+        return Means(loss / images, accuracy, images, {name: values[name] for name in self._paths})
 
 
 def main_labels(targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainyard.cluster import host
 from trainyard.cluster.job_step import is_rank
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import further_arguments
 
 # The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.
 _SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
@@ -30,6 +31,24 @@ _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_
 TIMEOUT: Final = timedelta(minutes=10)  # of collectives, until `Group.limit_collectives`; PyTorch's default for NCCL
 _TIMED_OUT: Final = re.compile("Timed out waiting|Application timeout")  # gloo
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU of the node, also of those that the job cannot use
+
+
+# Arguments of DDP that follow from the training, or that no config can give.
+_SET_HERE: Final = {
+    *("module", "device_ids", "output_device", "dim", "process_group", "device_mesh", "static_graph", *_SYNC_OPTIONS),
+    *("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce"),
+}
+
+
+def ddp_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of DistributedDataParallel with those of a config.
+
+    Raises:
+        UserError: it has no such argument.
+    """
+    ours = {"gradient_as_bucket_view": True, **given}
+    keys = ["timeout_minutes"]
+    return further_arguments(DistributedDataParallel, ours, option="ddp", keys=keys, without=_SET_HERE)
 
 
 @dataclass(frozen=True)
@@ -52,26 +71,22 @@ class Group:
         *,
         static_graph: bool = False,
         synced_buffers: Sequence[Tensor] = (),
-        find_unused_parameters: bool = False,
+        **arguments: Any,
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
         `static_graph`: every step uses the same parameters. `synced_buffers`: each forward pass begins with those of
-        rank 0; all other buffers stay each rank's own. `find_unused_parameters`: a step does not use all parameters.
+        rank 0; all other buffers stay each rank's own. `arguments` are further ones of DistributedDataParallel.
         """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        options: dict[str, Any] = {
-            "static_graph": static_graph,
-            "find_unused_parameters": find_unused_parameters,
-            _SYNC_BUFFERS: bool(synced_buffers),
-        }
+        arguments |= {"static_graph": static_graph, _SYNC_BUFFERS: bool(synced_buffers)}
         if synced_buffers:
             synced = {id(each) for each in synced_buffers}
             ignored = [name for name, each in model.named_buffers() if id(each) not in synced]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
+        return DistributedDataParallel(model, device_ids=ids, **arguments)
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum `values` over all ranks, element-wise and in place; returns the same tensor."""
@@ -166,7 +181,7 @@ def process_group(*, traces: Path | None = None) -> Iterator[Group]:
         assert dist.group.WORLD is not None
         threading.Thread(target=dist.group.WORLD.abort, name="aborting the process group", daemon=True).start()
         if _TIMED_OUT.search(str(error)):
-            what = "another rank hangs, or takes longer than collective_timeout_minutes"
+            what = "another rank hangs, or takes longer than timeout_minutes of `ddp`"
             raise UserError(f"rank {group.rank} timed out in a collective operation: {what} ({error})") from error
         raise
     dist.destroy_process_group()
@@ -200,7 +215,6 @@ def _device(local_rank: int) -> torch.device:
                 f"GPU {given} was assigned to this process, but torch finds none, although the node has {present}: "
                 "request at most the GPUs of a node, and check that torch was built for the driver"
             )
-        keep_freed_memory()
         return torch.device("cpu")
     count = torch.accelerator.device_count()
     if local_rank >= count:
@@ -257,19 +271,3 @@ def run_near(device: torch.device, *, share: int) -> None:
         near = local & os.sched_getaffinity(0)
         if len(near) >= max(1, share):
             os.sched_setaffinity(0, near)
-
-
-# From malloc.h of glibc: https://man7.org/linux/man-pages/man3/mallopt.3.html
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-
-
-def keep_freed_memory() -> None:
-    """Keep malloc from returning freed memory to the operating system. Only glibc has this option.
-
-    By default, it returns each large tensor, and the next one costs page faults and zeroing: a fifth of the training
-    time of a small ResNet on two cores (benchmarks/README.md).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)

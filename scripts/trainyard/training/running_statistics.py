@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX, _CHECKPOINT_WRAPPED_MODULE
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.nn.modules.batchnorm import _NormBase
 
 from trainyard.training.process_group import Group
@@ -21,17 +21,22 @@ def reduce_buffers(module: nn.Module, group: Group) -> None:
 
     Running statistics then cover the images of all ranks: the mean of the means, and by the law of total
     variance, the mean of the variances plus the variance of the means. All ranks have trained on equally many images.
-    Statistics that are equal on all ranks do not change by a bit. Rank 0 broadcasts its other buffers, as in DDP.
+    Rank 0 broadcasts its other buffers, as in DDP.
     """
     if group.world_size == 1:
         return
-    statistics = running_statistics(module)
-    if statistics:
-        means, variances = statistics[::2], statistics[1::2]
-        ours = _flat(means)
-        mean = _mean(ours, group)
-        _assign(variances, _mean(_flat(variances) + (ours - mean).square(), group))
-        _assign(means, mean)
+
+    def mean_over_ranks(values: Tensor) -> Tensor:
+        return group.all_reduce_sum(values.clone()) / group.world_size
+
+    for norm in _norms(module):
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        ours = norm.running_mean.double()  # in float64, the mean of equal float32 numbers is exactly that number
+        mean = mean_over_ranks(ours)
+        variance = mean_over_ranks(norm.running_var.double() + (ours - mean).square())
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
     for buffer in other_buffers(module):
         group.broadcast(buffer)
 
@@ -53,26 +58,20 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
             buffer.copy_(before)
 
 
-def named_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers by the names that they have without activation checkpointing, as in the model's state dict."""
-    return {name.replace(_CHECKPOINT_PREFIX, ""): buffer for name, buffer in module.named_buffers()}
-
-
 def copy_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the buffers in host memory, by the same names."""
-    return {name: buffer.to("cpu", copy=True) for name, buffer in named_buffers(module).items()}
+    """Copies of the buffers in host memory, by name."""
+    return {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
 
 
 def set_buffers(module: nn.Module, values: dict[str, Tensor], device: torch.device) -> None:
     """Set buffers to these values by name, also those that the first steps make."""
-    buffers = named_buffers(module)
+    buffers = dict(module.named_buffers())
     for name, value in values.items():
         if name in buffers and buffers[name].shape == value.shape:
             buffers[name].copy_(value)
         else:
             path, _, last = name.rpartition(".")
-            owner = module.get_submodule(path)
-            getattr(owner, _CHECKPOINT_WRAPPED_MODULE, owner)._buffers[last] = value.to(device, copy=True)
+            setattr(module.get_submodule(path), last, value.to(device, copy=True))
 
 
 def create_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.device) -> None:
@@ -99,17 +98,3 @@ def other_buffers(module: nn.Module) -> list[Tensor]:
 def _norms(module: nn.Module) -> Iterator[_NormBase]:
     """The batch and instance normalization layers."""
     return (norm for norm in module.modules() if isinstance(norm, _NormBase))
-
-
-def _mean(values: Tensor, group: Group) -> Tensor:
-    return group.all_reduce_sum(values.clone()) / group.world_size
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    """All elements, in float64: the mean of equal float32 numbers is then exactly that number."""
-    return torch.cat([tensor.double().flatten() for tensor in tensors])
-
-
-def _assign(tensors: list[Tensor], values: Tensor) -> None:
-    for tensor, value in zip(tensors, torch.split(values, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(value.view_as(tensor))

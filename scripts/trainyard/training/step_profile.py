@@ -36,7 +36,7 @@ class StepProfiler:
         The step before the first one warms the profiler up. If the block ends before the last step, the files have the
         steps up to there.
         """
-        first, last = self.steps.steps
+        first, last = self.steps
         on_gpu = device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         if on_gpu:
@@ -66,4 +66,4 @@ class StepProfiler:
             with atomic_write(self.folder / MEMORY, "wb") as file:
                 torch.cuda.memory._dump_snapshot(file.name)  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
-        log.info("profile of steps %d to %d: %s", *self.steps.steps, self.folder / TRACE)
+        log.info("profile of steps %d to %d: %s", *self.steps, self.folder / TRACE)

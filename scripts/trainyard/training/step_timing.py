@@ -57,9 +57,8 @@ class StepTimer:
         """The same items; the time to get each one counts as waiting for data."""
         while True:
             began = time.perf_counter()
-            try:
-                item = next(items)
-            except StopIteration:
+            item = next(items, None)
+            if item is None:
                 return
             self._waited += time.perf_counter() - began
             yield item

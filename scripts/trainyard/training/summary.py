@@ -9,11 +9,11 @@ from typing import Any, Final
 import torch
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.telemetry import gpu_memory, telemetry_summary
 from trainyard.config.scaling import repeat_of, split_scale
-from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, model_cost
+from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, training_flops
 from trainyard.training.models import gradient_bytes
 from trainyard.training.step_timing import device_name, launch_time
-from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
 from trainyard.training.untimed_steps import SteadySteps, WarmUpResult
 from trainyard.utils.files import write_json
@@ -51,11 +51,12 @@ def write_results(
     log.info("trained %s in %.1f s, %.1f s of it for checkpoints", count_of(len(rows), "epoch"), total, spent)
     if len(rows) < trainer.spec.epochs:
         ended = "ended by patience, %d epochs early: the best %s was in epoch %d"
-        log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.monitor, trainer.state.best_epoch)
+        log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.metric, trainer.state.best_epoch)
 
 
 def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps | None, scale: str) -> dict[str, Any]:
     history, group = trainer.history, trainer.group
+    on_gpu = group.device.type == "cuda"
     nodes, gpus_per_node = split_scale(scale)
     last, given = history[-1].as_row(), slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
@@ -85,13 +86,13 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
         "program": "DDP" if group.world_size > 1 else "one process, without DDP",
         "gradient_mib": gradient_bytes(trainer.module) / 2**20,
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
-        "bus_gbit_per_second": probe.bus_gbit_per_second if probe else None,
         "train_seconds": sum(row.seconds for row in history) + trainer.checkpoints.total_seconds,
         "checkpoint_seconds": trainer.checkpoints.total_seconds,
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
         **training_utilization(trainer, medians["images_per_second"]),
-        "max_memory_allocated_mib": _allocated_mib(group.device),
+        # Of tensors of rank 0, in this run.
+        "max_memory_allocated_mib": torch.cuda.max_memory_allocated(group.device) / 2**20 if on_gpu else None,
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -102,20 +103,17 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
     }
 
 
-def _allocated_mib(device: torch.device) -> float | None:
-    """The most memory that torch has allocated for tensors of rank 0 in this run; None on CPUs."""
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
 def training_utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
-    """Peak of the GPU, MFU and roofline; None on CPUs."""
-    group, data, cost, peak = trainer.group, trainer.data, None, None
-    if has_gpu := group.device.type == "cuda":
-        cost = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
-        peak = gpu_peak(name := device_name(group.device))
-        if peak is None:
-            log.warning("the peak performance of a GPU named %r is unknown: no MFU and no roofline", name)
+    """Peak of the GPU and MFU; None on CPUs."""
+    group, data = trainer.group, trainer.data
+    if group.device.type != "cuda":
+        return dict.fromkeys(("gpu_peak", "tflops_per_gpu", "mfu"))
+    flops = training_flops(trainer.spec, shape=data.shape, classes=data.classes)
+    name = device_name(group.device)
+    peak = gpu_peak(name)
+    if peak is None:
+        log.warning("the peak performance of a GPU named %r is unknown: no MFU", name)
     utilization = gpu_utilization(
-        cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, peak=peak
+        flops, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, peak=peak
     )
-    return {"gpu_peak": str(peak or "unknown") if has_gpu else None, **utilization}
+    return {"gpu_peak": f"{max(peak.values()):g} TFLOP/s" if peak else "unknown", **utilization}

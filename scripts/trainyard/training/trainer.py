@@ -3,11 +3,10 @@
 import gc
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,7 +15,7 @@ from torch.optim.lr_scheduler import ConstantLR
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
-from trainyard.config.train import Train
+from trainyard.config.train import Train, Training
 from trainyard.training import models, numerics, optimizers
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augmentation import Augmenter, Mixer
@@ -66,14 +65,6 @@ class TrainingInterrupted(UserError):
         super().__init__(f"stopped {reason}, in {where}")
 
 
-@dataclass(frozen=True)
-class EpochInput:
-    """What is drawn for an epoch, or for the rest of one."""
-
-    order: list[Tensor]  # image indices of each micro-batch, on the CPU
-    augment: Augmenter
-
-
 class Trainer:
     """A training in progress: iterating over `epochs()` runs it.
 
@@ -92,7 +83,7 @@ class Trainer:
 
     def __init__(
         self,
-        spec: Train,
+        spec: Training,
         data: InputData,
         group: Group,
         *,
@@ -103,12 +94,13 @@ class Trainer:
         deadline: float = math.inf,
         stop_request: StopRequest | None = None,
         downloads: str = Data().downloads,
-        on_halved: Callable[[BatchSizes], None] = lambda batch: None,
-        find_unused_parameters: bool = False,
+        on_halved: Callable[[BatchSizes], object] = lambda batch: None,
+        ddp: Mapping[str, Any] = {},
         profiler: StepProfiler | None = None,
     ) -> None:
         numerics.choose_kernels(spec, group.device)  # before own code is tried
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
+        self.objective.check_shares(len(data.val), ranks=group.world_size)
         seed_generators(spec.seed)  # after own code, which may draw random numbers
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
@@ -118,14 +110,12 @@ class Trainer:
         self._save_last, self._profiler = save_last, profiler if group.is_main else None
         self._end_step: Callable[[], None] = lambda: None
         self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
-        self._color = data.mean.flatten().round().to(torch.uint8)  # of erased parts
-        self._drawn: tuple[tuple[int, int, BatchSizes], Future[EpochInput]] | None = None  # for the next epoch
         self._validation = Validation(data.val, self.objective, group)
         self.flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
         self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
         parts = (self.module, spec, data, group, self.objective)
-        self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
+        self.forward = ForwardPass(*parts, channels_last=channels_last, ddp=ddp)
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = optimizers.build_schedule(spec, optimizer, self.steps)
         # In fp16, small gradients underflow (Micikevicius et al. 2017).
@@ -173,7 +163,7 @@ class Trainer:
         metrics, best = self.history[-1].as_row(), self.history[(self.state.best_epoch or 1) - 1]
         accuracies = [row.val_accuracy for row in self.history if row.val_accuracy is not None]
         metrics["best_val_accuracy"] = max(accuracies, default=None)
-        metrics[self.spec.best_metric] = best.value(self.spec.monitor)
+        metrics[f"best_{self.spec.metric}"] = best.value(self.spec.metric)
         return metrics | {"micro_batch": self.batch.micro, "accumulation": self.batch.accumulation}
 
     @property
@@ -189,7 +179,7 @@ class Trainer:
             TrainingInterrupted: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
-        with self.checkpoints, ExitStack() as recording:
+        with self.checkpoints.completed(), ExitStack() as recording:
             if self._profiler:
                 self._end_step = recording.enter_context(self._profiler.record(self.group.device))
             while not self.is_complete:
@@ -230,7 +220,8 @@ class Trainer:
                 self._train_steps_that_fit(number, progress)
                 for module in self.state.modules.values():
                     reduce_buffers(module, self.group)
-                train, val = self._means(progress.sums.clone()), self._means(self.validate())
+                train = self._means(progress.sums.clone(), training=True)
+                val = self._means(self.validate(), training=False)
         except TrainingInterrupted:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
@@ -269,15 +260,21 @@ class Trainer:
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """Take the remaining steps of an epoch, until a rank asks to stop."""
         set_training_mode(self.model)
-        drawn, rate = self._take_input(number, progress.step), StepRate(progress.step)
+        size, seed = len(self.data.train), self.spec.seed
+        drawn = training_batches(
+            size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
+        )
+        order = list(drawn)
+        augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=self.data.shape[:2])
+        rate = StepRate(progress.step)
         alone = self.group.world_size == 1  # then no other rank needs to agree
         self.flags.begin()
-        with closing(self.data.train.batches(drawn.order, seed=derived_seed(self.spec.seed, number))) as batches:
+        with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
             images = timer.waiting(batches)
             known, stops = list[StepStatus](), False
             timer.begin()
             while progress.step < self.steps and not stops:
-                known = self._step(images, drawn.augment)
+                known = self._step(images, augment)
                 stops = any(status.stop for status in known) or (alone and self.stop_request.is_made)
                 timer.mark()
                 self._end_step()
@@ -294,28 +291,6 @@ class Trainer:
         signalled = [status.signalled_rank for status in known if status.signalled_rank is not None]
         if stops or any(status.stop for status in known):
             raise self._stopped(min(signalled, default=0 if alone and self.stop_request.is_made else None))
-
-    def _take_input(self, epoch: int, step: int) -> EpochInput:
-        """What is drawn for an epoch from this step on; a thread begins to draw for the epoch after it.
-
-        Of a million images, this takes a tenth of a second, in which the GPU would be idle.
-        """
-
-        def draw(epoch: int, step: int, batch: BatchSizes) -> EpochInput:
-            size, seed = len(self.data.train), self.spec.seed
-            order = training_batches(size, batch, rank=self.group.rank, seed=seed, epoch=epoch, first_step=step)
-            shape, color = self.data.shape[:2], self._color
-            augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=epoch, shape=shape, color=color)
-            return EpochInput(list(order), augment)
-
-        what = (epoch, step, self.batch)
-        drawn = self._drawn[1].result() if self._drawn and self._drawn[0] == what else draw(*what)
-        self._drawn = None
-        if epoch < self.spec.epochs:
-            following, thread = (epoch + 1, 0, self.batch), ThreadPoolExecutor(1, "next epoch")
-            self._drawn = following, thread.submit(draw, *following)
-            thread.shutdown(wait=False)
-        return drawn
 
     def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> list[StepStatus]:
         """Update the parameters once, from one or more micro-batches; returns the status of steps now known."""
@@ -397,9 +372,9 @@ class Trainer:
             raise self._stopped(rank if rank < self.group.world_size else None)
         return sums
 
-    def _means(self, sums: Tensor) -> Means:
+    def _means(self, sums: Tensor, *, training: bool) -> Means:
         """The metrics over all ranks."""
-        return self.objective.means(self.group.all_reduce_sum(sums))
+        return self.objective.means(self.group.all_reduce_sum(sums), training=training)
 
 
 @contextmanager
@@ -420,7 +395,7 @@ class Validation:
     def __init__(self, images: Split, objective: Objective, group: Group) -> None:
         self._images, self._objective, self._group = images, objective, group
         self._factor = ENLARGED_ON_GPU if group.device.type == "cuda" else 1
-        self._largest: int | None = None  # that fits; each rank halves its own, as nothing here is collective
+        self._largest = sys.maxsize  # that fits; each rank halves its own, as nothing here is collective
         self.seconds = 0.0  # of the last validation
 
     @torch.no_grad()
@@ -436,10 +411,9 @@ class Validation:
 
         `must_stop` is asked before each batch. None if it says so. `for_warm_up`: only the first batch, and the last.
         """
-        began, batch = time.perf_counter(), micro * self._factor
-        if self._largest is not None:
-            batch = min(batch, self._largest)
+        began = time.perf_counter()
         while True:
+            batch = min(micro * self._factor, self._largest)
             try:
                 total = self._add_up(measure, batch, must_stop, for_warm_up)
                 break
@@ -447,9 +421,8 @@ class Validation:
                 if batch == 1 or not is_out_of_memory(error):
                     raise
                 reason = str(error)
-            batch = (batch + 1) // 2  # outside of `except`, where the traceback keeps tensors alive
-            log.warning("out of memory: batches of %d images from now on (%s)", batch, reason)
-        self._largest = batch
+            self._largest = (batch + 1) // 2  # outside of `except`, where the traceback keeps tensors alive
+            log.warning("out of memory: batches of %d images from now on (%s)", self._largest, reason)
         if not for_warm_up:
             self.seconds = time.perf_counter() - began
         return total
@@ -457,7 +430,7 @@ class Validation:
     def _add_up(
         self, measure: Callable[[ImageBatch], Tensor], batch: int, must_stop: Callable[[], bool], for_warm_up: bool
     ) -> Tensor | None:
-        total, group = self._objective.zeros(self._group.device), self._group
+        total, group = self._objective.begin_validation(self._group.device), self._group
         order = validation_batches(len(self._images), batch=batch, rank=group.rank, world_size=group.world_size)
         if for_warm_up:
             sizes = {len(indices): indices for indices in order}
@@ -476,21 +449,13 @@ class Validation:
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:
-    """The model of a training on its device, with pretrained weights, frozen parameters and the spec's other options.
-
-    Logs a warning if synchronized batch normalization is omitted because the ranks have no GPUs.
-    """
+    """The model of a training on its device, with pretrained weights and frozen parameters."""
     module = models.build_model(spec, shape=data.shape, classes=data.classes)
     load_pretrained(module, spec, classes=data.classes, downloads=downloads)
     module = module.to(group.device)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
-    if spec.sync_batchnorm and group.world_size > 1:
-        if group.device.type == "cpu":
-            log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images")
-        else:
-            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-    freeze(module, spec.freeze)  # after the conversion, which makes new modules
+    freeze(module, spec.freeze)
     if group.world_size > 1 and data.shape[2] == 1:
         # By their strides, images with one channel are in channels_last. The gradients of the convolutions that read
         # them are, too, and DDP warns if the weights, whose strides its buckets have, are not.

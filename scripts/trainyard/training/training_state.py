@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainyard.config.train import Train
+from trainyard.config.train import Training
 from trainyard.training.epoch_metrics import EpochMetrics, best_epoch
 from trainyard.training.loss_and_metrics import SUMS
-from trainyard.training.optimizers import WeightAverage, create_state, current_lr
+from trainyard.training.optimizers import WeightAverage, current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import copy_buffers, create_buffers, reduce_buffers, set_buffers
 from trainyard.training.sampler import derived_seed
@@ -42,7 +42,7 @@ class TrainingState:
     schedule: LRScheduler
     scaler: torch.amp.GradScaler
     group: Group
-    spec: Train
+    spec: Training
     loss: nn.Module | None = None  # of the user
     average: WeightAverage | None = None
     history: list[EpochMetrics] = field(default_factory=list)  # complete epochs
@@ -63,7 +63,7 @@ class TrainingState:
 
     @property
     def best_epoch(self) -> int | None:
-        """The first epoch with the best value of the metric that the spec monitors."""
+        """The first epoch with the best value of the metric of the training."""
         return best_epoch(self.spec, self.history)
 
     def best_of(self, epochs: Iterable[int]) -> int | None:
@@ -111,7 +111,6 @@ class TrainingState:
                 part.state.clear()
             if state[name]:  # a scaler that was not enabled has none, and one that is enabled refuses that
                 part.load_state_dict(state[name])
-        create_state(self.optimizer)  # missing in checkpoints of earlier versions
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
@@ -154,9 +153,8 @@ def set_random_state(progress: EpochProgress, group: Group, *, seed: int, epoch:
     steps_taken = [progress.step] if progress.step else []
     seed_generators(derived_seed(seed, epoch, group.rank, *steps_taken))
     if progress.random is not None:
-        if "python" in progress.random:  # missing in checkpoints of earlier versions
-            random.setstate(progress.random["python"])
-            np.random.set_state(progress.random["numpy"])
+        random.setstate(progress.random["python"])
+        np.random.set_state(progress.random["numpy"])
         torch.set_rng_state(progress.random["cpu"])
         if group.device.type == "cuda" and "cuda" in progress.random:
             torch.cuda.set_rng_state(progress.random["cuda"], group.device)

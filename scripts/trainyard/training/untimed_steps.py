@@ -24,7 +24,7 @@ from trainyard.training.step_timing import StepTimes, synchronize
 from trainyard.training.trainer import Trainer, TrainingInterrupted
 from trainyard.utils.errors import Diverged
 
-STEPS = 3  # with and without gradient sync each, and all-reduces; their median counts
+STEPS = 3  # with and without gradient sync each; their median counts
 STEADY_STEPS = 50  # over which throughput is measured, at least,
 SETTLING_STEPS = 10  # after so many that do not count
 log = logging.getLogger(__name__)
@@ -36,14 +36,13 @@ class WarmUpResult:
 
     seconds: float
     exposed_comm_fraction: float | None  # of a step with gradient sync; None on one rank
-    bus_gbit_per_second: float | None = None  # of an all-reduce of the gradients alone; None on one rank
 
 
 def warm_up(trainer: Trainer) -> WarmUpResult:
     """Compile, select kernels, and halve the micro-batch on all ranks until it fits the memory of each.
 
     On several ranks, also measure the exposed communication: the share of a step (forward and backward pass of one
-    micro-batch) that gradient sync adds; the mean over the ranks. And the bandwidth of an all-reduce.
+    micro-batch) that gradient sync adds; the mean over the ranks.
 
     Raises:
         OutOfMemory: one of several ranks ran out of memory in a step that the others took with it.
@@ -58,7 +57,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
             raise TrainingInterrupted("the warm-up", signalled_rank=rank, world_size=group.world_size)
         try:
             _find_unused_parameters(trainer)
-            exposed, bandwidth = _exposed_communication(trainer), _bus_bandwidth(trainer)
+            exposed = _exposed_communication(trainer)
             _wrap_for_training(trainer)
             if trainer.spec.compile:
                 _compile_other_sizes(trainer)
@@ -66,7 +65,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
             if group.world_size == 1 or not is_out_of_memory(error):
                 raise
             raise OutOfMemory("the warm-up", rank=group.rank, micro=trainer.batch.micro, error=error) from None
-    return WarmUpResult(time.perf_counter() - began, exposed, bandwidth)
+    return WarmUpResult(time.perf_counter() - began, exposed)
 
 
 @dataclass(frozen=True)
@@ -117,26 +116,6 @@ def _exposed_communication(trainer: Trainer) -> float | None:
     )
     mine = torch.tensor(max(0.0, (synced - unsynced) / synced), device=trainer.group.device)
     return float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
-
-
-def _bus_bandwidth(trainer: Trainer) -> float | None:
-    """Gbit/s of an all-reduce of as much as the gradients, in float32; None on one rank.
-
-    Defined as `busbw` of nccl-tests (doc/PERFORMANCE.md there): bytes x 2 (N - 1) / N per second on N ranks. In a ring,
-    each link transfers so much.
-    """
-    group, size = trainer.group, gradient_bytes(trainer.module)
-    if group.world_size == 1:
-        return None
-    values, spent = torch.zeros(-(-size // 4), device=group.device), []
-    for _ in range(1 + STEPS):  # the first one connects
-        synchronize(group.device)
-        began = time.perf_counter()
-        group.all_reduce_sum(values)
-        synchronize(group.device)
-        spent.append(time.perf_counter() - began)
-    transferred = 4 * len(values) * 2 * (group.world_size - 1) / group.world_size
-    return transferred * 8 / 1e9 / statistics.median(spent[1:])
 
 
 def _wrap_for_training(trainer: Trainer) -> None:
@@ -204,13 +183,13 @@ def _find_unused_parameters(trainer: Trainer) -> None:
 
     By default, DDP waits for the gradients of all parameters, and fails in the second step.
     """
-    if trainer.group.world_size == 1 or trainer.forward.find_unused_parameters:
+    if trainer.group.world_size == 1 or trainer.forward.ddp["find_unused_parameters"]:
         return
     unused = [name for name, each in trainer.module.named_parameters() if each.requires_grad and each.grad is None]
     all_used = torch.tensor(not unused, dtype=torch.int64, device=trainer.group.device)
     if not trainer.group.minimum(all_used):
         log.info("DDP looks for unused parameters in each step: the loss does not depend on %s", ", ".join(unused))
-        trainer.forward.find_unused_parameters = True
+        trainer.forward.ddp["find_unused_parameters"] = True
         trainer.wrap(for_warm_up=True)
 
 

@@ -1,34 +1,28 @@
-"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM."""
+"""A trial that fits gradient-boosted trees to a staged dataset, by XGBoost or LightGBM."""
 
-import json
-import logging
+import ctypes
 import os
 import re
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from trainyard.cluster.gpus import has_gpu
-from trainyard.config.config import TreeModel, Trees, gpu_parameter
-from trainyard.config.trials import fit_digest
-from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
+from trainyard.config.trees import Trees
+from trainyard.data.staged import TARGET, Staged, StagedImageMeta, TableMeta
 from trainyard.programs.function import Context
+from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import atomic_write, write_json
-from trainyard.utils.terminal import show_progress
+from trainyard.utils.files import atomic_write
 from trainyard.utils.text import suggest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _REFUSED: Final = re.compile(r'[][{}<":,]')  # in the name of a feature, by XGBoost or LightGBM
-log = logging.getLogger(__name__)
+# What a library says of a parameter that it does not use as given. It goes on with another model.
+_COMPLAINT: Final = re.compile(r"are not used|Unknown parameter|will be ignored|Device is changed from GPU to CPU")
 
 # OpenMP threads that wait in a loop take CPU time from the threads they wait for, if other processes use it, too:
 # LightGBM then took 86 s for what takes 1 s. Libraries read this when they are loaded, which is later.
@@ -43,7 +37,6 @@ class Tabular:
     train_target: Array
     val: Any
     val_target: Array
-    task: str  # classification or regression
     features: list[str]
     classes: list[str]  # names, by number; empty for regression
 
@@ -59,6 +52,21 @@ class Tabular:
             raise UserError(f"class_weights: there is no class {unknown[0]!r}; {suggest(unknown[0], self.classes)}")
         return np.array([weights.get(name, 1.0) for name in self.classes])[self.train_target]
 
+    def folds(self, count: int) -> Iterator["Tabular"]:
+        """The training rows, split anew for each fold of a cross-validation."""
+        from sklearn.model_selection import KFold, StratifiedKFold
+
+        splitter = StratifiedKFold if self.classes else KFold
+        for _, held in splitter(count, shuffle=True, random_state=0).split(self.train, self.train_target):
+            is_held = np.isin(np.arange(len(self.train_target)), held)
+            yield replace(
+                self,
+                train=self.train[~is_held],
+                train_target=self.train_target[~is_held],
+                val=self.train[is_held],
+                val_target=self.train_target[is_held],
+            )
+
 
 def tabular(staged: Staged) -> Tabular:
     """A staged dataset as a table; images are flattened to height x width x channels columns."""
@@ -69,16 +77,16 @@ def tabular(staged: Staged) -> Tabular:
         places = np.ndindex((height, width, channels)[: 2 if channels == 1 else 3])
         names = [f"pixel {','.join(map(str, place))}" for place in places]
         labels = np.array(train.labels), np.array(val.labels)
-        return Tabular(rows[0], labels[0], rows[1], labels[1], "classification", names, staged.meta.classes)
+        return Tabular(rows[0], labels[0], rows[1], labels[1], names, staged.meta.classes)
     import pandas as pd
 
-    task = staged.require(TableMeta).task
+    columns = staged.require(TableMeta).columns
     frames = [pd.read_parquet(staged.folder / f"{name}.parquet") for name in ("train", "val")]
     targets = [frame.pop(TARGET).to_numpy() for frame in frames]
     for frame in frames:
         frame.columns = _accepted_names(map(str, frame.columns))
-    names, classes = [str(name) for name in staged.require(TableMeta).columns], staged.meta.classes
-    return Tabular(frames[0], targets[0], frames[1], targets[1], task, names, classes)
+    names = [str(name) for name in columns]
+    return Tabular(frames[0], targets[0], frames[1], targets[1], names, staged.meta.classes)
 
 
 def _accepted_names(columns: Iterable[str]) -> list[str]:
@@ -95,334 +103,262 @@ def _accepted_names(columns: Iterable[str]) -> list[str]:
     return list(names.values())
 
 
-def fit_trial(config: Mapping[str, Any], context: Context) -> dict[str, float]:
-    """Fit one model as a trial of a sweep: the `function` of a sweep over parameters of tree models.
+def fit_trial(spec: Trees, context: Context) -> dict[str, float]:
+    """Fit trees as a trial of a sweep, and leave the model and `importances.csv` in the trial's folder.
 
-    The arguments are `model` (`xgboost` by default), the options of a tree study, and parameters of the library. The
-    metrics are the columns of `trees.csv`, as `train_accuracy`, `val_accuracy` or `val_rmse`, `val_log_loss`, `rounds`.
-    """
-    if context.dataset is None:
-        raise UserError("a sweep over tree models needs a `dataset`")
-    study = Trees.of_trial(config)
-    row = fit(study, study.models[0], Staged(context.dataset), context.trial_dir, threads=context.cpus)
-    named = {"train": f"train_{row['metric']}", "val": f"val_{row['metric']}", "cv": f"cv_{row['metric']}"}
-    numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "seconds"}
-    return {named.get(key, key): value for key, value in numbers.items()}
-
-
-def fit(
-    study: Trees, name: TreeModel, staged: Staged, folder: Path, *, threads: int, session: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Fit one model and save it in its library's format, unless an identical fit exists.
-
-    The `session`, as of `code_record`, is kept beside it, with the version of the library.
-
-    Returns:
-        A row of `trees.csv`. `metric` names the metric of `train` and `val`: accuracy (a fraction) or RMSE.
+    The metrics of the validation rows are reported after each round; those of the whole fit are returned.
 
     Raises:
-        UserError: the library does not accept the parameters, or they choose a GPU and there is none.
-        DataError: it does not accept the data.
+        UserError: the library does not accept the data or the parameters.
     """
-    identity = fit_digest(study, name, staged.digest)
-    receipt = folder / f"{name}.json"
-    known = json.loads(receipt.read_text()) if receipt.exists() else {}
-    if known.get("identity") == identity and "importances" in known:  # an earlier version did not measure them
-        log.info("%s: already fitted", name)
-        return dict(known["row"])
-    mistakes = find_mistakes(name, study.given(name))
-    if (device := gpu_parameter(study.given(name))) and not has_gpu():
-        mistakes.append(f"{name}: {device}: this job has no GPU: remove it, or fit on a node with a GPU")
-    if mistakes:
-        raise UserError("; ".join(mistakes))
-    names = _names(name)
-    settings = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": 0}
-    if study.early_stopping:
-        settings[names["early_stopping_rounds"]] = study.early_stopping
-    settings |= {names.get(key, key): value for key, value in study.given(name).items()}
-    row, shares = _fit(study, name, settings, tabular(staged), folder)
-    library = {name: import_module(name).__version__}
-    sessions = [session | {"versions": session["versions"] | library}] if session else []
-    write_json(receipt, {"identity": identity, "row": row, "importances": shares, "sessions": sessions})
-    return row
+    assert context.dataset is not None
+    data = tabular(Staged(context.dataset))
+
+    def check_time() -> None:
+        if context.time_is_up:
+            context.interrupt()
+
+    rounds = 0
+
+    def report(predicted: Array) -> None:
+        nonlocal rounds
+        rounds += 1
+        check_time()
+        context.report(**{f"val_{name}": value for name, value in score(data, data.val_target, predicted).items()})
+
+    with _errors_of(spec):
+        fitted = _fit(spec, data, context.cpus, after_round=report)
+        metrics: dict[str, float] = {"rounds": rounds, "threads": context.cpus}
+        if fitted.best_round:  # the rows of a fold must not choose the rounds by which they are predicted
+            metrics["best_round"] = fitted.best_round
+            spec = spec.model_copy(update={"rounds": fitted.best_round, "early_stopping": None})
+        for split, rows, truth in (("train", data.train, data.train_target), ("val", data.val, data.val_target)):
+            predicted = fitted.predict(rows)
+            scores = score(data, truth, predicted) | score_ranks(data, truth, predicted)
+            metrics |= {f"{split}_{name}": value for name, value in scores.items()}
+        if spec.folds:
+            metrics |= _cross_validate(spec, data, context.cpus, check_time=check_time)
+    with atomic_write(context.trial_dir / fitted.file, "wb") as file:
+        file.write(fitted.content)
+    _write_importances(data.features, fitted.gains, context.trial_dir / "importances.csv")
+    return metrics
 
 
-def importances(folder: Path, names: Iterable[str]) -> list[dict[str, Any]]:
-    """The rows of `importances.csv` from the models that are fitted in a folder, the most important features first."""
-    found = {name: json.loads((folder / f"{name}.json").read_text())["importances"] for name in names}
-    return [
-        {"model": name, "feature": feature, "importance": share}
-        for name, shares in found.items()
-        for feature, share in sorted(shares.items(), key=lambda item: -item[1])
-    ]
+def _cross_validate(spec: Trees, data: Tabular, threads: int, *, check_time: Callable[[], None]) -> dict[str, float]:
+    """Mean and standard deviation of the accuracy, or of the RMSE, over the folds; empty if it is not defined."""
+    assert spec.folds is not None
+    metric = "accuracy" if data.classes else "rmse"
+    values = list[float]()
+    for fold in data.folds(spec.folds):
+        fitted = _fit(spec, fold, threads, after_round=lambda predicted: check_time())
+        scores = score(fold, fold.val_target, fitted.predict(fold.val))
+        if metric in scores:
+            values.append(scores[metric])
+    if not values:
+        return {}
+    return {f"cv_{metric}": float(np.mean(values)), "cv_deviation": float(np.std(values, ddof=1))}
 
 
-def _fit(
-    study: Trees, name: str, settings: dict[str, Any], data: Tabular, folder: Path
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Fit a model and save it; returns its row of the table, and the importances of its features."""
-    score = accuracy if data.task == "classification" else rmse
-    started, rounds = time.perf_counter(), settings["n_estimators"] or 0  # None, for XGBoost's default, if so given
-    with _explained(name, settings), show_progress(name, rounds * (1 + (study.folds or 0)), unit="rounds") as advance:
-        model = _train(study, name, settings, data, advance)
-        seconds, saved = time.perf_counter() - started, model.saved()
-        if model.best_iteration:  # the rows of a fold must not choose the rounds by which they are predicted
-            settings |= {"n_estimators": saved.rounds, _names(name)["early_stopping_rounds"]: None}
-        parts = _folds(data, study.folds)
-        folds = [
-            score(each.val_target, _train(study, name, settings, each, advance).predict(each.val)) for each in parts
-        ]
-    with atomic_write(folder / saved.file, "wb") as file:
-        file.write(saved.content)
-    row = {
-        "model": name,
-        "metric": score.__name__,
-        "train": score(data.train_target, model.predict(data.train)),
-        "val": score(data.val_target, model.predict(data.val)),
-        "seconds": seconds,
-        "threads": saved.threads if saved.threads > 0 else settings["n_jobs"],  # 0 or less: all available
-        "rounds": saved.rounds,
-        "file": saved.file,
-        "best_iteration": model.best_iteration,
-    }
-    if data.task == "classification":
-        splits = {"train": (data.train, data.train_target), "val": (data.val, data.val_target)}
-        for split, (rows, truth) in splits.items():
-            row |= {f"{split}_{key}": value for key, value in model.score_probabilities(rows, truth).items()}
-    if folds:
-        row |= {"cv": float(np.mean(folds)), "cv_deviation": float(np.std(folds, ddof=1))}
-    return row, saved.importances
+def _write_importances(features: list[str], gains: Iterable[float], path: Path) -> None:
+    """Write the share of each feature in the total gain of all splits, the largest first; of those that are used."""
+    import pandas as pd
+
+    table = pd.DataFrame({"feature": features, "importance": list(gains)})
+    table = table[table["importance"] > 0].sort_values("importance", ascending=False, kind="stable")
+    table["importance"] /= table["importance"].sum()
+    write_table(table, path)
 
 
-def _folds(data: Tabular, count: int | None) -> Iterator[Tabular]:
-    """The training rows, split anew for each fold of a cross-validation."""
-    from sklearn.model_selection import KFold, StratifiedKFold
-
-    splitter = StratifiedKFold if data.task == "classification" else KFold
-    parts = splitter(count, shuffle=True, random_state=0).split(data.train, data.train_target) if count else ()
-    for _, held in parts:
-        is_held = np.isin(np.arange(len(data.train_target)), held)
-        yield replace(
-            data,
-            train=data.train[~is_held],
-            train_target=data.train_target[~is_held],
-            val=data.train[is_held],
-            val_target=data.train_target[is_held],
-        )
-
-
-@contextmanager
-def _explained(name: str, settings: dict[str, Any]) -> Iterator[None]:
-    """Raise errors of a library in one line."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{name} cannot be fitted with {settings}: {_reason(error)}") from error
-    except Exception as error:  # each library has its own error classes
-        if type(error).__module__.split(".")[0] not in ("xgboost", "lightgbm"):
-            raise
-        raise DataError(f"{name} does not accept the data or its parameters: {_reason(error)}") from error
-
-
-def _train(
-    study: Trees, name: str, settings: dict[str, Any], data: Tabular, advance: Callable[[int], None]
-) -> "_Fitted":
-    """A model of a library with the interface of scikit-learn, fitted to the training rows; `advance` is told rounds.
-
-    XGBoost refuses numbers of classes with a gap, as of a class without training rows.
-    """
-    target, classes, options = data.train_target, None, dict[str, Any]()
-    if data.task == "classification":
-        classes, target = np.unique(target, return_inverse=True)
-    if study.class_weights is not None:
-        options["sample_weight"] = data.weigh(study.class_weights)
-    model: Any
-    if name == "xgboost":
-        from xgboost import XGBClassifier, XGBRegressor
-        from xgboost.callback import TrainingCallback
-
-        class Rounds(TrainingCallback):
-            def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-                advance(1)
-                return False
-
-        kind = XGBRegressor if classes is None else XGBClassifier
-        model = kind(**{"enable_categorical": True, "callbacks": [Rounds()], **settings})
-        options["verbose"] = False
-    else:
-        from lightgbm import LGBMClassifier, LGBMRegressor
-
-        model = (LGBMRegressor if classes is None else LGBMClassifier)(**{"verbosity": -1, **settings})
-        options["callbacks"] = [lambda env: advance(1)]
-    if settings.get(_names(name)["early_stopping_rounds"]):
-        rows, held = data.val, data.val_target
-        if classes is not None:
-            is_known = np.isin(held, classes)
-            rows, held = rows[is_known], np.searchsorted(classes, held[is_known])
-        options |= {"eval_set": [(rows, held)]} if name == "xgboost" else {"eval_X": rows, "eval_y": held}
-    return _Fitted(model.fit(data.train, target, **options), classes, data.features)
+# ---- the libraries
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """A fitted model in its library's format, and what the library says of it."""
+class Fitted:
+    """A fitted model up to its best round, in its library's format."""
 
     file: str
     content: bytes
-    rounds: int
-    threads: int
-    importances: dict[str, float]  # the share of the total gain of all splits, by feature; of those that are used
+    best_round: int | None  # with early stopping: the last one that is kept
+    gains: list[float]  # of all splits, by feature
+    predict: Callable[[Any], Array]  # of rows: values, or probabilities as in `score`
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """A fitted model with the interface of scikit-learn, whose classes are positions in `classes`."""
-
-    model: Any
-    classes: Array | None
-    features: list[str]
-
-    @property
-    def best_iteration(self) -> int | None:
-        """The number of rounds up to the best one; None without early stopping."""
-        if hasattr(self.model, "get_booster"):
-            found = getattr(self.model, "best_iteration", None)  # counted from 0
-            return None if found is None else found + 1
-        return self.model.best_iteration_ or None
-
-    def predict(self, rows: Any) -> Array:
-        """Predicted values or classes (N,)."""
-        predicted = np.asarray(self.model.predict(rows))
-        if self.classes is None:
-            return predicted
-        return np.asarray(self.classes[predicted.argmax(axis=1) if predicted.ndim == 2 else predicted])
-
-    def score_probabilities(self, rows: Any, truth: Array) -> dict[str, float | None]:
-        """Log-loss and AUC (of several classes the mean of each against the rest), as scikit-learn defines them.
-
-        None if the objective gives no probabilities, or a class has no rows: neither is then defined.
-        """
-        from sklearn.metrics import log_loss, roc_auc_score
-
-        assert self.classes is not None
-        found: Array = np.asarray(self.model.predict_proba(rows))
-        is_distribution = found.shape == (len(truth), len(self.classes)) and np.allclose(found.sum(axis=1), 1)
-        if not is_distribution or found.min() < 0 or not np.isin(truth, self.classes).all() or len(self.classes) < 2:
-            return {"log_loss": None, "auc": None}
-        loss, auc = float(log_loss(truth, found, labels=self.classes)), None
-        if len(np.unique(truth)) == len(self.classes):
-            scores = found[:, 1] if len(self.classes) == 2 else found
-            auc = float(roc_auc_score(truth, scores, multi_class="ovr", labels=self.classes))
-        return {"log_loss": loss, "auc": auc}
-
-    def saved(self) -> _Saved:
-        """The model up to its best round."""
-        if not hasattr(self.model, "get_booster"):
-            booster, gains = self.model.booster_, self.model.booster_.feature_importance("gain")
-            content, threads = booster.model_to_string().encode(), int(booster.params["num_threads"])
-            return _Saved("lightgbm.txt", content, booster.current_iteration(), threads, self._shares(gains))
-        booster, gains = self.model.get_booster(), []
-        threads = int(json.loads(booster.save_config())["learner"]["generic_param"]["nthread"])
-        if self.model.booster != "gblinear":  # which has no splits, and predicts with all of its rounds
-            if self.best_iteration and self.best_iteration < booster.num_boosted_rounds():
-                booster = booster[: self.best_iteration]
-            by_name = booster.get_score(importance_type="total_gain")
-            names = booster.feature_names or [f"f{number}" for number in range(len(self.features))]
-            gains = [by_name.get(name, 0.0) for name in names]
-        return _Saved("xgboost.ubj", bytes(booster.save_raw("ubj")), booster.num_boosted_rounds(), threads,
-                      self._shares(gains))  # fmt: skip
-
-    def _shares(self, gains: Iterable[float]) -> dict[str, float]:
-        found = {name: float(gain) for name, gain in zip(self.features, gains, strict=False) if gain > 0}
-        total = sum(found.values())
-        return {name: gain / total for name, gain in found.items()}
+# By library: for a number, two classes, and several.
+_OBJECTIVES: Final = {
+    "xgboost": ("reg:squarederror", "binary:logistic", "multi:softprob"),
+    "lightgbm": ("regression", "binary", "multiclass"),
+}
 
 
-def _reason(error: Exception) -> str:
-    """The message of a library in one line, without the stack trace that XGBoost adds, and the place in its source."""
-    text = " ".join(str(error).partition("Stack trace")[0].split())
-    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)
+def _fit(spec: Trees, data: Tabular, threads: int, *, after_round: Callable[[Array], None]) -> Fitted:
+    """Fit a model; `after_round` gets what it predicts of the validation rows."""
+    weights = None if spec.class_weights is None else data.weigh(spec.class_weights)
+    number, binary, several = _OBJECTIVES[spec.library]
+    parameters: dict[str, Any] = {"objective": binary if data.classes else number}
+    if len(data.classes) > 2:
+        parameters = {"objective": several, "num_class": len(data.classes)}
+
+    def evaluate(predicted: Array, _: Any) -> list[Any]:
+        _check_complaints()
+        after_round(predicted)
+        return []
+
+    fit = _fit_xgboost if spec.library == "xgboost" else _fit_lightgbm
+    return fit(spec, data, parameters, threads, weights=weights, evaluate=evaluate)
 
 
-def accuracy(truth: Array, predicted: Array) -> float:
-    """Fraction of correct predictions."""
-    return float(np.mean(truth == predicted))
+Evaluate = Callable[[Array, Any], list[Any]]  # is called after each round, and has no metric for the library
 
 
-def rmse(truth: Array, predicted: Array) -> float:
-    """Root mean squared error, in the unit of the target."""
-    return float(np.sqrt(np.mean((truth - predicted) ** 2)))
-
-
-def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
-    """Parameters that a library does not use or that have two names here, and GPUs that it cannot use; in words.
-
-    The libraries ignore them with a warning at most. Their values are checked when the model is fitted.
-    """
-    names = _names(name)
-    mains = [names.get(each, each) for each in params]
-    unknown = _unused_by_xgboost(params) if name == "xgboost" else [each for each in params if each not in names]
-    mistakes = []
-    for each in unknown:
-        hint = suggest(each, names, otherwise="see its documentation")
-        if each in names:
-            hint = "it has no effect with the others"
-        mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")
-    if twice := [each for each, main in zip(params, mains, strict=True) if mains.count(main) > 1]:
-        mistakes.append(f"{name}: {' and '.join(twice)} are one parameter: give it once")
-    if name == "xgboost" and gpu_parameter(params):
-        import xgboost
-
-        if not xgboost.build_info()["USE_CUDA"]:
-            mistakes.append("xgboost: this build (xgboost-cpu) uses no GPU: install the package xgboost in its place")
-    return mistakes
-
-
-def _unused_by_xgboost(params: Mapping[str, Any]) -> list[str]:
-    """The parameters that XGBoost does not use, by its own warning in a training on four rows.
-
-    None of them if such a training is not possible.
-    """
+def _fit_xgboost(
+    spec: Trees,
+    data: Tabular,
+    parameters: dict[str, Any],
+    threads: int,
+    *,
+    weights: Array | None,
+    evaluate: Evaluate,
+) -> Fitted:
     import xgboost
 
-    names = {_names("xgboost").get(each, each): each for each in params}
-    checked = xgboost.XGBClassifier(**{name: params[each] for name, each in names.items()}).get_xgb_params()
-    checked |= {"validate_parameters": True, "verbosity": 1, "device": "cpu"}
-    if str(checked.get("objective")).startswith("multi:"):
-        checked.setdefault("num_class", 2)
-    rows = np.arange(8.0).reshape(4, 2)
-    with warnings.catch_warnings(record=True) as caught, suppress(ValueError, TypeError):  # XGBoost's are ValueErrors
-        warnings.simplefilter("always")
-        xgboost.train(checked, xgboost.DMatrix(rows, [0, 1, 0, 1]), num_boost_round=1)
-    found = (re.search(r"Parameters: \{(.*)\} are not used", str(each.message)) for each in caught)
-    unused = {name for match in found if match for name in re.findall('"([^"]+)"', match[1])}
-    return [each for name, each in names.items() if name in unused]
+    fixed = {"nthread": threads, "seed": spec.seed, "validate_parameters": True, "verbosity": 1}
+
+    def matrix(rows: Any, **options: Any) -> Any:
+        return xgboost.DMatrix(rows, enable_categorical=True, nthread=threads, **options)
+
+    _listen(xgboost.core._LIB.XGBRegisterLogCallback)
+    booster = xgboost.train(
+        {**parameters, **spec.parameters, **fixed},
+        matrix(data.train, label=data.train_target, weight=weights),
+        spec.rounds,
+        evals=[(matrix(data.val, label=data.val_target), "val")],
+        custom_metric=evaluate,
+        early_stopping_rounds=spec.early_stopping,
+        verbose_eval=False,
+    )
+    best, gains = None, dict[str, Any]()
+    if spec.early_stopping:
+        best = booster.best_iteration + 1  # it counts from 0
+        booster = booster[:best]
+    if spec.parameters.get("booster") != "gblinear":  # which has no splits
+        gains = booster.get_score(importance_type="total_gain")
+    names = booster.feature_names or [f"f{number}" for number in range(len(data.features))]
+    return Fitted(
+        file="xgboost.ubj",
+        content=bytes(booster.save_raw("ubj")),
+        best_round=best,
+        gains=[gains.get(name, 0.0) for name in names],
+        predict=lambda rows: booster.predict(matrix(rows)),
+    )
 
 
-# Of XGBoost's other interfaces, to that for scikit-learn; as its documentation lists them.
-_XGBOOST_ALIASES: Final = {
-    "eta": "learning_rate", "min_split_loss": "gamma", "lambda": "reg_lambda", "alpha": "reg_alpha",
-    "nthread": "n_jobs", "seed": "random_state",
-    **dict.fromkeys(("num_boost_round", "num_round", "num_rounds", "nrounds"), "n_estimators"),
-}  # fmt: skip
-
-
-@cache
-def _names(library: str) -> dict[str, str]:
-    """All names of a library's parameters, each with the one that its interface for scikit-learn has for it, if any.
-
-    LightGBM's passes all its defaults, which win over another name for the same parameter, as `eta`.
-    """
-    if library == "xgboost":
-        import xgboost
-
-        return {name: name for name in xgboost.XGBModel().get_params()} | _XGBOOST_ALIASES
+def _fit_lightgbm(
+    spec: Trees,
+    data: Tabular,
+    parameters: dict[str, Any],
+    threads: int,
+    *,
+    weights: Array | None,
+    evaluate: Evaluate,
+) -> Fitted:
     import lightgbm
-    from lightgbm.basic import _ConfigAliases
 
-    own = lightgbm.LGBMModel().get_params()
-    names = {name: name for name in own}
-    for main, aliases in _ConfigAliases._get_all_param_aliases().items():
-        same = [main, *aliases]
-        names |= dict.fromkeys(same, next((each for each in same if each in own), main))
-    return names
+    # By default, it measures which of two ways to sum is faster, and their sums differ.
+    repeatable = {"deterministic": True, "force_col_wise": "force_row_wise" not in spec.parameters}
+    fixed = {"num_threads": threads, "seed": spec.seed, "verbosity": 0}
+
+    _listen(lightgbm.basic._LIB.LGBM_RegisterLogCallback)  # type: ignore[attr-defined]
+    train = lightgbm.Dataset(data.train, data.train_target, weight=weights)
+    callbacks = list[Any]()
+    if spec.early_stopping:
+        callbacks.append(lightgbm.early_stopping(spec.early_stopping, first_metric_only=True, verbose=False))
+    booster = lightgbm.train(
+        {**parameters, **repeatable, **spec.parameters, **fixed},
+        train,
+        spec.rounds,
+        valid_sets=[lightgbm.Dataset(data.val, data.val_target, reference=train)],
+        feval=evaluate,
+        callbacks=callbacks,
+    )
+    return Fitted(
+        file="lightgbm.txt",
+        content=booster.model_to_string().encode(),
+        best_round=booster.best_iteration if spec.early_stopping else None,
+        gains=list(booster.feature_importance("gain")),
+        predict=lambda rows: np.asarray(booster.predict(rows)),
+    )
+
+
+_heard: Final[list[str]] = []  # what a library has logged since the last check
+_hear: Final = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda message: _heard.append(message.decode(errors="replace")))
+
+
+def _listen(register: Callable[[Any], int]) -> None:
+    """Hear what a library logs from now on in this thread. Each trial has a thread, and each thread a callback."""
+    _heard.clear()
+    register(_hear)
+
+
+def _check_complaints() -> None:
+    """Raise a ValueError if a library uses a parameter otherwise than given, of which it only warns."""
+    for message in _heard:
+        if _COMPLAINT.search(message):
+            raise ValueError(message)
+    _heard.clear()
+
+
+@contextmanager
+def _errors_of(spec: Trees) -> Iterator[None]:
+    """Raise the errors of a library in one line."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (ValueError, TypeError)) and type(error).__module__.split(".")[0] != "lightgbm":
+            raise
+        reason = " ".join(str(error).partition("Stack trace")[0].split())
+        reason = re.sub(r"^\[[\d:]+\] (WARNING: )?\S+:\d+: |^\[LightGBM\] \[Warning\] ", "", reason)  # its source
+        raise UserError(f"{spec.library} cannot be fitted with {spec.parameters}: {reason.rstrip('.')}") from error
+
+
+# ---- scores
+
+
+def score(data: Tabular, truth: Array, predicted: Array) -> dict[str, float]:
+    """Accuracy and log-loss, or the RMSE (in the unit of the target), of what a model predicts, as far as defined.
+
+    It predicts values, probabilities (N, classes), those of the second of two classes (N), or with some objectives
+    numbers of classes (N) or margins.
+    """
+    if not data.classes:
+        return {"rmse": float(np.sqrt(np.mean((truth - predicted) ** 2)))}
+    if predicted.ndim == 1 and len(data.classes) > 2:
+        return {"accuracy": float(np.mean(predicted == truth))}
+    found = _by_class(predicted)
+    if found is None:
+        return {}
+    scores = {"accuracy": float(np.mean(found.argmax(axis=1) == truth))}
+    if _are_probabilities(found):
+        likelihoods = found[np.arange(len(truth)), truth].clip(np.finfo(found.dtype).eps)
+        scores["log_loss"] = float(-np.mean(np.log(likelihoods)))
+    return scores
+
+
+def score_ranks(data: Tabular, truth: Array, predicted: Array) -> dict[str, float]:
+    """The AUC, of several classes the mean of each against the rest; empty if a class has no rows."""
+    from sklearn.metrics import roc_auc_score
+
+    found = _by_class(predicted) if data.classes else None
+    if found is None or not _are_probabilities(found) or len(np.unique(truth)) != found.shape[1]:
+        return {}
+    return {"auc": float(roc_auc_score(truth, found[:, 1] if found.shape[1] == 2 else found, multi_class="ovr"))}
+
+
+def _by_class(predicted: Array) -> Array | None:
+    """A column for each class; None for margins of two classes."""
+    if predicted.ndim == 2:
+        return predicted
+    return np.stack([1 - predicted, predicted], axis=1) if 0 <= predicted.min() <= predicted.max() <= 1 else None
+
+
+def _are_probabilities(found: Array) -> bool:
+    return bool(np.allclose(found.sum(axis=1), 1) and found.min() >= 0)

@@ -17,7 +17,6 @@ from pydantic_core import from_json
 
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import append_whole
-from trainyard.utils.locks import hold
 from trainyard.utils.text import list_some
 
 Event = dict[str, Any]
@@ -50,19 +49,11 @@ class EventLog:
     @classmethod
     @contextmanager
     def opened(cls, path: Path) -> Iterator[Self]:
-        """The file at `path` for appending, its torn tail repaired and its lock held.
+        """The file at `path` for appending, its torn tail repaired.
 
         Raises:
-            locks.LockHeldError: another process has it.
             StorageError: it cannot be written.
         """
-        with hold(path.with_name(f".{path.name}.lock")), cls.repaired(path) as events:
-            yield events
-
-    @classmethod
-    @contextmanager
-    def repaired(cls, path: Path) -> Iterator[Self]:
-        """The file at `path`, whose lock is held, for appending, with its torn tail repaired."""
         with storage_errors(path):
             _repair_tail(path)
             events = cls(path)
@@ -184,8 +175,10 @@ class Reader(Generic[Decoded]):
     """Reads a growing file of JSON lines; `decode` returns None for events that are skipped."""
 
     def __init__(self, path: Path, decode: Callable[[Event], Decoded | None]) -> None:
-        self._path, self._decode = path, decode
-        self._inode = self._lines = 0  # of the file, and lines that were read
+        self._path = path
+        self._decode = decode
+        self._inode = 0  # of the file
+        self._lines = 0  # that were read
         self.offset = 0  # bytes that were read
 
     def restarts(self) -> bool:
@@ -199,7 +192,9 @@ class Reader(Generic[Decoded]):
             inode, size = found.st_ino, found.st_size
         if inode == self._inode and size >= self.offset:
             return False
-        self._inode, self.offset, self._lines = inode, 0, 0
+        self._inode = inode
+        self.offset = 0
+        self._lines = 0
         return True
 
     def new(self, *, limit: int | None = None) -> Iterator[Decoded]:
@@ -210,7 +205,7 @@ class Reader(Generic[Decoded]):
         Lines are skipped, and their numbers logged, if they are damaged or `decode` raises ValueError. A last line
         without a line break counts if it is valid; otherwise it is torn, or still being written.
         """
-        damaged: list[int] = []
+        damaged: list[str] = []
         for line in self._new_lines(limit):
             self._lines += 1
             try:
@@ -218,12 +213,13 @@ class Reader(Generic[Decoded]):
                     raise ValueError("damaged")
                 decoded = self._decode(event)
             except ValueError:
-                damaged += [self._lines] * bool(line)
+                if line:
+                    damaged.append(str(self._lines))
                 continue
             if decoded is not None:
                 yield decoded
         if damaged:
-            log.warning("%s: skipped damaged lines: %s", self._path, list_some([*map(str, damaged)], LISTED_LINES))
+            log.warning("%s: skipped damaged lines: %s", self._path, list_some(damaged, LISTED_LINES))
 
     def _new_lines(self, limit: int | None) -> Iterator[bytes]:
         try:

@@ -8,17 +8,18 @@ owner:
 
     the owner dies         the watcher sends SIGTERM to the process tree, and SIGKILL a few seconds later
     the watcher dies       the tree becomes the keeper's, which kills it
-    the keeper dies        the watcher kills the tree
-    watcher and keeper     the kernel kills the program and its process group; the owner, or the next attempt at the
-    die at the same time   trial, finds processes that left that group by their environment
-    one of them is         the other one lets it go on (SIGCONT); if both are, the next attempt does
+    the keeper dies        the watcher goes on; the owner starts another keeper for its next program
+    both die               the owner kills all processes with the mark of the program; if it dies, too, whoever next
+                           claims the trial's folder does
+    one of them is         the other one lets it go on (SIGCONT)
     stopped (SIGSTOP)
+
+A mark is a variable in the environment, which all descendants inherit. What the owner itself must start, such as Ray
+and the daemon of MPS, has one, too: the keeper kills all processes with it once the owner has ended, and then removes
+their folders.
 
 Of a program that ends with exit code 0, unasked, the watcher leaves a record beside its output: the owner, or who gets
 its messages, may be stopped or killed before it has noted the end.
-
-What the owner itself must start, such as Ray and the daemon of MPS, has a mark in its environment instead. The keeper
-kills all processes with the mark once the owner has ended, and then removes their folders.
 
 It runs as `python -I -S`, so that it starts in milliseconds: it imports a small part of the standard library only.
 """
@@ -39,10 +40,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ABRUPT_SECONDS = 5.0  # the longest grace period after the owner died
 OUTPUT_SECONDS = 2.0  # for a filter of the output (`tee`) to write the rest after the program ended
-KILL_SECONDS = 10.0  # after SIGKILL: a process that waits for a dead file server does not end
-RELEASE_SECONDS = 10.0  # until processes that have no mark have released their folders
-TREE_VARIABLE = "TRAINYARD_TREE"  # the mark: in the environment of a program and of all its descendants
-KEEPER_DIED = signal.SIGRTMIN
+# After SIGKILL, until a process has released its locks: one that waits for a dead file server does not end.
+KILL_SECONDS = 10.0
+TREE_VARIABLE = "TRAINYARD_TREE"  # the mark
 INT_BYTES = 4
 SAVED = b"saved"  # from the owner: the log has the whole output
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
@@ -55,9 +55,14 @@ _prctl = ctypes.CDLL(None).prctl
 # ---- for processes that end with their parent, or with all their descendants
 
 
-def signal_at_end_of_parent(number: int) -> None:
-    """Receive this signal when the thread ends that started this process, even by SIGKILL."""
+def signal_at_end_of_parent(number: int, parent: int | None = None) -> None:
+    """Receive this signal when the thread ends that started this process, even by SIGKILL.
+
+    Also if this process `parent`, which has started it, has ended before this call.
+    """
     _prctl(PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def adopt_orphans() -> None:
@@ -85,12 +90,13 @@ def find_descendants(spare: tuple[int, ...] = ()) -> list[int]:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/stat", "rb") as file:
             parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(process)
-    found, below = list[int](), [os.getpid()]
-    while below:
-        new = [each for each in children.get(below.pop(), []) if each not in spare]
-        found += new
-        below += new
-    return found
+    descendants: list[int] = []
+    parents = [os.getpid()]
+    while parents:
+        below = [child for child in children.get(parents.pop(), []) if child not in spare]
+        descendants += below
+        parents += below
+    return descendants
 
 
 def mark(tree: str) -> dict[str, str]:
@@ -102,20 +108,21 @@ def mark(tree: str) -> dict[str, str]:
 def kill_tree(tree: str) -> None:
     """Kill the processes with this mark, wherever they are; returns once they have ended."""
     deadline = time.monotonic() + KILL_SECONDS
-    while (left := find_tree(tree)) and time.monotonic() < deadline:
-        for process in left:
+    while (marked := find_tree(tree)) and time.monotonic() < deadline:
+        for process in marked:
             send_signal(process, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def find_tree(tree: str) -> list[int]:
     """The PIDs of the processes with this mark."""
-    found, entry = list[int](), f"{TREE_VARIABLE}={tree}".encode()
+    marked: list[int] = []
+    entry = os.fsencode(f"{TREE_VARIABLE}={tree}")
     for process in _all_processes():
         with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:  # empty once it has ended
             if entry in file.read().split(b"\0"):
-                found.append(process)
-    return found
+                marked.append(process)
+    return marked
 
 
 def _all_processes() -> list[int]:
@@ -148,7 +155,7 @@ class Signals:
         self.fd, written = os.pipe()
         for end in (self.fd, written):
             os.set_blocking(end, False)
-        for number in (*RECORDED, signal.SIGCHLD, KEEPER_DIED):
+        for number in (*RECORDED, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: self.seen.add(number))
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits it; it does not inherit the handlers
@@ -164,7 +171,9 @@ class Keeper:
     """Serves one owner: starts a watcher for each program, and takes over from one that dies."""
 
     def __init__(self, control: socket.socket, owner: int) -> None:
-        self._control, self._owner, self._signals = control, owner, Signals()
+        self._control = control
+        self._owner = owner
+        self._signals = Signals()
         self._held: dict[int, list[int]] = {}  # by the PID of a watcher: the channel of its program, and the lock
         self._serving = True
         self._last_request: dict[str, object] = {}  # what to do once the owner has ended
@@ -173,11 +182,8 @@ class Keeper:
     def run(self) -> None:
         """Serve until the owner and all watchers have ended."""
         while self._serving or self._held:
-            waiting = select.poll()
-            for fd in (self._signals.fd, *((self._control.fileno(), self._owner) if self._serving else ())):
-                if fd >= 0:
-                    waiting.register(fd, select.POLLIN)
-            waiting.poll()
+            requests = (self._control.fileno(), self._owner) if self._serving else ()
+            await_ready(self._signals.fd, *requests)
             self._signals.drain()
             ended = reap_children()
             for process, status in ended:
@@ -203,7 +209,7 @@ class Keeper:
             self._start_watcher(fds)
 
     def _start_watcher(self, fds: list[int]) -> None:
-        keeper, watcher = os.getpid(), os.fork()
+        watcher = os.fork()
         if watcher:
             request, channel, writing, reading, *lock = fds
             close_all([request, writing, reading])
@@ -213,7 +219,7 @@ class Keeper:
             self._control.close()
             for held in self._held.values():
                 close_all(held)
-            Watcher(fds, owner=self._owner, keeper=keeper).run()
+            Watcher(fds, owner=self._owner).run()
             os._exit(0)
         finally:
             os._exit(1)
@@ -223,7 +229,6 @@ class Keeper:
         ended, held = [], self._held.pop(watcher)
         if status:
             ended = kill_descendants(spare=tuple(self._held))
-            send_message(held[0], {"code": -signal.SIGKILL})
         close_all(held)
         return ended
 
@@ -231,9 +236,10 @@ class Keeper:
 class Watcher:
     """Starts one program, ends all its processes, and reports the exit code to the owner."""
 
-    def __init__(self, fds: list[int], *, owner: int, keeper: int) -> None:
-        request, self._channel, self._output_writing, self._output_reading, *self._lock = fds
-        self._owner, self._keeper, self._signals = owner, keeper, Signals()
+    def __init__(self, fds: list[int], *, owner: int) -> None:
+        request, self._channel, self._output_writing, self._output_reading, *_ = fds
+        self._owner = owner
+        self._signals = Signals()
         with open(request, "rb") as file:
             self._request = json.load(file)
         self._ending = False
@@ -241,9 +247,6 @@ class Watcher:
         self._leftovers_at = float("inf")  # when to end what the program left behind, on the monotonic clock
         os.setsid()
         adopt_orphans()
-        signal_at_end_of_parent(KEEPER_DIED)
-        if os.getppid() != keeper:  # it has died before that
-            os._exit(1)
 
     def run(self) -> None:
         """Start the program and watch it until none of its processes is left."""
@@ -251,12 +254,14 @@ class Watcher:
         program = self._start()
         if program is None:
             return
-        send_message(self._channel, {"started": program, "guards": [self._keeper, os.getpid()]})
-        code, was_requested = None, False
+        self._send({"started": program, "guards": [os.getppid(), os.getpid()]})
+        code = None
+        was_requested = False
         while True:
             for process, status in reap_children():
                 if process == program:
-                    code, was_requested = os.waitstatus_to_exitcode(status), self._ending or self._job_is_ending
+                    code = os.waitstatus_to_exitcode(status)
+                    was_requested = self._ending or self._job_is_ending
                     self._leftovers_at = time.monotonic() + OUTPUT_SECONDS
             if not has_children():
                 break
@@ -270,25 +275,30 @@ class Watcher:
         if self._owner_is_gone():
             while is_ready(self._output_reading):
                 self._save_output()
-        send_signal(self._keeper, signal.SIGCONT)  # a stopped one would keep the channel and the lock open
-        send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "requested": was_requested})
+        send_signal(os.getppid(), signal.SIGCONT)  # a stopped one would keep the channel and the lock open
+        self._send({"code": -signal.SIGKILL if code is None else code, "requested": was_requested})
         if code == 0 and not was_requested and self._request.get("records_end") and self._await_saved_output():
             leave_record(self._request["log"], time.monotonic() - began)
 
     def _await_saved_output(self) -> bool:
         """Wait until the owner has written the rest of the output to the log; False if it died before."""
-        waiting = select.poll()
-        waiting.register(self._channel, select.POLLIN)
-        if self._owner >= 0:
-            waiting.register(self._owner, select.POLLIN)
         message = b"-"
         while message not in (b"", SAVED):  # or it asked for an end that was reached
-            waiting.poll()
-            try:
-                message = os.read(self._channel, 64) if is_ready(self._channel) else b""
-            except ConnectionError:
-                message = b""
+            await_ready(self._channel, self._owner)
+            message = self._read_message() if is_ready(self._channel) else b""
         return message == SAVED
+
+    def _send(self, message: dict[str, object]) -> None:
+        """Send a message to the owner, if it still exists."""
+        with contextlib.suppress(OSError):
+            os.write(self._channel, json.dumps(message).encode())
+
+    def _read_message(self) -> bytes:
+        """The message that the owner has sent; empty if it has died."""
+        try:
+            return os.read(self._channel, 64)
+        except ConnectionError:
+            return b""
 
     def _save_output(self) -> None:
         """Read the output in place of the owner: without a reader, the next write would end the program."""
@@ -311,24 +321,18 @@ class Watcher:
 
     def _wait(self) -> None:
         """Wait for the next event, and act on it."""
-        waiting = select.poll()
         gone = self._ending and self._owner_is_gone()
         others = [self._output_reading] if gone else [self._channel, self._owner]
-        for fd in (self._signals.fd, *others):
-            if fd >= 0:
-                waiting.register(fd, select.POLLIN)
         until = self._kill_at
+        closing = -1
         if not self._ending and self._leftovers_at < float("inf"):
-            waiting.register(self._output_reading, 0)  # poll reports its end in any case
+            closing = self._output_reading
             until = min(until, self._leftovers_at)
-        left = until - time.monotonic()
-        waiting.poll(None if left == float("inf") else max(0.0, 1000 * left))
+        await_ready(self._signals.fd, *others, closing=closing, seconds=until - time.monotonic())
         self._signals.drain()
         if gone and is_ready(self._output_reading):
             self._save_output()
-        if KEEPER_DIED in self._signals.seen:
-            self._kill_at = 0.0
-        elif self._owner_is_gone():
+        if self._owner_is_gone():
             # If the whole job is ending (a preemption), the program has its full grace period to write a checkpoint.
             grace = self._request["grace"]
             self._end(grace if self._job_is_ending else min(grace, ABRUPT_SECONDS))
@@ -343,10 +347,7 @@ class Watcher:
         if is_ready(self._owner):
             return True
         if is_ready(self._channel):
-            try:
-                message = os.read(self._channel, 64)
-            except ConnectionError:
-                message = b""
+            message = self._read_message()
             if not message:
                 return True
             self._end(float(message))
@@ -367,39 +368,27 @@ class Watcher:
             with contextlib.suppress(FileNotFoundError):  # of an attempt with this number that does not count
                 os.unlink(record_path(self._request["log"]))  # noqa: PTH108  (as above)
         failed, fails = os.pipe()
-        # The program holds the first end of this pipe, and the watcher alone the other one. When the watcher dies, the
-        # kernel kills the program's process group.
-        self._alarm = os.pipe()
-        fcntl.fcntl(self._alarm[0], fcntl.F_SETSIG, signal.SIGKILL)
-        for fd in (self._alarm[0], *self._lock):
-            os.set_inheritable(fd, True)
-        watcher, program = os.getpid(), os.fork()
+        program = os.fork()
         if not program:
             try:
-                self._exec(watcher)
+                self._exec()
             except (OSError, ValueError) as error:  # ValueError: a null byte, or text that cannot be encoded
                 os.write(fails, str(getattr(error, "errno", errno.EINVAL)).encode())
             finally:
                 os._exit(127)
         os.close(fails)
-        os.close(self._alarm[0])
         number = os.read(failed, 16)
         os.close(failed)
         os.close(self._output_writing)
         if number:
             os.waitpid(program, 0)
-            send_message(self._channel, {"error": int(number)})
+            self._send({"error": int(number)})
             return None
         return program
 
-    def _exec(self, watcher: int) -> None:
+    def _exec(self) -> None:
         """Become the program. Little is done here: what a forked Python touches must be copied, page by page."""
         os.setsid()
-        signal_at_end_of_parent(signal.SIGKILL)
-        fcntl.fcntl(self._alarm[0], fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(self._alarm[0], fcntl.F_SETFL, os.O_ASYNC)
-        if os.getppid() != watcher:
-            os._exit(127)
         os.chdir(self._request["cwd"])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.dup2(self._output_writing, 1)  # standard input is /dev/null, as of the guard
@@ -414,18 +403,17 @@ def record_path(log: str) -> str:
 
 
 def leave_record(log: str, seconds: float) -> None:
-    """Record durably that a program has ended, and how large its output is. The owner removes the record."""
-    path = record_path(log)
+    """Record that a program has ended, and how large its output is. The owner removes the record.
+
+    The output is on the disk before the record. A record that a crash of the node spoils only repeats the program.
+    """
     # Without the output, or if the disk is full, there is no record: the owner's word counts.
     with contextlib.suppress(OSError):
         with open(log, "rb") as output:
             os.fsync(output.fileno())
             size = os.fstat(output.fileno()).st_size
-        with open(f"{path}.tmp", "w") as file:
+        with open(record_path(log), "w") as file:
             file.write(json.dumps({"bytes": size, "seconds": round(seconds, 4)}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)  # noqa: PTH105  (pathlib takes long to import)
 
 
 def clean_up(tree: str, folders: list[str], command: list[str]) -> None:
@@ -437,25 +425,28 @@ def clean_up(tree: str, folders: list[str], command: list[str]) -> None:
         with contextlib.suppress(OSError):
             subprocess.run(command, check=False)
     kill_tree(tree)
-    deadline = time.monotonic() + RELEASE_SECONDS
-    for path in (path for pattern in folders for path in glob.glob(pattern)):  # noqa: PTH207  (pathlib takes long to import)
-        while not remove_unless_held(path) and time.monotonic() < deadline:
-            time.sleep(0.1)
+    deadline = time.monotonic() + KILL_SECONDS  # also for processes that have no mark
+    for pattern in folders:
+        for path in glob.glob(pattern):  # noqa: PTH207  (pathlib takes long to import)
+            while not remove_unless_held(path) and time.monotonic() < deadline:
+                time.sleep(0.1)
 
 
 def remove_unless_held(path: str) -> bool:
-    """Remove a folder; False if a process holds it by a lock on it."""
-    with contextlib.suppress(OSError):  # already removed, or the file system locks no folders
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(folder)
+    """Remove a folder; False if a process holds it by a lock on it, or if its file system locks no folders."""
     import shutil
 
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # already removed, or not a folder
+        return True
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
     return True
 
 
@@ -479,10 +470,18 @@ def close_all(fds: list[int]) -> None:
             os.close(fd)
 
 
-def send_message(channel: int, message: dict[str, object]) -> None:
-    """Send a message to the owner, if it still exists."""
-    with contextlib.suppress(OSError):
-        os.write(channel, json.dumps(message).encode())
+def await_ready(*fds: int, closing: int = -1, seconds: float = float("inf")) -> None:
+    """Wait so long until one of these is ready, or no process holds the other end of the pipe `closing`.
+
+    -1 stands for none.
+    """
+    waiting = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            waiting.register(fd, select.POLLIN)
+    if closing >= 0:
+        waiting.register(closing, 0)  # its end is reported in any case
+    waiting.poll(None if seconds == float("inf") else max(0.0, 1000 * seconds))
 
 
 def is_ready(fd: int, events: int = select.POLLIN) -> bool:

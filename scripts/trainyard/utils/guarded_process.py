@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import secrets
 import select
@@ -28,9 +27,8 @@ from trainyard.utils.guard import (
     kill_tree,
     mark,
     record_path,
-    send_signal,
 )
-from trainyard.utils.locks import Hold, Holder, LockHeldError, hold, start_ticks
+from trainyard.utils.locks import Hold, LockHeldError, hold
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 CHUNK_BYTES: Final = 2**16  # of output: what a pipe holds,
@@ -38,7 +36,6 @@ PIPE_BYTES: Final = 2**20  # and what one can hold at most
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
 # network, Ray ends its workers once its head has not answered for a minute.
 CLAIM_SECONDS: Final = 100.0
-log = logging.getLogger(__name__)
 
 
 class ProcessGuard:
@@ -70,7 +67,7 @@ class ProcessGuard:
         Raises:
             OSError: it cannot be started.
         """
-        tree = secrets.token_hex(8)
+        tree = str(claim.path) if claim else secrets.token_hex(8)
         environment = {**environment, **mark(tree)}
         request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
         request |= {"log": str(log.absolute()), "records_end": records_end} if log else {}
@@ -79,11 +76,7 @@ class ProcessGuard:
         with guard_channel, os.fdopen(writing, "wb"):
             lock = [claim.fd] if claim else []
             self.send(request, guard_channel.fileno(), writing, reading, *lock)
-        process = GuardedProcess(channel, reading, tree, on_output)
-        if claim:
-            with contextlib.suppress(OSError):  # the disk is full
-                claim.update_record(tree=tree, guards=[_identity(pid) for pid in process.guards])
-        return process
+        return GuardedProcess(channel, reading, tree, on_output)
 
     def close(self) -> None:
         """Wait until the guard has done what it does after the end of this process."""
@@ -152,7 +145,10 @@ class GuardedProcess:
     """A guarded program. `wait` is as that of `subprocess.Popen`, but includes its descendants."""
 
     def __init__(self, channel: socket.socket, output: int, tree: str, on_output: Callable[[bytes], None]) -> None:
-        self._channel, self._output, self._tree, self._on_output = channel, output, tree, on_output
+        self._channel = channel
+        self._output = output
+        self._tree = tree
+        self._on_output = on_output
         self._exit_code: int | None = None
         self._ended = threading.Event()
         self.ended_at: float | None = None  # on the monotonic clock, once none of its processes runs
@@ -199,9 +195,9 @@ class GuardedProcess:
         try:
             return self.wait(grace_seconds + KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            found = map(psutil.Process, find_tree(self._tree))
-            left = ", ".join(f"{each.pid} ({each.name()})" for each in found) or str(self.pid)
-            raise UserError(f"these processes do not end, even by SIGKILL: {left}") from None
+            running = map(psutil.Process, find_tree(self._tree))
+            named = ", ".join(f"{process.pid} ({process.name()})" for process in running) or str(self.pid)
+            raise UserError(f"these processes do not end, even by SIGKILL: {named}") from None
 
     def _receive(self) -> dict[str, Any]:
         """The next message of the guard; empty if it died."""
@@ -212,7 +208,8 @@ class GuardedProcess:
 
     def _follow(self) -> None:
         """Read the output until the program has ended, then wait for the guard, which holds no resource of it then."""
-        waiting, fields = select.poll(), dict[str, Any]()
+        waiting = select.poll()
+        fields = dict[str, Any]()
         for fd in (self._output, self._channel.fileno()):
             waiting.register(fd, select.POLLIN)
         is_open = True
@@ -262,24 +259,26 @@ def forget_completed(log: Path) -> None:
         Path(record_path(str(log))).unlink()
 
 
-def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> contextlib.AbstractContextManager[Hold]:
+@contextlib.contextmanager
+def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> Iterator[Hold]:
     """Hold a trial's folder during the block, and as long as a program that was started for it runs.
 
-    Waits for an earlier attempt that is still ending. If its guard was killed, its remaining processes are killed.
+    Waits for an earlier attempt that is still ending. What an attempt has left whose guards were killed is killed.
 
     Raises:
         LockHeldError: the folder is in use; the message names the process that holds it.
         StorageError: the file system has no locks.
     """
-    return hold(
+    with hold(
         folder.with_name(f".{folder.name}.lock"),
         held=folder,
         purpose=purpose,
         inherited=True,
         wait_seconds=grace_seconds + CLAIM_SECONDS,
-        on_look=_kill_orphans,
-        notify=log.info,
-    )
+    ) as claim:
+        if claim.was_left:
+            kill_tree(str(claim.path))
+        yield claim
 
 
 def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
@@ -287,26 +286,3 @@ def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
     grace = timeout_seconds - CLAIM_SECONDS
     with contextlib.suppress(LockHeldError), claim_folder(folder, purpose="waiting", grace_seconds=grace):
         pass
-
-
-def _kill_orphans(holder: Holder, is_held: bool) -> None:
-    """Kill the remaining processes here of a program whose guard was killed. A running guard holds the lock."""
-    if not holder.is_here() or not holder.tree:
-        return
-    guards = [each[0] for each in holder.guards if each and _identity(each[0]) == each]
-    if not is_held or not guards:
-        kill_tree(holder.tree)
-    for guard in guards:  # one that was stopped would hold the lock for ever
-        send_signal(guard, signal.SIGCONT)
-
-
-def _identity(pid: int) -> list[int]:
-    """The PID and the start of a process in ticks since boot, as PIDs are reused; empty if it has ended.
-
-    Unix time would not do: it changes for all processes when the clock is set.
-    """
-    try:
-        ticks = start_ticks(pid)
-    except PermissionError:  # it is another user's, and /proc is mounted with hidepid
-        return []
-    return [pid, ticks] if ticks else []

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,6 @@ EXTRAS: Final = ("timm", "torchmetrics")  # packages that a training may use, an
 USER_CODE_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
 CODE_LOCATION: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # as `user_code_location` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-IS_INSTALLED: Final = SCRIPTS.parents[1] in _INSTALLED  # from a wheel, with the command `trainyard`
 
 
 def version() -> str:
@@ -91,6 +90,31 @@ def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs:
         names = [*args, *(f"{name}=..." for name in kwargs)]
         remedy = f"; define it as `def {path.rpartition(':')[2]}({', '.join(args)})`" if args else ""
         raise UserError(f"{role} {path!r} is called with ({', '.join(names)}): {error}{remedy}") from None
+
+
+def further_arguments(
+    called: Callable[..., Any],
+    given: Mapping[str, Any],
+    *,
+    option: str,
+    without: Collection[str],
+    keys: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The arguments of a library's class that an option sets: those that are given, and the defaults of the others.
+
+    `without`: its arguments that the option cannot set. `keys`: what the option has beside its arguments.
+
+    Raises:
+        UserError: the class has no such argument, or lacks one.
+    """
+    parameters = [each for name, each in inspect.signature(called).parameters.items() if name not in without]
+    try:
+        bound = inspect.Signature(parameters).bind(**given)
+    except TypeError as error:
+        known = ", ".join([*keys, *(each.name for each in parameters)])
+        raise UserError(f"{option}: {called.__name__} {error}; known: {known}") from None
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def helper_command(module: str) -> list[str]:

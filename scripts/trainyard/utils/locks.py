@@ -4,7 +4,7 @@
 stale lock cannot remain. Network file systems coordinate both kinds of locks between nodes:
 
 - by default, a lock of this process (`lockf`): no child that a killed holder leaves behind keeps it;
-- `inherited`, a lock of the open file (`flock`): programs that get its descriptor hold it, too, until all have ended.
+- `inherited`, a lock of the open file (`flock`): processes that get its descriptor hold it, too, until all have ended.
 
 Some file systems grant the same lock on two nodes (NFS mounted with `local_lock`, Lustre with `localflock`). So what
 must never happen twice, such as a trial of a sweep, relies on no lock but on the log of claims (`planning/claims.py`).
@@ -13,15 +13,15 @@ must never happen twice, such as a trial of a sweep, relies on no lock but on th
 import errno
 import fcntl
 import json
+import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, NamedTuple, Self
 
 from trainyard.utils.errors import StorageError, UserError, storage_errors
 
@@ -34,6 +34,7 @@ LOCK_REMEDY: Final = (
 GIVEN_UP_SECONDS: Final = 600.0
 LOCK_POLL_SECONDS: Final = 0.1
 RECORD_BYTES: Final = 2**16  # more than a record has
+log = logging.getLogger(__name__)
 
 
 class LockHeldError(UserError):
@@ -57,11 +58,6 @@ class Holder:
     restarts: int = 0  # how often Slurm had requeued the job
     namespace: str = ""  # where the PID is valid
     started: int = 0  # ticks since boot
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
-    # Of the program that holds the lock, too: the value of an environment variable of all its processes, and PID and
-    # start of those that guard it.
-    tree: str = ""
-    guards: list[list[int]] = field(default_factory=list)
 
     @classmethod
     def this_process(cls, purpose: str = "") -> Self:
@@ -93,7 +89,8 @@ class Holder:
 
     def __str__(self) -> str:
         """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00 (trial t1)`."""
-        job, purpose = f" in job {self.job}" if self.job else "", f" ({self.purpose})" if self.purpose else ""
+        job = f" in job {self.job}" if self.job else ""
+        purpose = f" ({self.purpose})" if self.purpose else ""
         return f"process {self.process} on {self.host}{job}, since {self.since}{purpose}"
 
     def is_here(self) -> bool:
@@ -120,22 +117,12 @@ def start_ticks(process: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-class Hold:
-    """A lock that this process holds, and its record in the lock's file."""
+class Hold(NamedTuple):
+    """A lock that this process holds."""
 
-    def __init__(self, fd: int, holder: Holder) -> None:
-        self.fd, self._holder = fd, holder
-
-    def update_record(self, **fields: Any) -> None:
-        """Change fields of the record.
-
-        Raises:
-            OSError: the record cannot be written; the lock is held all the same.
-        """
-        self._holder = replace(self._holder, **fields)
-        content = self._holder.encode()
-        os.pwrite(self.fd, content, 0)
-        os.ftruncate(self.fd, len(content))
+    fd: int
+    path: Path  # of the file, without symbolic links
+    was_left: bool  # whether the file has the record of another holder, which was killed if the lock is `inherited`
 
 
 @contextmanager
@@ -147,23 +134,23 @@ def hold(
     inherited: bool = False,
     wait_seconds: float = 0.0,
     is_given_up: Callable[[Holder], bool] = lambda other: False,
-    on_look: Callable[[Holder, bool], None] = lambda other, is_held: None,
-    notify: Callable[[str], None] = print,
 ) -> Iterator[Hold]:
     """Hold the lock file `path` during the block; wait up to `wait_seconds` for another holder.
 
-    Messages name what is `held`, by default the folder of the file, and go to `notify` if another process holds it. For
-    one that Slurm has given up, by `is_given_up`, wait up to ten minutes.
+    Messages name what is `held`, by default the folder of the file. For a holder that Slurm has given up, by
+    `is_given_up`, wait up to ten minutes.
 
-    If the lock is `inherited`, programs hold it, too, that get its descriptor and outlive this process. The file is
-    removed once nobody holds it. `on_look` gets each record that is found in it, and whether its lock is still held: a
-    record without a lock is what a killed holder leaves.
+    If the lock is `inherited`, processes hold it, too, that get its descriptor and outlive this one. The file is
+    removed at the end of the block if nobody else holds it.
 
     Raises:
         LockHeldError: the lock was not released in time; the message names the holder.
         StorageError: the file system does not support locks, or does not store the file.
     """
-    held, began, known, seconds = held or path.parent, time.monotonic(), None, wait_seconds
+    held = held or path.parent
+    began = time.monotonic()
+    seconds = wait_seconds
+    known = None
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -172,8 +159,6 @@ def hold(
         try:
             is_ours = _lock(fd, held, inherited=inherited)
             content = os.pread(fd, RECORD_BYTES, 0)
-            if other := Holder.parse(content):
-                on_look(other, not is_ours)
             if is_ours and is_at(fd, path):  # its previous holder may have removed it
                 break
         except BaseException:
@@ -182,23 +167,28 @@ def hold(
         os.close(fd)
         if is_ours:
             continue
+        other = Holder.parse(content)
         if content != known:  # the first look, or another process has taken it meanwhile
             seconds = max(wait_seconds, GIVEN_UP_SECONDS) if other and is_given_up(other) else wait_seconds
         if time.monotonic() >= began + seconds:
             raise LockHeldError(held, other)
         if content != known:
-            notify(f"waiting for {held}, in use by {other or 'another process'}")
+            log.info("waiting for %s, in use by %s", held, other or "another process")
         known = content
         time.sleep(LOCK_POLL_SECONDS)
     try:
-        ours = Hold(fd, Holder.this_process(purpose))
         with suppress(OSError) if inherited else storage_errors(path):
-            ours.update_record()
-        yield ours
+            _write_record(fd, Holder.this_process(purpose).encode())
+        yield Hold(fd, path.resolve(), was_left=bool(content))
     finally:
         os.close(fd)
         if inherited:
             _remove_if_unheld(path)
+
+
+def _write_record(fd: int, record: bytes) -> None:
+    os.pwrite(fd, record, 0)
+    os.ftruncate(fd, len(record))
 
 
 def _lock(fd: int, held: Path, *, inherited: bool) -> bool:

@@ -134,7 +134,7 @@ def _line(cells: Sequence[str], shown: Sequence[int], widths: Sequence[int], *, 
     return Text(line, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def open_console() -> Console:
-    """A console on stdout; if that is no terminal, so wide that no line is cut or wrapped."""
+def open_console(width: int = NO_LIMIT) -> Console:
+    """A console on stdout; if that is no terminal, of this width: by default, no line is cut or wrapped."""
     console = Console()
-    return console if console.is_terminal else Console(width=NO_LIMIT)
+    return console if console.is_terminal else Console(width=width)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainyard.utils.import_path import IS_INSTALLED, SCRIPTS
-
 DEFAULT_CONFIG: Final = Path("trainyard.yaml")  # in the working directory
 OTHER_VERBS: Final = {"import_sweep": "import"}  # of programs that are not named as their verb
 TYPED: Final = "TRAINYARD_TYPED"  # the variable with the command line of `trainyard` that has started this process
@@ -24,7 +22,7 @@ def absent_config(path: Path) -> str:
     """That there is no config, and where one comes from."""
     if path != DEFAULT_CONFIG:
         return f"{path}: there is no such file"
-    init = script_call("init", "train.py")
+    init = trainyard_call("init", "train.py")
     return f"there is no {path} in {Path.cwd()}: `{init}` writes one for a script; `--config` names another"
 
 
@@ -58,21 +56,14 @@ def installed_program(name: str) -> str:
     return program_as_typed(path) if path.exists() else name
 
 
-def script_call(name: str, *words: str) -> str:
-    """The command that runs the program `scripts/<name>.py`, and its options."""
-    if IS_INSTALLED:
-        return f"{installed_program('trainyard')} {shlex.join([OTHER_VERBS.get(name, name.replace('_', '-')), *words])}"
-    return f"{installed_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
+def trainyard_call(verb: str, *words: str) -> str:
+    """A command of Trainyard with its options."""
+    return shlex.join(["trainyard", verb, *words])
 
 
-def snakemake_call(config: Path, *words: str) -> str:
-    """The command that runs Snakemake with a config on this machine, as this run does, and further words."""
+def run_call(config: Path, *words: str) -> str:
+    """The command that runs a config on this machine, in the folder of this run, with further words for Snakemake."""
     if not shell_folder().samefile(Path.cwd()):
         words = ("--directory", as_typed(Path.cwd()), *words)
-    if IS_INSTALLED:
-        named = [] if config == DEFAULT_CONFIG else ["--config", as_typed(config)]
-        return f"{installed_program('trainyard')} {shlex.join(['run', *named, *words])}"
-    home = SCRIPTS.parent
-    elsewhere = [] if as_typed(home / "Snakefile") == "Snakefile" else ["--snakefile", as_typed(home / "Snakefile")]
-    options = [*elsewhere, "--profile", as_typed(home / "profiles/local"), "--configfile", as_typed(config)]
-    return f"{installed_program('snakemake')} {shlex.join([*options, *words])}"
+    named = [] if config == DEFAULT_CONFIG else ["--config", as_typed(config)]
+    return trainyard_call("run", *named, *words)

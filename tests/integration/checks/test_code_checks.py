@@ -26,7 +26,9 @@ def test_every_model_loss_and_metric_of_a_config_is_imported(tmp_path):
 
 
 LOSSES = """
+import torch
 from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
 
 def per_image(outputs, targets):
     return cross_entropy(outputs, targets, reduction="none")
@@ -34,19 +36,23 @@ def per_image(outputs, targets):
 def of_classes(outputs, targets):
     return -outputs.log_softmax(1)[range(len(targets)), targets].mean()
 
-class NoValue:
-    def sums(self, outputs, targets):
-        return outputs.new_zeros(1)
+class NoValue(Metric):
+    def update(self, outputs, targets):
+        pass
 
-    def value(self, sums):
+    def compute(self):
         return None
 
-class Ratio:
-    def sums(self, outputs, targets):
-        return outputs.new_zeros(2)
+class Ratio(Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("hits", torch.tensor(0.0), dist_reduce_fx="sum")
 
-    def value(self, sums):
-        return sums[0].item() / sums[1].item()
+    def update(self, outputs, targets):
+        self.hits += (outputs.argmax(1) == targets).sum()
+
+    def compute(self):
+        return self.hits / (self.hits + 1)
 """
 
 
@@ -65,6 +71,7 @@ def tried(tmp_path, monkeypatch):
         raw = {
             "datasets": {"d": {"source": "digits"}},
             "sweeps": {name: base | sweep for name, sweep in sweeps.items()},
+            "scaling": {"ranks": {"dataset": "d", "scales": ["1x1"], "ddp": {"find_unused": True}}},
         }
         if staged:
             stage(Digits(source="digits"), tmp_path / "results/data/d")
@@ -88,18 +95,26 @@ def test_wrong_weights_patterns_losses_and_metrics_are_found_before_anything_is_
             "mixed": {"train": model | {"loss": of_classes, "augment": {"mixup": 0.2}}},
             "value": {"train": model | {"metrics": ["tried_code:NoValue"]}},
             "works": {"train": model | {"pretrained": "fits.pt", "freeze": ["conv1"], "loss": of_classes}},
+            "momentum": {"train": {"optimizer_args": {"nestrov": True}}},
+            "schedule": {"train": {"schedule": {"name": "step"}}, "grid": {"schedule.step_size": [0, 1]}},
+            "period": {"train": {"schedule": {"name": "step"}}},
             "ratio": {"train": model | {"metrics": ["tried_code:Ratio", "top5_accuracy"]}},
         },
         staged=staged,
     )
     expected = {
-        "6 mistakes, found before anything was submitted:": "",
+        "10 mistakes, found before anything was submitted:": "",
         "sweeps.weights.train with pretrained = 'fits.pt', freeze = ['convl']": "freeze: 'convl' matches no parameter",
         "sweeps.weights.train with pretrained = 'other.pt', freeze = ['conv1']": "other.pt: has none of the names",
         "sweeps.weights.train with pretrained = 'other.pt', freeze = ['convl']": "other.pt: has none of the names",
         "sweeps.shape.train": "it returns the shape (2,)",
         "sweeps.mixed.train": "loss 'tried_code:of_classes'",
-        "sweeps.value.train": "metric 'tried_code:NoValue': TypeError",
+        "sweeps.value.train": "metric 'tried_code:NoValue': it computes a NoneType: it must compute a single number",
+        "sweeps.momentum.train": "optimizer_args: SGD got an unexpected keyword argument 'nestrov'; known: dampening",
+        "sweeps.schedule.train with schedule.step_size = 0": "schedule: integer division or modulo by zero",
+        "sweeps.period.train": "schedule: StepLR missing a required argument: 'step_size'",
+        "scaling.ranks": "ddp: DistributedDataParallel got an unexpected keyword argument 'find_unused'; "
+        "known: timeout_minutes, init_sync, bucket_cap_mb, find_unused_parameters",
     }
     for line, (place, message) in zip(lines, expected.items(), strict=True):
         assert line.strip().startswith(place)

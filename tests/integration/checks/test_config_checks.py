@@ -11,7 +11,8 @@ import torch
 from trainyard.checks import code_checks, code_probe, model_probe
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import refuse_mistakes
-from trainyard.checks.program_checks import CheckedStudy, check_script
+from trainyard.checks.program_checks import CheckedStudy
+from trainyard.checks.script_checks import check_script_source
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
@@ -128,7 +129,7 @@ def test_a_percentage_of_a_sample_is_shown_as_a_short_fraction(tmp_path):
     assert [each.message for each in found if "sample" in each.message] == ["finds acc = 0.4967 in the sample"]
 
 
-PROGRAM = "no such program on the PATH of the command: activate your environment, or name it by `python:` or `env:`"
+PROGRAM = "no such program on the PATH of the command: activate your environment, or name it by `env:`"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_all_gpus_of_the_nodes_of_a_trial_are_used(mistakes, caplog):
 
 def test_scales_that_share_a_folder_are_reported(mistakes, caplog):
     Path("t.py").touch()
-    study = {"script": "t.py", "python": sys.executable}
+    study = {"script": "t.py", "env": sys.executable}
     for options, reported in (
         ({"scales": ["1x1"]}, False),
         ({"scales": ["1x1", "1x2"], "workdir": "trial"}, False),
@@ -340,10 +341,10 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
 
 def test_weights_that_may_fit_images_not_staged_yet_are_no_mistake(mistakes):
     Path("photos").mkdir()
-    torch.save(build_model(Train(model="cnn", batch_size=1), shape=(8, 8, 1), classes=10).state_dict(), "gray.pt")
+    torch.save(build_model(Train(model="cnn", batch_size=1), shape=(8, 8, 3), classes=10).state_dict(), "fits.pt")
     torch.save({"another": torch.ones(1)}, "another.pt")
-    datasets = {"photos": {"source": "imagefolder", "root": "photos", "channels": 1}}
-    sweeps = {name: training(name, "photos", pretrained=f"{name}.pt")[name] for name in ("gray", "another")}
+    datasets = {"photos": {"source": "imagefolder", "root": "photos"}}
+    sweeps = {name: training(name, "photos", pretrained=f"{name}.pt")[name] for name in ("fits", "another")}
     (line,) = mistakes({"datasets": datasets, "sweeps": sweeps})
     assert "another.pt: has none of the names of cnn" in line
 
@@ -405,12 +406,11 @@ def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("raw", "extra"),
     [
-        ({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}}, "trees"),
+        ({"datasets": {"d": {"source": "digits"}}, "sweeps": {"t": {"dataset": "d", "trees": {}}}}, "trees"),
         ({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": {"dataset": "d", "grid": {"lr": [0.1]}}}}, "train"),
         ({"datasets": {"d": {"source": "torchvision", "name": "MNIST"}}}, "train"),
-        ({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1]}}}, "tensorboard": True}, "tensorboard"),
         (
-            {"sweeps": {"s": {"command": "x {x}", "grid": {"x": [1]}, "metrics": {"tensorboard": "{trial_dir}"}}}},
+            {"sweeps": {"s": {"command": "x {x}", "grid": {"x": [1]}, "metrics": {"file": "runs"}}}},
             "tensorboard",
         ),
     ],
@@ -425,7 +425,7 @@ def test_an_extra_that_the_config_needs_and_that_is_missing_is_named(raw, extra,
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
     datasets = {"shared": {"source": "imagefolder", "root": "/no-such-mount/images"}}
-    study = {"script": "absent.py", "scales": ["1x1"], "python": "trainyard"}
+    study = {"script": "absent.py", "scales": ["1x1"], "env": "trainyard"}
     raw = {"datasets": datasets, "scaling": {"s": study}}
     assert len(mistakes(raw)) == 2
     assert [line.split(":")[0] for line in mistakes(raw, has_scheduler=True)] == ["scaling.s.script"]
@@ -448,7 +448,10 @@ def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog)
         ("python3.11 -u absent.py --save model.py", {"fails"}),
         ("./absent.sh", {"fails"}),
         ("apptainer exec image.sif python /opt/absent.py", {"warns"}),
-        (["program", "--save", "absent.py"], {"warns"}),
+        (["program", "--save", "absent.py"], set()),
+        ("torchrun --nproc-per-node 2 absent.py", {"fails"}),
+        ("srun --container-image=image python /opt/absent.py", {"warns"}),
+        ("python $HOME/absent.py", set()),
         ("tool.sh", set()),  # on PATH
         (["bash", "-lc", "python there.py"], set()),
         ("python -m package absent.py", set()),
@@ -460,7 +463,7 @@ def test_only_a_script_that_a_command_itself_starts_must_be_there(tmp_path, monk
     (tmp_path / "bin/tool.sh").touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     sweep = check_config({"sweeps": {"s": {"command": command}}}).sweeps["s"]
-    assert {each.verdict for each in check_script(CheckedStudy("s", sweep))} == verdicts
+    assert {each.verdict for each in check_script_source(CheckedStudy("s", sweep))} == verdicts
 
 
 def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monkeypatch):
@@ -468,7 +471,7 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
     Path("there.py").touch()
     for script, verdicts in {"python there.py": ["ok"], "python absent.py": ["fails"], "absent.py": ["fails"]}.items():
         study = check_config({"scaling": {"s": {"script": script, "scales": ["1x1"]}}}).scaling["s"]
-        found = check_script(CheckedStudy("s", study))
+        found = check_script_source(CheckedStudy("s", study))
         assert [each.verdict for each in found] == verdicts
 
 
@@ -530,23 +533,3 @@ def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(project
         "1": "of",
     }
     assert lines[-1] == "1 of these fails; 2 cannot be known yet."
-
-
-def test_parameters_that_tree_models_do_not_have_are_named_once(mistakes, monkeypatch):
-    params = {"xgboost": {"max_dept": 3, "eta": 0.1}, "lightgbm": {"num_leavs": 7, "num_iterations": 5}}
-    assert mistakes({"datasets": DIGITS, "trees": {"t": {"dataset": "d", "params": params}}}) == [
-        "trees.t.params.xgboost: xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?",
-        "trees.t.params.lightgbm: lightgbm does not use the parameter 'num_leavs': did you mean 'num_leaves'?",
-    ]
-    grid = {"model": ["xgboost", "lightgbm"], "max_dept": [3, 4]}
-    sweep = {"dataset": "d", "function": "trainyard.trees.boosting:fit_trial", "args": {"rounds": 3}, "grid": grid}
-    assert mistakes({"datasets": DIGITS, "sweeps": {"s": {**sweep, "metric": "val_accuracy"}}}) == [
-        "sweeps.s.args.xgboost: xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?",
-        "sweeps.s.args.lightgbm: lightgbm does not use the parameter 'max_dept': did you mean 'max_depth'?",
-    ]
-    correct = {"xgboost": {"max_depth": 3}, "lightgbm": {"num_leaves": 7}}
-    raw = {"datasets": DIGITS, "trees": {"t": {"dataset": "d", "params": correct}}}
-    assert mistakes(raw) == []
-    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # where no other Python starts
-    assert mistakes(raw) == [], "it is not tried again"
-    assert mistakes({"datasets": DIGITS, "trees": {"t": {"dataset": "d"}}}) == [], "nor without parameters"

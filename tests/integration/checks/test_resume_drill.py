@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from project import ROOT
+from trainyard.checks import resume_drill
 from trainyard.checks.resume_drill import Launch, compare, describe_start, list_files, site_grace_seconds
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -52,15 +53,14 @@ FUNCTION = """
 import time
 
 def run(config, context):
-    path = context.checkpoint_dir / "state"
-    done = int(path.read_text()) if path.exists() else 0
+    done = max((int(path.name) for path in context.checkpoint_dir.iterdir()), default=0)
     for epoch in range(done + 1, 9):
         while epoch == 6 and context.attempt == 1 and "interrupted" in str(context.trial_dir):
             if context.time_is_up:
                 context.interrupt()
             time.sleep(0.05)
         if config["saves"]:
-            path.write_text(str(epoch))
+            (context.checkpoint_dir / str(epoch)).touch()  # the first one stays, however late the drill looks
         context.report(epoch=epoch, loss=1 / epoch)
 """
 METRICS = {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>{number}) at (?P<time>{number})"}
@@ -154,6 +154,17 @@ def test_a_program_that_cannot_be_judged_is_told_why(drill):
     assert found["sweeps.back"][0] == "unknown"
     assert "its epochs go back, in 1, 2, 1, 2" in found["sweeps.back"][1]
     assert code == 1
+
+
+def test_what_trainyard_runs_itself_needs_no_drill(tmp_path):
+    trained = {"dataset": "d", "trials": [{}]}
+    sweeps = {"trained": trained, "fitted": {**trained, "trees": {}}}
+    config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": sweeps})
+    texts = [finding.message for finding in resume_drill.drill(config, tmp_path, minutes=1)]
+    assert texts == [
+        "Trainyard's own training loop continues after the step at which it was stopped",
+        "a fit of trees starts again",
+    ]
 
 
 def test_a_program_gets_no_more_time_to_end_than_slurm_gives_a_job(slurm):

@@ -23,7 +23,6 @@ CONFIG = {
         "several": {**TINY["sweeps"]["lr"], "slots": {"jobs": 3, "gpus_per_node": 1}},
     },
     "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["1x1"]}},
-    "trees": {"t": {"dataset": "tiny"}},
 }
 
 
@@ -54,13 +53,12 @@ def site(tmp_path, monkeypatch):
 
 
 def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
-    done = tmp_path / "it's mine/results/trees/t/trees.csv"
+    done = tmp_path / "it's mine/results/sweeps/s/trials.csv"
     done.parent.mkdir(parents=True)
-    done.write_text("model\n")
+    done.write_text("trial\n")
     requests, refusals = site(slurm_account="lab", gpu_type="a100")
     assert refusals == {}
     assert {each.job: each.dataset for each in requests} == {
-        "fit_trees t": "tiny",
         "stage tiny": None,
         "sweep s": "tiny",
         "sweep_job several_0": "tiny",
@@ -71,15 +69,15 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
     assert sweep.response == "Job 7 to start at 2026-11-21T03:12:36"
     assert str(sweep).startswith("1 node, 2 CPUs, 2 a100 GPUs per node")
     assert (sweep.options.account, sweep.options.partition) == ("lab", "gpu")
-    assert done.read_text() == "model\n"
-    assert [each.name for each in done.parents[2].iterdir()] == ["trees"], "nothing was run"
+    assert done.read_text() == "trial\n"
+    assert [each.name for each in done.parents[2].iterdir()] == ["sweeps"], "nothing was run"
 
 
 def test_what_the_plugin_refuses_is_named_in_its_own_words(site):
-    requests, refusals = site("set-resources:\n  fit_trees: {slurm_account: labb}\n", slurm_account="lab")
-    assert [each.job for each in requests] == ["stage tiny", "sweep s", "sweep_job several_0", "train x_1x1"]
+    requests, refusals = site("set-resources:\n  train: {slurm_account: labb}\n", slurm_account="lab")
+    assert [each.job for each in requests] == ["stage tiny", "sweep s", "sweep_job several_0"]
     ((error, jobs),) = refusals.items()
-    assert jobs == ["fit_trees t"]
+    assert jobs == ["train x_1x1"]
     assert "The given account labb appears to be invalid" in error
 
 

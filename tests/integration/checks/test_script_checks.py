@@ -65,15 +65,15 @@ TYPE_BOOL = "`type=bool` takes any text for true, also `false`: declare it with 
         ("default=True", NAMED, f"{LINE} false: its value is text, and the text `false` is true for Python: write the"),
         ("default=True", {"grid": {"amp": ["true", "false"]}}, None),
         ("type=int", NAMED, f"{LINE} false: its value is a number (`type=int`): write `amp: [1, 0]`"),
-        ("type=float", {"args": {"amp": True}}, f"{LINE} needs a value, and true is written as --amp alone"),
         ("type=lambda x: x == 'True'", BOOLEANS, None),
         ("type=lambda x: x == 'True'", NAMED,
-         f"{LINE} true: its type reads the words True and False: write the words that it reads as text, as in "
+         f"{LINE} false: its type reads other words: write the words that it reads as text, as in "
          "`amp: ['True', 'False']`"),
         ("type=lambda x: x.lower() == 'true'", NAMED, None),
         ("action='store_true'", NAMED,
-         f"{LINE} takes no value, but amp is True: write `amp: [true, false]` and {{args}}"),
+         f"{LINE} takes no value, but amp is False: write `amp: [true, false]` and {{args}}"),
         ("action='store_true'", {"grid": {"amp": [1, 2]}}, f"{LINE} takes no value, but amp is 1"),
+        ("choices=['no', 'yes']", BOOLEANS, "write the words that it reads as text, as in `amp: ['no', 'yes']`"),
     ],
 )  # fmt: skip
 def test_a_false_value_is_written_as_the_script_takes_it_or_refused(look, declared, sweep, mistake):
@@ -91,6 +91,8 @@ def test_a_false_value_is_written_as_the_script_takes_it_or_refused(look, declar
         (amp("action='store_true'"), "python -m train {args}", False),
         (amp("action='store_true'"), "srun -n1 accelerate launch --num_processes 1 train.py {args}", False),
         (amp("action='store_true'"), "conda run -n base python -u train.py {args}", False),
+        (amp("action='store_true'"), ["python", "train.py", "--lr", "1 #2", "{args}"], False),
+        (amp("action='store_true'"), "python train.py --lr '1 #2' {args}  # don't", False),
         (amp("action='store_true'"), "bash -c 'python train.py \"$@\"' train {args}", False),
     ],
 )
@@ -109,9 +111,9 @@ WORDS = amp("type=lambda x: {'true': True, 'false': False}[x.lower()], default=T
 @pytest.mark.parametrize("text", [PAIR, WORDS])
 def test_both_values_of_a_flag_that_is_on_by_default_reach_the_script(project, text):
     (project.folder / "train.py").write_text(text)
-    sweep = {"command": "python train.py {args}", "python": "trainyard", **BOOLEANS,
+    sweep = {"command": "python train.py {args}", "env": "trainyard", **BOOLEANS,
              "metrics": {"pattern": "acc (?P<acc>{number})"},
-             "slots": {"gpus_per_node": 0, "slots_per_node": 2}}  # fmt: skip
+             "slots": {"cpus": 2}}  # fmt: skip
     project.write({"sweeps": {"s": sweep}})
     project.run(*project.script("sweep", "--sweep", "s"))
     with open(project.folder / "results/sweeps/s/trials.csv") as file:
@@ -135,6 +137,48 @@ def test_options_that_a_script_does_not_have_are_named_once(look, sweep, mistake
     mistakes, _ = look(f"{PARSER}p.add_argument('--batch-size')\np.parse_args()\n", **sweep)
     assert [line[: len(mistake or "")] for line in mistakes] == ([mistake] if mistake else [])
     assert look(f"{PARSER}p.add_argument('--batch-size')\np.parse_known_args()\n", **sweep)[0] == []
+
+
+def test_an_option_that_a_script_may_ignore_is_a_warning(look):
+    script = f"{PARSER}p.add_argument('--batch-size')\na, rest = p.parse_known_args()\n"
+    mistakes, (warning,) = look(script, grid={"lr_": [0.1], "batch_size": [1]}, command="python train.py {args:dashes}")
+    assert mistakes == []
+    assert warning.startswith("--lr- is declared nowhere in train.py: did you mean --lr?")
+
+
+TYPER = (
+    "import typer\ndef main(lr: float = 0.1, amp: Annotated[bool, typer.Option('--amp')] = True): ...\ntyper.run(main)"
+)
+CLICK = (
+    "import click\n@click.command()\n@click.option('--amp', is_flag=True, default=True)\ndef main(amp): ...\nmain()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sweep", "remedy"),
+    [
+        (TYPER, BOOLEANS, "add one to the script: declare it as `--amp/--no-amp`"),
+        (CLICK, BOOLEANS, "add one to the script: declare it as `--amp/--no-amp`"),
+        ("import fire\ndef main(amp=True): ...\nfire.Fire(main)\n", NAMED,
+         "write `--amp={amp}` in the command, and `amp: ['True', 'False']`"),
+        (f"{PARSER}p.add_argument('--no-amp', action='store_true')\np.parse_args()\n", BOOLEANS,
+         "it has --lr, --no-amp"),
+        (f"{PARSER}p.add_argument('--no-amp', action='store_true')\np.parse_args()\n", {"grid": {"no_amb": [True]}},
+         "did you mean --no-amp?"),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_one_of_the_library_and_not_the_opposite(look, text, sweep, remedy):
+    mistake = look(text, **sweep)[0][-1]
+    assert remedy in mistake
+
+
+NO_LOG = "import click\n@click.command()\n@click.option('--no-log', is_flag=True)\ndef main(no_log): ...\nmain()\n"
+
+
+@pytest.mark.parametrize("style", ["{args}", "{args:dashes}"])
+def test_no_option_is_named_that_a_script_does_not_have(look, style):
+    (mistake,) = look(NO_LOG, command=f"python train.py {style}", grid={"log": [True, False]})[0]
+    assert mistake == ("train.py: it has --no-log, and no --log: write `no_log: [true, null]` and {args:dashes}")
 
 
 HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(c): ...\n"
@@ -161,10 +205,34 @@ def test_numbers_are_refused_for_an_option_that_is_true_or_false(look, text, com
     assert look(text, command=command, grid={"amp": [1, 0]})[0] == []
 
 
+ONE_WORD = (
+    "train.py, line 4: --x takes one word, but x is [1, 2]: declare it with nargs='+', or write `--x {x}` in the "
+    "command if it reads JSON"
+)
+LISTS = {"grid": {"x": [[1, 2], [1]]}}
+
+
+@pytest.mark.parametrize(
+    ("declared", "sweep", "mistake"),
+    [
+        ("type=float", LISTS, ONE_WORD),
+        ("action='append'", LISTS, ONE_WORD),
+        ("type=float", {"args": {"x": [1, 2]}}, ONE_WORD),
+        ("type=float", {"grid": {"x": [[1]]}}, None),
+        ("nargs='+'", LISTS, None),
+        ("nargs=2", LISTS, None),
+        ("action=Own", LISTS, None),
+        ("**more", LISTS, None),
+        ("type=json.loads", {**LISTS, "command": "python train.py --x {x}"}, None),
+    ],
+)
+def test_a_list_for_an_option_of_one_word_is_a_mistake(look, declared, sweep, mistake):
+    mistakes, _ = look(f"{PARSER}p.add_argument('--x', {declared})\na = p.parse_args()\n", **sweep)
+    assert [line[: len(mistake or "")] for line in mistakes] == ([mistake] if mistake else [])
+
+
 GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
 OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
-OUT = PARSER + "p.add_argument('--out')\na = p.parse_args()\n"
-IN_FOLDER = {"command": "python train.py {args} --out {trial_dir}"}
 ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}
 DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
 
@@ -194,17 +262,20 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
         ("import subprocess\nsubprocess.run(['scontrol', 'requeue', job])", {}, "train.py, line 2: puts its"),
         ("import signal as s\ns.signal(s.SIGUSR1, handle)", {},
          "train.py, line 2: handles SIGUSR1, which a trial never gets: it gets SIGTERM"),
-        ("SLURMEnvironment(requeue_signal=signal.SIGUSR2)", {}, "train.py, line 1: handles SIGUSR2"),
         ("import signal\nsignal.signal(signal.SIGTERM, handle)", {}, None),
         ("import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)", {}, None),
         ("import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr", {},
          "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line"),
         (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))", {}, None),
         ("import wandb\nexec(open('configurator.py').read())\nwandb.init(config=config)", {}, None),
-        (f"{OUT}os.makedirs(a.out)", IN_FOLDER, "train.py, line 6: fails if the folder of --out exists"),
-        (f"{OUT}os.makedirs(a.out, exist_ok=True)", IN_FOLDER, None),
-        (f"{OUT}if os.path.exists(a.out): raise SystemExit(a.out)", IN_FOLDER, "train.py, line 6: refuses --out"),
-        (f"{OUT}if not os.path.exists(a.out): os.makedirs(a.out)", IN_FOLDER, None),
+        ("import sys\nlr = sys.argv[1]\namp = bool(sys.argv[2])", {"command": "python train.py {lr} off"},
+         "train.py, line 3: `bool` takes any text for true, also `off`: compare the text"),
+        ("import os\namp = bool(os.environ['AMP'])", {"command": "AMP=off LR={lr} python train.py"},
+         "train.py, line 2: `bool` takes any text for true, also `off`: compare the text"),
+        ("import os\namp = bool(os.getenv('AMP', ''))", {"command": "export AMP=off; python train.py {lr}"},
+         "train.py, line 2: `bool` takes any text for true"),
+        ("import os\namp = bool(os.environ.get('AMP'))", {"command": "LR={lr} python train.py"}, None),
+        ("import os\namp = bool(int(os.environ['AMP']))", {"command": "AMP=0 LR={lr} python train.py"}, None),
         ("import jax", {"slots": {"gpus_per_node": 1, "gpus_per_trial": 0.5}}, "train.py, line 1: jax takes 75 %"),
         ("import jax", {}, None),
     ],
@@ -228,6 +299,33 @@ def test_lines_of_a_script_for_a_shell_are_read_too(look):
     ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "command", "number"),
+    [
+        ("python train.py --lr $1\necho Finished\n", "bash train.sh {lr}", 3),
+        ("srun ./train $1\nexit 0\n", "./train.sh {lr}", 3),
+        ("for x in 1 2; do\n  python train.py --lr $1\ndone\ncp -r out $1\n\n", "bash train.sh {lr}", 5),
+        ("python train.py --lr $1\necho code $?\n", "bash train.sh {lr}", 3),
+        ("set -e\npython train.py --lr $1 2>&1 | tee log.txt\n", "bash train.sh {lr}", 3),
+        ("python train.py --lr $1 | tee log.txt\n", "bash -o pipefail train.sh {lr}", None),
+        ("set -euo pipefail\npython train.py --lr $1 | tee log.txt\necho Finished\n", "bash train.sh {lr}", None),
+        ("python train.py --lr $1\necho Finished\n", "bash -eo pipefail train.sh {lr}", None),
+        ("python train.py --lr $(sed 1p lrs.txt)\n", "bash train.sh {lr}", None),
+        ("python train.py --lr $1 || exit 1\necho Finished\n", "bash train.sh {lr}", None),
+        ("python train.py --lr $1\ncode=$?\necho Finished\nexit $code\n", "bash train.sh {lr}", None),
+        ("if true; then\n  python train.py --lr $1\nfi\n", "bash train.sh {lr}", None),
+        ("python train.py \\\n  --lr $1 \\\n  --x\n# the end\n", "bash train.sh {lr}", None),
+        ("run() {\n  python train.py --lr $1\n}\nrun $1\n", "bash train.sh {lr}", None),
+        ("module load python\n./train $1\n", "bash train.sh {lr}", None),
+    ],
+)
+def test_a_script_for_a_shell_that_hides_a_failed_training_is_found(look, lines, command, number):
+    Path("train.sh").write_text(f"#!/bin/bash\n{lines}")
+    _, warnings = look("import sys\n", command=command, grid={"lr": [1, 2]})
+    found = [line.partition(":")[0] for line in warnings if "would count as finished" in line]
+    assert found == ([f"train.sh, line {number}"] if number else [])
+
+
 def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):
     Path("train.py").write_text(amp("action='store_true'"))
     grid = {"amp": [True, False], "lr": [n / 5000 for n in range(5000)]}
@@ -236,7 +334,7 @@ def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):
     parsed = list[object]()
     monkeypatch.setattr(script_source, "parse", lambda path: parsed.append(path) or ast.parse(path.read_bytes()))
     monkeypatch.setattr(trials, "_expand", lambda sweep: pytest.fail("expanded"))
-    assert list(check_script_source(CheckedStudy("sweeps.s", study))) == []
+    assert [each.verdict for each in check_script_source(CheckedStudy("sweeps.s", study))] == ["ok"]
     assert parsed == [Path("train.py")]
 
 
@@ -257,7 +355,7 @@ def test_no_flag_that_is_written_as_the_script_reads_it_is_a_mistake(look, scrip
 
 def test_a_command_is_read_with_the_lines_that_continue_it(look):
     command = "python -m torch.distributed.run \\\n  --standalone --nproc-per-node 1 \\\n  train.py --lr {lr}"
-    slots = {"gpus_per_node": 0, "slots_per_node": 2}
+    slots = {"cpus": 2}
     script = f"{PARSER}a = p.parse_args()\n"
     assert look(script, command=command, grid={"lr": [0.1, 0.2]}, slots=slots) == ([], [])
     (warning,) = look(script, command=command.replace("--standalone", ""), grid={"lr": [0.1, 0.2]}, slots=slots)[1]

@@ -19,7 +19,7 @@ from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
 from trainyard.utils.errors import UserError
-from trainyard.utils.typed_commands import snakemake_call
+from trainyard.utils.typed_commands import run_call
 
 WAITING = """
 import argparse, time
@@ -86,25 +86,22 @@ def test_a_program_ends_with_the_documented_exit_code(tmp_path, options, code):
     assert done.returncode == code
     assert ("Traceback" in done.stdout + done.stderr) == ("bug" in options)
     row = next(
-        line for line in (ROOT / "docs/exit-codes.md").read_text().splitlines() if line.startswith(f"| {code} |")
+        line for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines() if line.startswith(f"| {code} |")
     )
     assert row
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("data", "digits"), ("sweeps", "s"), ("scaling", "width"), ("trees", "trees")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("data", "digits"), ("sweeps", "s"), ("scaling", "width")])
 def test_tables_and_plots_of_missing_results_name_the_command_that_makes_them(tmp_path, kind, name):
     config = check_config(
         {
             "datasets": {"digits": {"source": "digits"}},
             "sweeps": {"s": {"dataset": "digits", "grid": {"lr": [0.1]}}},
             "scaling": {"width": {"dataset": "digits", "scales": ["1x1"], "mode": "weak"}},
-            "trees": {"trees": {"dataset": "digits"}},
         }
     )
     given = Namespace(config=Path("my study.yaml"), results=tmp_path / "results", kind=kind, name=name)
-    command = f"`{snakemake_call(given.config, '--', kind)}`"
+    command = f"`{run_call(given.config, '--', kind)}`"
     for make in (draw_plots, write_tables):
         if (make, kind) != (write_tables, "data"):  # datasets have no tables
             with pytest.raises(UserError, match=re.escape(command)), results_expected(given):

@@ -89,17 +89,21 @@ def pending_signals(pid: int) -> int:
 def test_no_thread_of_a_library_takes_the_signal_of_an_agent(programs):
     """With OMP_NUM_THREADS, importing torch starts threads. One with the signal unblocked runs torchrun's handler."""
     (programs / "config.json").write_text("{}")
-    options = ["--folder", str(programs), "--nodes", "here", "--ranks", "1", "--", "rank.py", "--config", "config.json"]
+    options = [str(programs), "here", "1", "rank.py", "--config", "config.json"]
     with start(programs, str(ROOT / "scripts/trainyard"), "scaling.agent", *options, OMP_NUM_THREADS="4") as agent:
         assert agent.stdout.readline() == "ready\n"
-        masks = []
-        for path in Path(f"/proc/{agent.pid}/task").glob("*/status"):
-            with suppress(OSError):  # a thread that has just ended
-                masks += [int(line.split()[1], 16) for line in path.read_text().splitlines() if "SigBlk" in line]
+        wait_until(lambda: takers(agent.pid) == 1, timeout_seconds=60.0, what="one thread, which waits for it")
         agent.terminate()
         agent.wait(PATIENCE_SECONDS)
-        takers = [mask for mask in masks if not mask >> (signal.SIGTERM - 1) & 1]
-        assert len(takers) == 1, "the thread that waits for it"
+
+
+def takers(pid: int) -> int:
+    """How many threads of a process do not block SIGTERM."""
+    masks = list[int]()
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError):  # a thread that has just ended
+            masks += [int(line.split()[1], 16) for line in path.read_text().splitlines() if "SigBlk" in line]
+    return sum(not mask >> (signal.SIGTERM - 1) & 1 for mask in masks)
 
 
 @pytest.mark.parametrize("agent_requests", [True, False])

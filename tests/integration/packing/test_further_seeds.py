@@ -1,7 +1,7 @@
 """Further seeds of the best configurations: drawn once all others have ended, run once, in any of the jobs."""
 
 import pytest
-from claim_model import ended_by_file
+from claim_model import ended_by_log
 from slurm_cluster.waiting import wait_until
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
@@ -54,27 +54,30 @@ def test_the_best_run_with_the_other_seeds_once_all_have_ended(swept):
 def test_when_one_of_two_jobs_is_killed_the_other_runs_each_of_them_once_more_at_most(swept):
     swept.write(**SWEEP | {"command": SWEEP["command"].replace("sleep 0.3", "sleep 1"), "repeats": 5})
     first, second = swept.start(0), swept.start(1)
-    wait_until(lambda: len(Fold(swept.folder).update().suggested) == 8, what="the draws of further seeds")
+    wait_until(lambda: len(Fold(swept.folder).update().claims.draws) == 8, what="the draws of further seeds")
     wait_until(lambda: len(ran(swept)) >= 10, what="the first of them to run")
     second.kill()
     swept.end(first)
     fold = Fold(swept.folder).update()
-    assert len(fold.suggested) == 8, "once"
+    assert len(fold.claims.draws) == 8, "once"
     assert {len(fold.run_of(name).attempts) > 0 for name in swept.sessions()} == {True}
-    assert sorted(ended_by_file(swept.folder).values()) == [1] * 15, "of 16, one diverges"
+    assert sorted(ended_by_log(swept.folder).values()) == [1] * 16, "also the one that diverges"
     assert not plan_of(swept).state.unfinished
     assert len(ran(swept)) <= 17
 
 
 def test_both_jobs_run_them(swept):
-    """The one that has nothing to run waits for the last trial of the other one."""
-    slow = SWEEP["command"].replace("sleep 0.3", "sleep $(( {n} == 3 ? 4 : 1 ))")
-    swept.write(**SWEEP | {"command": slow, "repeats": 4})
+    """The one that has nothing to run waits for the last trial of the other one: one trial for all others, and the
+    first with a further seed for the second one. They take more than a second: a job claims one at a time then, and
+    none waits for another that the same job is to run.
+    """
+    waits = "until [ $(wc -l < ran.txt) -ge $(( {seed} > 1 ? 10 : {n} == 3 ? 8 : 0 )) ]; do sleep 0.05; done; sleep 1.2"
+    swept.write(**SWEEP | {"command": SWEEP["command"].replace("sleep 0.3", waits), "repeats": 4})
     swept.end(swept.start(0), swept.start(1))
     fold = Fold(swept.folder).update()
     further = plan_of(swept).state.space.further
     assert all(any(trial in further for trial, _ in run.attempts) for run in fold.sessions)
-    assert sorted(ended_by_file(swept.folder).values()) == [1] * 13
+    assert sorted(ended_by_log(swept.folder).values()) == [1] * 14, "also the one that diverges"
 
 
 def test_a_finished_sweep_runs_only_what_is_new(swept):
@@ -141,79 +144,5 @@ def test_early_stopping_leaves_them_alone(swept):
     swept.write(**SWEEP | {"command": f"{rows}; echo {{n}} {{seed}} >> ran.txt", "metrics": metrics, "stop": stop})
     swept.end(swept.start(0))
     state = plan_of(swept).state
-    assert any(state.status(name) == "stopped" for name in state.trials)
-    assert {state.status(name) for name in state.space.further} == {"finished"}
-
-
-# Three slots: after a second, two have nothing to do until configuration 9 has ended, which takes eight.
-IDLE = {
-    **{key: value for key, value in SWEEP.items() if key not in ("repeats", "repeat_best")},
-    "command": "echo {n} {seed} >> ran.txt; sleep $(( {n} == 9 ? 8 : 1 )); echo loss=$(( {n} * 10 + {seed} ))",
-    "grid": {"n": [9, 1, 2, 3, 4]},
-    "cost": "1 + (n - 4) * (n - 3) * (n - 2) * (n - 1)",
-    "slots": {"jobs": 1, "gpus_per_node": 0, "slots_per_node": 3},
-    "fill": True,
-}
-
-
-def test_idle_slots_run_further_seeds_of_the_best_until_the_last_trial_has_ended(swept):
-    swept.write(**IDLE)
-    assert len(plan_of(swept).state.unfinished) == 5, "the plan does not count them"
-    swept.end(swept.start(0))
-    fold, state = Fold(swept.folder).update(), plan_of(swept).state
-    needed = [trial for trial in state.trials if trial not in state.space.optional]
-    assert len(needed) == 5
-    assert not state.unfinished
-    assert len(state.trials) >= 9
-    (run,) = fold.sessions
-    last = max(fold.attempts[trial, 1].end for trial in needed)
-    assert run.last_end - last < 1, "the job is not longer"
-    assert len(ran(swept)) > 5
-    best = rank_sweep(state).counting[0]
-    assert (best.values, best.n > 1) == ({"n": 1}, True)
-    cut = [each for each in fold.attempts.values() if each.outcome != "finished"]
-    assert {each.error for each in cut} <= {"it filled a slot that the job had no trial for"}
-    assert all(each.trial not in state.trials for each in cut)
-    swept.end(swept.start(0))
-    assert len(Fold(swept.folder).update().attempts) == len(fold.attempts), "a complete sweep needs nothing"
-
-
-def test_a_job_that_is_killed_while_it_fills_slots_leaves_nothing_that_must_run(swept):
-    swept.write(**IDLE)
-    killed = swept.start(0)
-    wait_until(lambda: len(plan_of(swept).state.trials) >= 7, what="two further seeds to finish")
-    killed.kill()
-    swept.end(swept.start(1))
-    state = plan_of(swept).state
-    assert not state.unfinished
-    assert len(state.trials) >= 7
-    assert set(ended_by_file(swept.folder).values()) == {1}, "what has finished does not run again"
-
-
-def test_a_trial_that_must_run_again_takes_the_slot_of_a_further_seed(swept):
-    again = "if [ {n} = 9 ] && mkdir failed; then sleep 5; exit 1; fi; "
-    long = IDLE["command"].replace("? 8 : 1", "? 6 : 2").replace("sleep", again + "sleep", 1)
-    swept.write(**IDLE | {"command": long, "grid": {"n": [9, 1]}, "slots": {**IDLE["slots"], "slots_per_node": 2}})
-    swept.end(swept.start(0))
-    fold, state = Fold(swept.folder).update(), plan_of(swept).state
-    (needed,) = [name for name, trial in state.trials.items() if trial.values["n"] == 9]
-    first, second = fold.attempts[needed, 1], fold.attempts[needed, 2]
-    assert (first.outcome, second.outcome) == ("failed", "finished")
-    ended = [each for each in fold.attempts.values() if each.start < first.end <= each.end and each is not first]
-    assert [(each.outcome, each.end - first.end < 1) for each in ended] == [("interrupted", True)]
-    assert second.start - first.end < 3, "a new process starts"
-    assert not state.unfinished
-
-
-def test_early_stopping_does_not_count_those_that_diverge(swept):
-    """Configuration 9 comes to epoch 3, where trials are compared, once seeds of others have diverged in idle slots."""
-    rows = "echo epoch=$e loss=$( [ {seed} = 1 ] && echo {n} || echo nan )"
-    command = f"for e in 1 2 3 4; do [ $e-{{n}} = 3-9 ] && sleep 6; {rows}; sleep 0.1; done"
-    metrics = {"pattern": r"epoch=(?P<epoch>\d+) loss=(?P<loss>\S+)"}
-    stop = {"method": "asha", "grace_period": 3, "reduction_factor": 2}
-    swept.write(**IDLE | {"command": command, "metrics": metrics, "stop": stop})
-    swept.end(swept.start(0))
-    attempts = list(Fold(swept.folder).update().attempts.values())
-    assert any(each.outcome == "diverged" for each in attempts)
-    (last,) = (each for each in attempts if each.epochs and each.epochs[0]["loss"] == 9)
-    assert last.error == "asha: rank 5 of the 5 that have reached epoch 3; the best 2 continue"
+    assert any(state.record(name).status == "stopped" for name in state.trials)
+    assert {state.record(name).status for name in state.space.further} == {"finished"}

@@ -24,7 +24,7 @@ def test_a_sweep_keeps_its_best_trials_and_can_read_the_outputs_of_all_again(pro
         "grid": {"x": [4, 1, 3, 2, 5]},
         "metrics": {"pattern": "loss (?P<loss>{number})"},
         "keep": "best 2",
-        "slots": {"gpus_per_node": 0, "slots_per_node": 2},
+        "slots": {"cpus": 2},
     }
 
     def run():
@@ -69,7 +69,7 @@ writer.close()
 def test_event_files_are_metrics_and_stay(project):
     (project.folder / "trial.py").write_text(EVENTS)
     sweep = {"command": "python trial.py {trial_dir} {x}", "grid": {"x": [4, 1]}, "keep": "metrics"}
-    sweep |= {"metrics": {"tensorboard": "runs/**"}, "slots": {"gpus_per_node": 0}}
+    sweep |= {"metrics": {"file": "runs/**"}, "slots": {"gpus_per_node": 0}}
     project.write({"sweeps": {"s": sweep}})
     project.run(*project.script("sweep", "--sweep", "s"))
     folder = project.results / "sweeps/s"

@@ -3,7 +3,11 @@
 import json
 import signal
 import sys
+from argparse import Namespace
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 
+import control as control_program
 import pandas as pd
 import pytest
 from drivers import TRIALS
@@ -11,8 +15,9 @@ from project import ROOT, TINY, TRAIN
 from slurm_cluster.waiting import wait_until
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
 from trainyard.planning.requests import CANCELLED
+from trainyard.utils.errors import UserError
 
 # Trials wait for a file of this name, and report their number when it is there. One that is ended saves a checkpoint,
 # with which it then ends at once.
@@ -44,9 +49,19 @@ def waiting(drivers):
     return write
 
 
-def control(drivers, *request, check=True):
-    done = drivers.project.run(*drivers.project.script("control", "--sweep", "s", *request), check=check)
-    return done.stdout + done.stderr
+def control(drivers, request, trial=None, *, jobs=None):
+    """What the program prints, called in this process: it takes milliseconds, but a second to start."""
+    given = Namespace(config=drivers.project.config_file, results=drivers.project.results, sweep="s", request=request)
+    given.trial, given.jobs = trial, jobs
+    with redirect_stdout(StringIO()) as printed, chdir(drivers.project.folder):
+        control_program.main(given)
+    return printed.getvalue()
+
+
+def refusal(drivers, request, trial):
+    with pytest.raises(UserError) as error:
+        control(drivers, request, trial)
+    return str(error.value)
 
 
 def go_on(drivers, trial=None):
@@ -63,7 +78,7 @@ def name_of(drivers, number):
 
 def statuses(drivers):
     state = state_of(drivers)
-    return {trial.values["n"]: state.status(name).value for name, trial in state.trials.items()}
+    return {trial.values["n"]: state.record(name).status.value for name, trial in state.trials.items()}
 
 
 def await_start(drivers, *numbers):
@@ -88,15 +103,15 @@ def test_a_running_trial_that_is_cancelled_keeps_its_checkpoint_and_runs_again_o
     assert drivers.ran()["0"] == 1
     assert (drivers.folder / "jobs/complete").exists(), "the sweep ends without it"
     assert "5 trials finished, 1 cancelled" in tables(drivers)
-    (attempt,) = state_of(drivers).attempts_at(trial)
+    (attempt,) = state_of(drivers).record(trial).attempts
     timeline = pd.read_csv(drivers.folder / "timeline.csv").set_index("trial")
     assert timeline["outcome"][trial] == "cancelled"
     assert pd.read_csv(drivers.folder / "trials.csv").set_index("trial")["status"][trial] == "cancelled"
-    assert "is cancelled already" in control(drivers, "cancel", trial, check=False)
+    assert "is cancelled already" in refusal(drivers, "cancel", trial)
     assert "--forcerun" in control(drivers, "resume", trial), "the tables are written"
     drivers.end(drivers.start(0))
     assert set(statuses(drivers).values()) == {"finished"}
-    last = state_of(drivers).end(trial)
+    last = state_of(drivers).record(trial).end
     assert last.number == attempt.number + 1
     assert last.resumed.name == "state.ckpt"
 
@@ -107,7 +122,7 @@ def test_a_function_and_a_training_end_when_they_are_cancelled(drivers, kind):
     drivers.write()
     (drivers.project.folder / "mine.py").write_text(FUNCTION)
     drivers.project.stage()
-    slots = {"gpus_per_node": 0, "slots_per_node": 2}
+    slots = {"cpus": 2}
     sweep = {"function": "mine:run", "grid": {"n": [0, 1]}, "slots": slots}
     if kind == "train":
         sweep = {"dataset": "tiny", "train": {**TRAIN, "epochs": 10**6}, "grid": {"seed": [0, 1]}, "slots": slots}
@@ -115,12 +130,13 @@ def test_a_function_and_a_training_end_when_they_are_cancelled(drivers, kind):
     drivers.project.write({"datasets": data, "sweeps": {"s": sweep}})
     driver = drivers.start(0)
     trials = list(state_of(drivers).trials)
-    wait_until(lambda: len(Fold(drivers.folder).update().attempts) == 2, what="both trials to start")
+    both = lambda: len(Fold(drivers.folder).update().attempts) == 2  # noqa: E731
+    wait_until(both, what="both trials to start", while_running=driver)
     for trial in trials:
         control(drivers, "cancel", trial)
     drivers.end(driver)
     assert {attempt.error for attempt in Fold(drivers.folder).update().attempts.values()} == {CANCELLED}
-    assert [state_of(drivers).status(trial).value for trial in trials] == ["cancelled"] * 2
+    assert [state_of(drivers).record(trial).status.value for trial in trials] == ["cancelled"] * 2
 
 
 def test_a_trial_that_waits_is_cancelled_and_resumed_while_others_run(waiting):
@@ -146,6 +162,7 @@ def test_a_driver_that_is_killed_before_it_sees_a_request_leaves_it_to_the_next(
     control(drivers, "cancel", name_of(drivers, 5))
     killed.kill()
     killed.send_signal(signal.SIGCONT)
+    wait_until(lambda: list(drivers.folder.glob("trials/*/state.ckpt")), what="the end of its trial")
     go_on(drivers)
     drivers.end(drivers.start(0))
     assert statuses(drivers) == {0: "cancelled", 5: "cancelled", **dict.fromkeys(range(1, 5), "finished")}
@@ -153,7 +170,7 @@ def test_a_driver_that_is_killed_before_it_sees_a_request_leaves_it_to_the_next(
 
 
 def test_a_pause_holds_for_the_next_drivers_until_it_ends(waiting):
-    drivers = waiting(slots={"jobs": 2, "gpus_per_node": 0, "slots_per_node": 1})
+    drivers = waiting(slots={"jobs": 2, "cpus": 1})
     first = drivers.start(0)
     await_start(drivers, 0)
     assert "paused" in control(drivers, "pause")
@@ -179,7 +196,7 @@ def test_with_fewer_jobs_the_last_ones_end_after_their_trials(waiting):
     await_start(drivers, 0)
     second = drivers.start(1)
     wait_until(lambda: drivers.ran().total() == 2, what="a trial of the second driver")
-    assert "at most 1 job at the same time, of 2 jobs" in control(drivers, "jobs", "1")
+    assert "at most 1 job at the same time, of 2 jobs" in control(drivers, "jobs", jobs=1)
     (of_second,) = drivers.ran().keys() - {"0"}
     go_on(drivers, of_second)
     drivers.end(second)
@@ -198,15 +215,15 @@ def test_the_trial_that_a_user_puts_first_starts_before_all_others(waiting):
     driver = drivers.start(0)
     wait_until(drivers.ran, what="a trial to start")
     assert list(drivers.ran()) == ["4"]
-    assert "runs already" in control(drivers, "first", name_of(drivers, 4), check=False)
+    assert "runs already" in refusal(drivers, "first", name_of(drivers, 4))
     go_on(drivers)
     drivers.end(driver)
-    assert "has ended already: finished" in control(drivers, "first", name_of(drivers, 4), check=False)
+    assert "has ended already: finished" in refusal(drivers, "first", name_of(drivers, 4))
 
 
 def test_trials_that_the_config_gains_run_in_the_drivers_that_run(waiting):
     """A driver that starts with the new config finds enough others, and runs none of them."""
-    slots = {"jobs": 2, "gpus_per_node": 0, "slots_per_node": 2}
+    slots = {"jobs": 2, "cpus": 2}
     drivers = waiting(slots=slots, grid={"n": [0, 1, 2]})
     first, second = drivers.start(0), drivers.start(1)
     wait_until(lambda: drivers.ran().total() == 3, what="all trials to start")
@@ -257,7 +274,7 @@ def test_another_change_of_the_config_is_not_taken_up_and_the_message_says_so(wa
 @pytest.mark.parametrize("in_slurm_job", [False, True])
 def test_the_same_command_with_more_trials_waits_for_the_one_that_runs(slurm, waiting, in_slurm_job):
     """On a machine without Slurm, and in an allocation of a user, both would use the same GPUs."""
-    slots = {"gpus_per_node": 0, "slots_per_node": 1}
+    slots = {"cpus": 1}
     drivers = waiting(slots=slots, grid={"n": [0, 1]})
     if in_slurm_job:
         drivers.project.environment["SLURM_JOB_ID"] = slurm.allocate("n1")
@@ -284,11 +301,12 @@ def test_a_trial_that_is_not_there_is_an_error_with_the_names_that_are_near(driv
     drivers.write()
     names = list(state_of(drivers).trials)
     wrong = names[3][:-1] + ("0" if names[3][-1] != "0" else "1")
-    assert f"has no trial {wrong}; did you mean {names[3]}" in control(drivers, "cancel", wrong, check=False)
-    assert "has no trial zzz; known: " in control(drivers, "cancel", "zzz", check=False)
-    assert f"is the beginning of {TRIALS} trials" in control(drivers, "cancel", "", check=False)
-    assert "is not cancelled" in control(drivers, "resume", names[0], check=False)
-    assert "at least one job" in control(drivers, "jobs", "0", check=False)
+    assert f"has no trial {wrong}; did you mean {names[3]}" in refusal(drivers, "cancel", wrong)
+    assert "has no trial zzz; known: " in refusal(drivers, "cancel", "zzz")
+    assert f"is the beginning of {TRIALS} trials" in refusal(drivers, "cancel", "")
+    assert "is not cancelled" in refusal(drivers, "resume", names[0])
+    done = drivers.project.run(*drivers.project.script("control", "--sweep", "s", "jobs", "0"), check=False)
+    assert "at least one job" in done.stderr
     assert not (drivers.folder / "claims").exists(), "nothing was requested"
 
 

@@ -8,7 +8,7 @@ from simulated_cluster.cluster import Conditions
 from simulated_cluster.job_array import run_array
 from simulated_cluster.sweep import Work, run_sweep
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.packer import SIGNAL_SECONDS
+from trainyard.packing.trial_loop import SIGNAL_SECONDS
 
 WORK = Work(trials=240, sizes=12, median_seconds=1800.0, max_seconds=9600.0)
 CALM = Conditions(nodes=4, gpus_per_node=4, checkpoint_seconds=600.0)

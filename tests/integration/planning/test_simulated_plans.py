@@ -29,6 +29,6 @@ def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished,
     assert short <= 10
 
 
-def test_the_depth_sweep_ends_within_one_percent_of_the_lower_bound():
+def test_the_depth_sweep_ends_within_three_percent_of_the_lower_bound():
     """From the first trial that finishes, its durations follow from their relative costs."""
-    assert simulate("depth sweep: 20 trials", 4, 0.0, 0) <= 1.01
+    assert simulate("depth sweep: 20 trials", 4, 0.0, 0) <= 1.03

@@ -1,6 +1,9 @@
 """The sweeps of config/own-programs.yaml work: a trial of each runs, as a slot would run it."""
 
+from functools import partial
+
 import pytest
+from driven import drive
 from project import ROOT
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
@@ -26,13 +29,7 @@ def test_a_trial_of_the_example_reports_its_metrics(tmp_path, name):
         output=tmp_path / "output",
         metrics=MetricsCollector(sweep.metrics, tmp_path),
     )
-    running, rows = run_user_program(trial, ProcessGuard()), []
-    while True:
-        try:
-            rows.append(next(running).row)
-        except StopIteration as end:
-            ended = end.value
-            break
+    rows, ended = drive(partial(run_user_program, trial, ProcessGuard()))
     assert ended.status == TrialStatus.FINISHED, ended
     assert ended.metrics.keys() == {"train_loss", "val_accuracy"}
     assert len(rows) == 5

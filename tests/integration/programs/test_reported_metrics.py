@@ -11,7 +11,7 @@ from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in
 
 CASES = Path(__file__).parent / "cases"
-CPU_SLOTS = {"gpus_per_node": 0, "slots_per_node": 2}
+CPU_SLOTS = {"cpus": 2}
 
 
 class Sweep:
@@ -66,7 +66,7 @@ def test_six_evaluations_of_hugging_face_stay_six(project):
 
 def test_asha_judges_fractions_of_epochs_at_the_first_report_at_or_after_a_rung_once(project):
     stop = {"method": "asha", "grace_period": 1, "reduction_factor": 3, "epochs": 3}
-    slots = {"gpus_per_node": 0, "slots_per_node": 1}
+    slots = {"cpus": 1}
     sweep = Sweep(project, "hf_trainer.py", **HF | {"stop": stop, "slots": slots})
     sweep.run()
     best = sweep.trials("learning_rate").loc[5e-5]

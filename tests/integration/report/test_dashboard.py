@@ -14,9 +14,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from project import ROOT
-from sweep_journals import write_session
+from slurm_cluster.waiting import wait_until
+from sweep_journals import record_draws, write_session
 from trainyard.config.load import check_config
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
+from trainyard.planning.journal import Suggested
 from trainyard.report.dashboard import add_study, write_studies
 
 TRIALS = [
@@ -115,10 +117,11 @@ def test_a_search_has_the_values_of_lists_and_the_scale_of_ranges(tmp_path):
     values = {"lr": {"low": 0.001, "high": 1, "log": True}, "optimizer": ["sgd", ["adam"]], "width": width}
     given = {"lr": 2.0, "optimizer": "lion", "width": 9}
     journal = Journal(tmp_path, trials=[given], search={"trials": 5, "values": values})
-    drawn = {"search": journal.state.space.search_key, "params": {"lr": 0.01, "optimizer": 1, "width": 9}, "attrs": {}}
-    line = {"event": "suggested", "time": 1.0, "values": {"lr": 0.01, "optimizer": ["adam"], "width": 9}, **drawn}
-    with open(journal.path, "a") as file:
-        file.write(json.dumps(line) + "\n")
+    drawn = {
+        "values": {"lr": 0.01, "optimizer": ["adam"], "width": 9},
+        "params": {"lr": 0.01, "optimizer": 1, "width": 9},
+    }
+    record_draws(journal.state.folder, Suggested(search=journal.state.space.search_key, attrs={}, **drawn))
     _, trial = journal.study().trials
     assert trial.params == {"lr": 0.01, "optimizer": "['adam']", "width": 9}
     assert trial.distributions == {
@@ -200,9 +203,8 @@ def test_the_dashboard_follows_the_journal(tmp_path):
         study = f"{address}/api/studies/{names['mine']}"
         assert [each["state"] for each in get(study)["trials"]] == ["Complete", "Running", "Waiting", "Waiting"]
         journal.record(1, *epochs(0.75, 0.125), finished(0.125))
-        while (trials := get(study)["trials"])[1]["state"] != "Complete":
-            pass  # until its next look at the journal
-        assert trials[1]["values"] == [0.125]
+        wait_until(lambda: get(study)["trials"][1]["state"] == "Complete", what="its next look at the journal")
+        assert get(study)["trials"][1]["values"] == [0.125]
         for method, url in [("DELETE", study), ("POST", f"{address}/api/trials/2/tell"), ("PUT", f"{study}/note")]:
             with pytest.raises(HTTPError, match="405"):
                 urllib.request.urlopen(urllib.request.Request(url, b"{}", method=method), timeout=60)

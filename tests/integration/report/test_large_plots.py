@@ -22,6 +22,9 @@ BARS = pd.DataFrame(
         "end": [number // 8 + 0.9 for number in range(COUNT)],
         "outcome": [*(["finished", "stopped"] * (COUNT // 2))[:-1], "failed"],
         "expected_seconds": 1.0,
+        "kept_seconds": 0.9,
+        "gpus_per_trial": 1.0,
+        "session": "second",
     }
 )
 TRIALS = pd.DataFrame(

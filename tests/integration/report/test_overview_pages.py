@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
-from trainyard.config.load import check_config
 from trainyard.report.overview import summarize_studies, write_overview
 from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
 
@@ -26,16 +25,15 @@ def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, 
     wide = write_scaling_results(tmp_path, {"1x1": [9.0], "1x2": [9.0]})
     (tmp_path / "scaling/wide/scaling.csv").unlink()
     (tmp_path / "scaling/wide/1x2/summary.json").unlink()
-    trees = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
-    whole = config.model_copy(update={"scaling": wide.scaling, "trees": trees.trees})
-    sweep, scaling, models = summarize_studies(whole, tmp_path)
+    whole = config.model_copy(update={"scaling": wide.scaling})
+    sweep, scaling = summarize_studies(whole, tmp_path)
     assert "best rmse (lowest): 3" in sweep.answer
     assert sweep.facts["so far"] == "1 trial finished, 1 failed, 2 to run"
     assert any("RuntimeError: <b>bad</b>" in line for line in sweep.failures)
     assert "Run the same command for 2 trials without a result." in sweep.next_steps
     assert scaling.facts["so far"] == "1 of 2 scales trained: 1x1"
-    assert [each.answer for each in (scaling, models)] == ["no result yet"] * 2
-    for each in (sweep, scaling, models):
+    assert scaling.answer == "no result yet"
+    for each in (sweep, scaling):
         assert each.facts["missing"].startswith("tables and plots: run the same command again")
     for width, theme in product(WIDTHS, THEMES):
         with opened(browser, write_overview(whole, tmp_path), width=width, theme=theme) as page:

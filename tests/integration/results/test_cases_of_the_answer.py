@@ -1,19 +1,19 @@
 """Sweeps of scripts as public reports have them (`cases`): the answer says what the values are worth."""
 
 import shutil
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 
 import yaml
 from trainyard.config.load import check_config
-from trainyard.planning.plan import read_state
-from trainyard.report.sweep_tables import ranking_table
-from trainyard.results.answer import describe_answer
+from trainyard.planning.history_files import read_state
+from trainyard.results.answer import answer_sweep
 from trainyard.results.comparability import describe_finished_work
 from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.sweep_tables import ranking_table
 
 CASES = Path(__file__).parent / "cases"
-CPU = {"slots": {"gpus_per_node": 0, "slots_per_node": 2}}
+CPU = {"slots": {"cpus": 2}}
 
 
 def ran(project, case, name, **changes):
@@ -83,7 +83,8 @@ def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(p
         f"{stopped} at iteration 1 of 10"
     )
     assert describe_finished_work(state) == [incomplete]
-    turned = replace(state, sweep=state.sweep.model_copy(update={"mode": "max"}))
+    turned = copy(state)
+    turned.sweep = state.sweep.model_copy(update={"mode": "max"})
     assert describe_ranking(rank_sweep(turned))[0].endswith(
         ", which is NOT COMPLETE: it ended early, at iteration 1 of 10"
     )
@@ -115,6 +116,6 @@ def test_an_option_that_the_program_never_reads_has_no_effect(project):
         metric="loss",
     )
     first, second = (trial_with(state, lr=0.2, smoothing=each) for each in (0.0, 0.1))
-    assert describe_answer(state, rank_sweep(state))[-1] == (
+    assert answer_sweep(state).lines[-1] == (
         f"`smoothing` has no effect: trials {first} and {second} are identical in all that they report, times aside"
     )

@@ -40,6 +40,7 @@ def sizes(graphs):
 @pytest.mark.slow
 def test_a_training_with_the_compilers_kernels_has_the_same_metrics(data, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # more are threads that stay
     spec = changed(LEARNER, epochs=1)
     compiled = start(changed(spec, compile=True), data)
     assert warm_up(compiled).seconds > 0
@@ -129,7 +130,7 @@ def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, compiled,
     for world_size, accumulation, mode in ((1, 1, "reduce-overhead"), (1, 2, "default"), (2, 1, "default")):
         group = Group(0, 0, world_size, torch.device("cuda", 0))
         parts = (training.module, training.spec, data, group, training.objective)
-        ForwardPass(*parts, channels_last=False, find_unused_parameters=False).wrap(accumulation=accumulation)
+        ForwardPass(*parts, channels_last=False, ddp={}).wrap(accumulation=accumulation)
         assert compiled[-2:] == [{"mode": mode, "dynamic": False}, {"dynamic": False}], "steps, and validation"
 
 

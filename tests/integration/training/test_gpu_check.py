@@ -93,7 +93,7 @@ def test_a_check_that_finds_nothing_has_failed(tmp_path, monkeypatch):
 
 def test_a_check_that_runs_when_the_time_is_up_is_interrupted(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(gpu_check.ALL, "data", lambda rig: threading.Event().wait())
-    status, found = run(tmp_path, "data", "syncs", "--minutes", "0.01")
+    status, found = run(tmp_path, "data", "syncs", "--minutes", "0.1")
     assert status == 1
     assert found["checks"] == [
         ["data", "FAIL", "not finished when the time was up"],
@@ -115,7 +115,7 @@ def hang(rig):
 
 gpu_check.ALL["telemetry"] = hang
 gpu_check.HANG_SECONDS = 2
-gpu_check.main(["one", "telemetry", "--toy", "--minutes", "0.05"])
+gpu_check.main(["one", "telemetry", "--toy", "--minutes", "0.2"])
 """
 
 

@@ -16,7 +16,14 @@ import pytest
 from project import ROOT, alive
 from slurm_cluster.waiting import wait_until
 from trainyard.programs.output import OutputFile
-from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder, completed_seconds
+from trainyard.utils.guard import mark
+from trainyard.utils.guarded_process import (
+    CLAIM_SECONDS,
+    GuardedProcess,
+    ProcessGuard,
+    claim_folder,
+    completed_seconds,
+)
 from trainyard.utils.locks import LockHeldError
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
@@ -49,14 +56,13 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.utils import guarded_process, locks
-from trainyard.utils.guarded_process import CLAIM_SECONDS, ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
     options = dict(cwd=str(folder), environment=os.environ, grace_seconds=0.5, on_output=lambda chunk: None)
     process = ProcessGuard().start(line, claim=claimed, **options)
-    print(json.dumps([process.pid, *process.guards]), flush=True)
+    print(json.dumps(process.guards), flush=True)
     code = process.wait()
 print(code, flush=True)
 """
@@ -125,31 +131,22 @@ def tree(folder):
 
 @pytest.fixture
 def running(folder):
-    """The guards of a command by name, and the process group of the command."""
+    """The guards of a command by name."""
     code = textwrap.dedent(OWNER).format(scripts=str(ROOT / "scripts"))
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     line = [sys.executable, "-c", code, str(folder)]
     owner = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
     try:
-        group, keeper, watcher = json.loads(owner.stdout.readline())
+        keeper, watcher = json.loads(owner.stdout.readline())
         what = "shell, program, session and daemon"
         wait_until(lambda: len(tree(folder)) == 4, timeout_seconds=PATIENCE, what=what, while_running=owner)
-        yield {"owner": owner, "keeper": keeper, "watcher": watcher, "group": group}
+        yield {"owner": owner, "keeper": keeper, "watcher": watcher}
     finally:
         owner.kill()
         owner.wait()
         for process in tree(folder):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-
-def group_lives(group):
-    """Whether a process of this process group is alive."""
-    found = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(OSError):
-            found += [process.info["status"]] if os.getpgid(process.pid) == group else []
-    return any(status != psutil.STATUS_ZOMBIE for status in found)
 
 
 def kill(running, name):
@@ -163,27 +160,25 @@ def kill(running, name):
 def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(folder, running, order):
     for name in order:
         kill(running, name)
-    if len(order) == 3:  # at once: the kernel kills the process group, and the next attempt kills the rest
-        what = "the end of the command's process group"
-        wait_until(lambda: not group_lives(running["group"]), timeout_seconds=PATIENCE, what=what)
-    elif order != ("owner",):  # otherwise the next attempt waits for the end of the command
+    if order == ("keeper",):  # the command goes on
+        os.kill(running["watcher"], 0)
+        assert len(tree(folder)) == 4
+        kill(running, "owner")
+    elif len(order) == 2:  # otherwise the next attempt waits for the end of the command, or kills it after all three
         wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
     with claim_folder(folder, purpose="trial t1", grace_seconds=PATIENCE):
         assert tree(folder) == []
     assert not folder.with_name(".t1.lock").exists()
 
 
-@pytest.mark.parametrize("stopped", [["watcher"], ["keeper"], ["keeper", "watcher"]], ids="-".join)
-def test_guards_that_were_stopped_end_the_program_of_a_killed_owner(folder, running, stopped):
-    """If both were, the next attempt at the trial lets them go on."""
-    for name in stopped:
-        os.kill(running[name], signal.SIGSTOP)
+@pytest.mark.parametrize("stopped", ["watcher", "keeper"])
+def test_a_guard_that_was_stopped_ends_the_program_of_a_killed_owner(folder, running, stopped):
+    guards = [psutil.Process(running[name]) for name in ("keeper", "watcher")]
+    os.kill(running[stopped], signal.SIGSTOP)
     kill(running, "owner")
-    if len(stopped) == 1:
-        wait_until(lambda: not tree(folder), timeout_seconds=60.0, what="the end of the command")
+    wait_until(lambda: not tree(folder), timeout_seconds=60.0, what="the end of the command")
     with claim_folder(folder, purpose="trial t1", grace_seconds=60.0 - CLAIM_SECONDS):
         assert tree(folder) == []
-    guards = [psutil.Process(running[name]) for name in ("keeper", "watcher") if psutil.pid_exists(running[name])]
     wait_until(lambda: not alive(guards), timeout_seconds=60.0, what="the end of the guards")
 
 
@@ -230,22 +225,28 @@ def test_a_guard_records_no_end_whose_output_the_owner_has_not_saved(folder):
 def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
     guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
-        line = ["/bin/sh", "-c", "sleep 600 && true" if kills else "exit 3"]
+        line = ["/bin/sh", "-c", "sleep 600 && true" if "watcher" in kills else "sleep 0.5; exit 3"]
         process = guard.start(line, **HERE, grace_seconds=1.0)
         for name in kills:
             os.kill(dict(zip(("keeper", "watcher"), process.guards, strict=True))[name], signal.SIGKILL)
-        assert process.wait(PATIENCE) == (-signal.SIGKILL if kills else 3)
+        assert process.wait(PATIENCE) == (-signal.SIGKILL if "watcher" in kills else 3)
 
 
 def test_a_signal_to_a_program_whose_guard_could_not_start_it_reaches_no_process(monkeypatch):
     """Its PID is unknown, and a PID of -1 would mean all processes of the user."""
-    guard, sent = ProcessGuard(), []
+    guard, sent, receive = ProcessGuard(), [], GuardedProcess._receive
     first = guard.start(["/bin/sh", "-c", "exit 3"], **HERE, grace_seconds=1.0)
     assert first.wait(PATIENCE) == 3
     keeper = str(first.guards[0])
     subprocess.run(["kill", "-STOP", keeper], check=True)
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
-    threading.Timer(0.5, subprocess.run, [["kill", "-KILL", keeper]]).start()
+
+    def receive_after_its_end(process):
+        monkeypatch.setattr(GuardedProcess, "_receive", receive)
+        subprocess.run(["kill", "-KILL", keeper], check=True)
+        return receive(process)
+
+    monkeypatch.setattr(GuardedProcess, "_receive", receive_after_its_end)
     process = guard.start(["/bin/sh", "-c", "exit 3"], **HERE, grace_seconds=1.0)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -282,11 +283,13 @@ def test_a_guard_serves_programs_one_after_another_with_nothing_left_of_the_last
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_user_signal_to_all_processes_of_a_job_ends_no_guard(number):
+def test_a_user_signal_to_all_processes_of_a_job_ends_no_guard(tmp_path, number):
     """As `--signal=USR1@60` of sbatch sends it at sites without proctrack/cgroup."""
-    process = ProcessGuard().start(["/bin/sh", "-c", "sleep 1; exit 3"], **HERE, grace_seconds=PATIENCE)
+    line = f"until test -e {tmp_path}/go; do sleep 0.05; done; exit 3"
+    process = ProcessGuard().start(["/bin/sh", "-c", line], **HERE, grace_seconds=PATIENCE)
     for pid in process.guards:
         os.kill(pid, number)
+    (tmp_path / "go").touch()
     assert process.wait(PATIENCE) == 3
 
 
@@ -345,21 +348,25 @@ def test_marked_processes_end_with_their_owner(folder, how):
     assert (folder / "quit").exists()
 
 
+def test_what_a_killed_attempt_has_left_is_killed_also_in_a_folder_whose_name_is_not_utf_8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xff") / "t1"
+    lock = folder.with_name(".t1.lock")
+    folder.mkdir(parents=True)
+    lock.write_text("{}")
+    with subprocess.Popen(["sleep", "600"], env=os.environ | mark(str(lock))) as left:
+        try:
+            with claim_folder(folder, purpose="trial t1", grace_seconds=0.0):
+                assert left.wait(PATIENCE) == -signal.SIGKILL
+        finally:
+            left.kill()
+
+
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
     with pytest.raises(LockHeldError) as error, claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
     owner = running["owner"].pid
     assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename}, since ")
     assert str(error.value).endswith(" (trial t1): wait until it ends, or end it, then run this again")
-
-
-def test_a_clock_that_is_set_makes_no_guard_seem_dead(folder, running, monkeypatch):
-    """The processes of a program whose guard has died are killed; psutil's times follow the clock."""
-    boot_time = psutil._pslinux.boot_time
-    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
-    with pytest.raises(LockHeldError), claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
-        pass
-    assert len(tree(folder)) == 4
 
 
 def test_guards_in_a_container_are_not_taken_for_dead(folder, running):

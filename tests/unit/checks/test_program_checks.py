@@ -29,16 +29,16 @@ def venv(tmp_path, monkeypatch):
 def test_all_environments_without_an_interpreter_are_reported_at_once(tmp_path):
     raw = {
         "sweeps": {
-            "a": {"command": "true", "python": "/nowhere"},
+            "a": {"command": "true", "env": "/nowhere"},
             "b": {"command": "true", "env": "/nowhere"},
-            "c": {"command": "true", "python": "trainyard"},
+            "c": {"command": "true", "env": "trainyard"},
         },
-        "scaling": {"d": {"script": "x", "scales": ["1x1"], "python": "nowhere"}},
+        "scaling": {"d": {"script": "x", "scales": ["1x1"], "env": "./nowhere"}},
     }
     with pytest.raises(UserError) as error:
         Workflow(raw, results=tmp_path).check(dry_run=False)
     lines = str(error.value).splitlines()[1:]
-    assert [line.split(": ")[0] for line in lines] == ["  sweeps.a.python", "  sweeps.b.env", "  scaling.d.python"]
+    assert [line.split(": ")[0] for line in lines] == ["  sweeps.a.env", "  sweeps.b.env", "  scaling.d.env"]
     assert all("has no Python interpreter" in line for line in lines)
 
 
@@ -48,7 +48,7 @@ def test_a_script_needs_its_launcher_in_its_environment(tmp_path, monkeypatch, v
     Path("x.py").touch()
     study = {"script": "x.py", "scales": ["1x1"], "launcher": launcher}
     Workflow({"scaling": {"own": study}}, results=tmp_path).check(dry_run=False)
-    lacking = Workflow({"scaling": {"own": study | {"python": str(venv)}}}, results=tmp_path)
+    lacking = Workflow({"scaling": {"own": study | {"env": str(venv)}}}, results=tmp_path)
     if package is None:
         lacking.check(dry_run=False)
         return
@@ -73,10 +73,10 @@ def test_with_conda_a_rule_records_the_environment_of_the_user(tmp_path, venv):
         ({"command": "python x.py"}, "; python: Trainyard's own"),
         ({"command": "SEED=1 A='b c' python x.py {args}"}, "; python: Trainyard's own"),
         ({"command": ["torchrun", "x.py"]}, "; torchrun: Trainyard's own"),
-        ({"command": "python x.py", "python": "env"}, "; python: {venv}/bin/python"),
-        ({"command": "torchrun x.py", "python": "trainyard"}, "; torchrun: Trainyard's own"),
+        ({"command": "python x.py", "env": "env"}, "; python: {venv}/bin/python"),
+        ({"command": "torchrun x.py", "env": "trainyard"}, "; torchrun: Trainyard's own"),
         ({"command": "deepspeed x.py"}, "; there is no deepspeed on your PATH: activate your environment, or name it "
-                                        "by python or env"),
+                                        "by env"),
         ({"command": "./train"}, ""),
         ({"command": "it's not simple' 'x"}, ""),
     ],

@@ -1,6 +1,7 @@
 """The doctor's findings about a site: each one passes, fails with a remedy, or cannot know."""
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from trainyard.checks import findings, sbatch_requests, site_checks, storage
@@ -62,24 +63,10 @@ def test_a_request_is_checked_against_the_partitions(asked, verdict, message):
     assert bool(found.remedy) == (verdict != "ok")
 
 
-KNOWN = [
-    ("lab", ("normal", "long")),
-    ("other", ("normal",)),
-]
-ACCOUNTS = [
-    (["--qos=long"], "ok", "the user's default; QoS long", ""),
-    (["-A", "lab", "--qos=long"], "ok", "lab; QoS long", ""),
-    (["-A", "labb"], "fails", "labb: no account of me", "one of: lab, other"),
-    (["-A", "other", "--qos=long"], "fails", "QoS long is not allowed", "one of: normal"),
-]
-
-
-@pytest.mark.parametrize(("options", "verdict", "message", "remedy"), ACCOUNTS)
-def test_an_account_is_checked_against_the_users_accounts(options, verdict, message, remedy):
-    found = site_checks.compare_accounts([request("-t", "1", *options)], KNOWN, "me")
-    assert found.verdict == verdict
-    assert message in found.message
-    assert remedy in found.remedy
+def test_the_accounts_of_a_user_are_named_with_their_qualities_of_service(slurm):
+    slurm.prints("sacctmgr", "lab|normal,long\nother|normal")
+    (found,) = site_checks.check_accounting(SimpleNamespace(user="me"))
+    assert found.message == "accounts of me: lab (QoS normal, long), other (QoS normal)"
 
 
 LONG = Limits(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program
+from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program, main
 from trainyard.utils.errors import UserError
+from trainyard.utils.typed_commands import TYPED
 
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "--profile"]
 LOCAL = str(ROOT / "profiles/local")
@@ -53,6 +54,28 @@ def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_mean
     with pytest.raises(SystemExit):
         build_call("run", ["--retries"])
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "said"),
+    [("plan", 0, ""), ("run", 1, ""), ("report", 0, "the report: {}/report.html\n"), ("report", 1, "")],
+)
+def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, capsys, verb, code, said):
+    """Its import takes more than a second: in another process, it would be imported again after a look at options."""
+
+    def run_snakemake():
+        called.extend(sys.argv)
+        sys.exit(code)
+
+    called = []
+    monkeypatch.setenv(TYPED, "")
+    monkeypatch.setattr("snakemake.cli.main", run_snakemake)
+    monkeypatch.setattr(sys, "argv", ["trainyard", verb, "--jobs", "4"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    assert called == build_call(verb, ["--jobs", "4"])
+    assert capsys.readouterr().out == said.format(folder)
 
 
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):

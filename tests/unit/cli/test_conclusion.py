@@ -1,10 +1,9 @@
 """The captions of the report say the conclusion of a study, which Snakemake writes again for each file."""
 
-import pandas as pd
 import pytest
+from sweep_journals import write_session
 from trainyard.cli.conclusion import Conclusion
 from trainyard.config.load import check_config
-from trainyard.utils.csv_files import write_table
 
 
 def test_the_captions_of_a_sweep_rank_it_once(tmp_path):
@@ -20,5 +19,6 @@ def test_the_captions_of_a_sweep_rank_it_once(tmp_path):
 @pytest.mark.parametrize(("device", "unit"), [("cpu", "slot"), ("NVIDIA H100", "GPU")])
 def test_a_sweep_for_gpus_that_ran_on_cpus_counts_slots(tmp_path, device, unit):
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2]}}}})
-    write_table(pd.DataFrame({"trial": ["a"], "device": [device]}), tmp_path / "sweeps/s/timeline.csv")
+    started = {"event": "started", "time": 1.0, "trial": "a", "attempt": 1, "slot": 0, "node": "n", "device": device}
+    write_session(tmp_path / "sweeps/s", [{"event": "session", "time": 0.0}, started])
     assert Conclusion(config, "sweeps", "s", tmp_path).unit == unit

@@ -20,7 +20,7 @@ NOTHING = Observed()
 
 def written(tmp_path, *options, observed=NOTHING, uses_hydra=False):
     """The sweep that is written for a script with these options, after it was checked as a config."""
-    script = Script(Path("train.py"), options, uses_hydra=uses_hydra)
+    script = Script(Path("train.py"), options, library="hydra" if uses_hydra else "")
     path = tmp_path / "trainyard.yaml"
     path.write_text(first_config(script, varied_options(script), observed))
     content = read_file(path)
@@ -38,6 +38,7 @@ def written(tmp_path, *options, observed=NOTHING, uses_hydra=False):
             "python train.py --learning-rate {learning_rate} --batch_size {batch_size}",
         ),
         ([LR, ScriptOption("--out", default="model.pt")], "python train.py {args} --out {trial_dir}/model.pt"),
+        ([ScriptOption("--lr0", default=0.01)], "python train.py {args}"),
         ([ScriptOption("--save", is_flag=True), LR, ScriptOption("--log_dir")],
          "python train.py {args} --log_dir {trial_dir}"),
     ],
@@ -58,13 +59,13 @@ def test_values_are_around_the_defaults_and_neither_epochs_nor_seeds_are_varied(
         ScriptOption("--momentum", default=0.9), ScriptOption("--epochs", default=10),
         ScriptOption("--seed", default=0),
         ScriptOption("--min_lr", default=1e-6), ScriptOption("--weight_decay", default=0), LR,
-        ScriptOption("--optimizer", default="sgd", choices=("sgd", "adam")), ScriptOption("--width"),
+        ScriptOption("--optimizer", default="sgd", choices=("sgd", "adam", "no")), ScriptOption("--width"),
         ScriptOption("batch_size", is_required=True), ScriptOption("--bs", default=1),
     )  # fmt: skip
     assert written(tmp_path, *options)["sample"]["values"] == {
         "lr": {"low": 0.01, "high": 1.0, "log": True},
         "weight_decay": {"low": 1e-6, "high": 1e-2, "log": True},
-        "optimizer": ["sgd", "adam"],
+        "optimizer": ["sgd", "adam", "no"],
         "momentum": {"low": 0.8, "high": 0.99},
     }
     assert (tmp_path / "trainyard.yaml").read_text().count("TODO: batch_size is required") == 1
@@ -109,11 +110,11 @@ def test_a_script_that_can_resume_gets_the_lines_to_enable_that(tmp_path, option
 
 def test_with_metrics_it_is_a_search(tmp_path):
     metrics = Metrics(pattern="loss (?P<loss>{number})", sample="loss 0.1")
-    sweep = written(tmp_path, LR, observed=Observed(metrics, "loss", writes_here=False))
+    sweep = written(tmp_path, LR, observed=Observed(metrics, "loss"))
     assert sweep["search"]["method"] == "tpe"
     assert (sweep["metrics"], sweep["metric"], sweep["mode"]) == ({
         "pattern": "loss (?P<loss>{number})", "sample": "loss 0.1"}, "loss", "min")  # fmt: skip
-    assert sweep["workdir"] == "keep"
+    assert sweep["workdir"] == "trial"
     assert "TODO" not in (tmp_path / "trainyard.yaml").read_text()
 
 
@@ -123,6 +124,13 @@ def test_a_script_that_writes_where_it_runs_gets_a_folder_and_finds_its_inputs(t
     sweep = written(tmp_path, *options, observed=Observed(writes_here=True))
     assert sweep["workdir"] == "trial"
     assert sweep["command"] == f"python train.py {{args}} --data-dir {tmp_path}/data --val_path /shared/val"
+    assert written(tmp_path, *options) == sweep, "also if it is not known where it writes"
+
+
+def test_an_input_without_a_flag_is_given_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = written(tmp_path, ScriptOption("data", default="imagenet"), LR)
+    assert sweep["command"] == f"python train.py {{args}} {tmp_path}/imagenet"
 
 
 PARTITIONS = (

@@ -7,11 +7,8 @@ import pytest
 from snakemake.settings.types import ResourceSettings
 from sweep_journals import record_attempt
 from trainyard.cli.job_resources import USEFUL_JOBS
-from trainyard.cli.profile import Profile
 from trainyard.cli.snakefile import _share_settings
 from trainyard.cli.workflow import RUN, Workflow
-from trainyard.cluster.slurm_limits import JobLimits, Limits
-from trainyard.planning.job_costs import plan_jobs
 from trainyard.planning.job_marks import COMPLETE
 from trainyard.planning.journal import Journal
 
@@ -54,7 +51,6 @@ def test_each_sweep_has_one_rule_that_makes_its_tables(tmp_path, sweeps, one, se
     [
         ({}, 4),
         ({"slots": {"jobs": 8, "gpus_per_node": 2}}, 2),
-        ({"slots": {"jobs": "auto"}}, 4),
         ({"slots": {"jobs": 8, "gpus_per_node": 2}, "goal": "fastest"}, 4),
         ({"grid": {}, "search": {"method": "random", "trials": 6, "values": {"x": {"low": 0, "high": 1}}}}, 6),
     ],
@@ -85,54 +81,6 @@ def test_the_dry_run_says_how_many_jobs_of_what_size_are_requested(tmp_path):
     assert "; 3 GPU-hours requested (3 x 1 GPU x 60 min)" in yard_of(tmp_path, s=sweep(3)).sweep.summary(
         wildcards_of("s", 0), 1
     )
-
-
-def test_auto_is_one_job_without_a_scheduler_and_limited_by_the_accounting_with_one(tmp_path, monkeypatch):
-    sweeps = {"s": {**sweep("auto"), "slots": {"jobs": "auto"}}}
-    here = Workflow({"sweeps": sweeps}, results=tmp_path).sweep
-    assert (here.job_count("s"), here.plan("s").request.parallel_jobs) == (1, 1)
-    limits = JobLimits((Limits("QOS a", {"gres/gpu in all jobs": 2}),))
-    monkeypatch.setattr(Profile, "limits", lambda *_: limits)
-    jobs = yard_of(tmp_path, **sweeps).sweep
-    assert (jobs.job_count("s"), jobs._useful_jobs("s", 1)) == (4, 2)
-    assert "requests 2 jobs (auto: as many as may run at once) with 1 slot" in jobs.summary(wildcards_of("s", 0), 1)
-
-
-@pytest.mark.parametrize(
-    ("answer", "first"),
-    [("sbatch: Job 7 to start at 2020-01-01T00:00:00 using 1 processors", 0.0), ("allocation failure", None)],
-)
-def test_the_prediction_for_submitted_jobs_is_recorded_once(tmp_path, slurm, answer, first):
-    slurm.prints("sinfo", "gpu*|up|1-00:00:00|4|8|16000|gpu:2|(null)")
-    slurm.prints("sbatch", answer)
-    yard = yard_of(tmp_path, s=sweep(2))
-    resources, wildcards = {"pending": 4}, wildcards_of("s", 0)
-    for number in range(2):
-        job = SimpleNamespace(is_group=lambda: False, resources=resources, wildcards=wildcards, attempt=1 + number)
-        yard.prepare_submission(job)
-    yard.prepare_submission(SimpleNamespace(is_group=lambda: False, resources={}, wildcards=SimpleNamespace()))
-    (found,) = yard_of(tmp_path, s=sweep(2)).sweep.plan("s").state.submissions
-    assert (found.first_start_seconds, found.end_seconds) == (first, None)
-
-
-def test_that_slurm_does_not_respond_is_no_reason_to_submit_nothing(tmp_path, slurm):
-    yard = yard_of(tmp_path, s=sweep(2))
-    yard.sweep.record_prediction("s", 1)
-    (found,) = yard_of(tmp_path, s=sweep(2)).sweep.plan("s").state.submissions
-    assert (found.first_start_seconds, found.end_seconds) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("params", "gpus"),
-    [({}, 0), ({"xgboost": {"device": "cuda:0"}}, 1), ({"lightgbm": {"device_type": "gpu"}}, 1),
-     ({"lightgbm": {"device": "cpu"}}, 0)],
-)  # fmt: skip
-def test_tree_models_on_a_gpu_request_one(tmp_path, params, gpus):
-    content = {"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d", "params": params}}}
-    yard = Workflow(content, results=tmp_path, default_resources={"runtime": SimpleNamespace(raw="60")})
-    assert yard.fit_trees.resources()["gpu"](SimpleNamespace(name="t"), 1) == (gpus or None)
-    planned = plan_jobs(yard.config, tmp_path, lambda name: None)
-    assert [row.gpus for row in planned if row.job == "trees t"] == [gpus]
 
 
 def test_a_sweep_with_one_job_has_no_resource_of_several(tmp_path):

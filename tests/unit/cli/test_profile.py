@@ -227,19 +227,19 @@ def test_the_partition_of_a_rule_comes_before_that_of_all(partitions):
 
 def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path, partitions):
     """Slurm would accept the job and never start it."""
-    ten_hours = {rule: ["runtime=600"] for rule in ("stage", "sweep", "train", "fit_trees")}
+    ten_hours = {rule: ["runtime=600"] for rule in ("stage", "sweep", "train")}
     yard = yard_of(tmp_path, "slurm_partition=gpu", **ten_hours)
-    for jobs in (yard.stage, yard.sweep, yard.train, yard.fit_trees):
+    for jobs in (yard.stage, yard.sweep, yard.train):
         summary = jobs.summary(SimpleNamespace(name="one" if jobs is yard.sweep else "s", scale="1x2"), 1)
         assert "10 h 0 min of walltime, but a job may take 5 h" in summary
     default = yard_of(tmp_path, "slurm_partition=gpu")
     assert "above the limit" not in default.sweep.summary(SimpleNamespace(name="one"), 1)
 
 
-@pytest.mark.parametrize("resumable", [True, False])
-def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, slurm, resumable):
+@pytest.mark.parametrize("program", [{"function": "json:dumps"}, {"command": "true {x}"}])
+def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, slurm, program):
     slurm.prints("sinfo", "gpu*|up|1:00|1|8|9000|gpu:a100:4|(null)")
-    sweep = {"function": "json:dumps", "grid": {"x": [1]}, "resumable": resumable}
+    sweep = {**program, "grid": {"x": [1]}}
     yard = Workflow({"sweeps": {"s": sweep}}, results=tmp_path, default_resources=parsed("runtime=60"))
     assert "1 of 1 trials pending" in yard.sweep.summary(SimpleNamespace(name="s"), 1)
     with pytest.raises(UserError, match=r"sweeps\.s: a job may take 1 min 0 s at most, but .* need 2 min"):

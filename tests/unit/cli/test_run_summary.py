@@ -1,6 +1,7 @@
 """The summary at the end of a run, and the command lines in it."""
 
 import shlex
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from trainyard.cli.run_summary import JobFailure, RunJob, RunSummary, call_again
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import installed_program
@@ -29,7 +30,6 @@ CONFIG = check_config(
             "loop": {"dataset": "d", "grid": {"lr": [0.1]}},
         },
         "scaling": {"width": {"dataset": "d", "scales": ["1x1", "1x2"]}},
-        "trees": {"t": {"dataset": "d"}},
     }
 )
 ARGV = ("snakemake", "--configfile", "my.yaml", "--profile", "profiles/local")
@@ -75,12 +75,12 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         write_json(tmp_path / "scaling/width" / scale / "summary.json", {"sessions": [{"code": f"commit-{scale}"}]})
     _, second, third = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
     lines = lines_of(tmp_path, [
-        job("fit_trees", "t"), job("plot_sweeps", "own"), job("stage", "d"), job("sweep", "own"),
+        job("plot_sweeps", "own"), job("stage", "d"), job("sweep", "own"),
         job("table_scaling", "width"), job("train", "width", "1x1"), job("train", "width", "1x2")])  # fmt: skip
     by_hand = tmp_path / "sweeps/own/trials/by-hand"
     assert lines == [
         "Trainyard: done after 1 min 15 s",
-        "  finished  dataset d, sweep own, scaling width (1x1, 1x2), trees t",
+        "  finished  dataset d, sweep own, scaling width (1x1, 1x2)",
         "  answers   sweep own: 3 trials finished, 0 failed",
         f"              best rmse (lowest, guessed from its name): 1, by trial {second} with lr = 0.2",
         f"              runner-up: 2, by trial {third} with lr = 0.3; with one run each, chance may have decided",
@@ -111,7 +111,7 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
         "  not done  sweep loop",
         "  answers   sweep own: 1 trial finished, 1 failed, 1 to run",
         f"              trial {second} failed: ValueError: no; see a.txt",
-        f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
+        f"              so far: best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]
     assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
 
@@ -220,7 +220,7 @@ def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatc
 
 def ended_run(*jobs, touch=False):
     """A run of Snakemake whose jobs are done."""
-    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: True)
+    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: True, jobs=())
     settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[])
     return SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
 
@@ -249,6 +249,14 @@ def test_a_run_with_trials_left_does_not_exit_with_0(tmp_path, capsys, left, fai
         code = end.code
     assert code == int(left > 0)
     assert ("ended before everything was done" in capsys.readouterr().out) == (left > 0)
+
+
+def test_snakemake_does_not_wait_for_its_timers_to_end(tmp_path):
+    timer = threading.Timer(3600, print)
+    timer.start()
+    Workflow({}, results=tmp_path).print_summary(ended_run(), succeeded=True)
+    timer.join(60)
+    assert not timer.is_alive()
 
 
 def test_many_failures_are_counted(tmp_path):
@@ -291,6 +299,17 @@ def test_jobs_are_read_from_snakemakes_run():
     ]
 
 
+def test_the_jobs_of_a_run_with_nothing_to_do_are_those_whose_outputs_were_kept(tmp_path):
+    kept = SimpleNamespace(rule=SimpleNamespace(name="sweep"), wildcards={"name": "own"}, log=())
+    run = ended_run()
+    run.dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(()), finished=lambda each: False, jobs=[kept])
+    assert read_jobs(run) == [RunJob("sweep", "own", "", "", "kept")]
+    finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
+    lines = lines_of(tmp_path, read_jobs(run))
+    assert lines[1:3] == ["  finished  nothing new", "  answers   sweep own: 3 trials finished, 0 failed"]
+    assert lines[-1].startswith("  next      write the report: ")
+
+
 @pytest.mark.parametrize(
     ("given", "report", "best"),
     [
@@ -301,8 +320,8 @@ def test_jobs_are_read_from_snakemakes_run():
             "snakemake --profile p --configfile b.yaml -- scaling",
         ),
         (
-            "snakemake sweeps --config 'sweeps=a b' trees=none --configfile=a.yaml --profile p",
-            "snakemake sweeps --config 'sweeps=a b' trees=none --configfile=a.yaml --profile p --report r",
+            "snakemake sweeps --config 'sweeps=a b' scaling=none --configfile=a.yaml --profile p",
+            "snakemake sweeps --config 'sweeps=a b' scaling=none --configfile=a.yaml --profile p --report r",
             "snakemake --profile p --configfile b.yaml -- scaling",
         ),
     ],

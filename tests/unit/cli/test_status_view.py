@@ -3,23 +3,29 @@
 import io
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
+import status
 from rich.console import Console
-from trainyard.cli.status_view import describe_other_run, status_view
+from sweep_journals import record_attempt, session_of
+from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster import host
 from trainyard.config.load import as_given, check_config, config_copy
-from trainyard.packing.session_watch import SessionWatch, beat_file
+from trainyard.packing.session_watch import beat_file
+from trainyard.planning.added_trials import announce_config, announce_end
 from trainyard.planning.attempts import Fold
+from trainyard.planning.history_files import read_state
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.text import format_duration
 
@@ -48,18 +54,13 @@ def test_the_time_left_leaves_out_what_running_trials_have_run_on_the_slots_of_t
     assert left in {format_duration(60 * each) for each in (minutes, minutes - 1)}
 
 
-def ended_process():
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        return process.pid
-
-
 @pytest.mark.parametrize(
     ("driver", "is_running"),
     [
         ({}, True),
         ({"node": "elsewhere", "process": 1}, True),
         ({"node": host.node_name(), "process": os.getpid(), "time": psutil.Process().create_time() + 1}, True),
-        ({"node": host.node_name(), "process": ended_process()}, False),
+        ({"node": host.node_name(), "process": 2**22}, False),  # no process can have this number
         ({"node": host.node_name(), "process": os.getpid(), "time": psutil.Process().create_time() - 1000}, False),
         ({"walltime_seconds": 8000, "lead_seconds": 10}, True),
         ({"walltime_seconds": 7000, "lead_seconds": 10}, False),
@@ -81,6 +82,60 @@ def test_trials_of_a_killed_driver_do_not_run(tmp_path, driver, is_running):
     finished, running, pending = ("1", "1", "2") if is_running else ("1", "0", "3")
     assert row[1:8] == [finished, "0", "0", running, "0", pending, "4"]
     assert ("killed" in row) == is_running
+
+
+def test_the_best_so_far_is_shown_once_there_is_one(tmp_path):
+    assert "best" not in shown(tmp_path)
+    first, second, _, _ = plan_sweep(CONFIG, "s", tmp_path).state.trials
+    with session_of(tmp_path / "sweeps/s") as journal:
+        for trial, value in ((first, 0.5), (second, 0.25)):
+            record_attempt(journal, trial, metrics={"rmse": value})
+    words = " ".join(shown(tmp_path))
+    assert "sweep s: best mean rmse (lowest, guessed from its name): 0.375" in words
+
+
+def test_a_sweep_has_ended_with_its_last_trial_or_with_the_run_that_was_to_run_it(tmp_path, monkeypatch):
+    def is_over():
+        return sweep_has_ended(read_state(CONFIG.sweeps["s"], "s", tmp_path))
+
+    def finish(*trials):
+        with session_of(tmp_path / "sweeps/s") as journal:
+            for trial in trials:
+                record_attempt(journal, trial, metrics={"rmse": 1.0})
+
+    first, *others = read_state(CONFIG.sweeps["s"], "s", tmp_path).trials
+    assert not is_over(), "nothing has run"
+    for run in ("one", "two"):
+        monkeypatch.setenv(RUN, run)
+        announce_config(CONFIG, "s", tmp_path)
+        assert not is_over(), "it may be in the queue"
+        announce_end("s", tmp_path)
+        assert is_over()
+    monkeypatch.setenv(RUN, "three")
+    announce_end("s", tmp_path)
+    assert is_over(), "it has run nothing"
+    announce_config(CONFIG, "s", tmp_path)
+    finish(first)
+    assert not is_over()
+    finish(*others)
+    assert is_over()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_who_waits_for_a_sweep_gets_its_exit_code(tmp_path, code, monkeypatch, capsys):
+    monkeypatch.setenv(RUN, "one")
+    write_json(tmp_path / "my.json", as_given(CONFIG))
+    announce_config(CONFIG, "s", tmp_path)
+    announce_end("s", tmp_path)
+    if not code:
+        with session_of(tmp_path / "sweeps/s") as journal:
+            for trial in read_state(CONFIG.sweeps["s"], "s", tmp_path).trials:
+                record_attempt(journal, trial, metrics={"rmse": 1.0})
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    arguments = Namespace(config=tmp_path / "my.json", results=tmp_path, wait=True, watch=False, every=0.01)
+    with pytest.raises(UserError, match="4 of 4 trials are without a result") if code else nullcontext():
+        status.main(arguments)
+    assert capsys.readouterr().out.count("predicted time left") == 1
 
 
 def test_a_folder_without_results_and_an_edited_config_are_told(tmp_path):
@@ -129,7 +184,8 @@ def test_the_jobs_of_a_sweep_that_run_at_the_same_time_are_counted(tmp_path):
     assert "sweep s: 2 jobs running, or killed without a final event" in " ".join(row)
     assert row[1:8] == ["1", "0", "0", "2", "0", "1", "4"]
     assert row[8:10] == ["10", "min"], "600 s on one of the two slots"
-    with SessionWatch(path.parent, path.stem), SessionWatch(path.parent, "1-7.0-00000001"):
-        assert " ".join(shown(tmp_path, config)).count("sweep s: 2 jobs running slot") == 1, "they give signs of life"
-        os.utime(beat_file(path.parent, "1-7.0-00000001"), (now - 300, now - 300))
-        assert "sweep s: 2 jobs running, or killed" in " ".join(shown(tmp_path, config))
+    for session in (path.stem, "1-7.0-00000001"):
+        beat_file(path.parent, session).touch()
+    assert " ".join(shown(tmp_path, config)).count("sweep s: 2 jobs running slot") == 1, "they give signs of life"
+    os.utime(beat_file(path.parent, "1-7.0-00000001"), (now - 300, now - 300))
+    assert "sweep s: 2 jobs running, or killed" in " ".join(shown(tmp_path, config))

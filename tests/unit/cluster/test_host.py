@@ -52,7 +52,7 @@ with host.reserved_port() as first, host.reserved_port() as second:
 
 @pytest.fixture
 def few_ports(monkeypatch):
-    first = 20100 + 4 * (os.getpid() % 3000)  # not those of other runs of these tests
+    first = 10000 + 4 * (os.getpid() % 1000)  # not those of other runs of these tests, nor of other programs
     monkeypatch.setattr(host, "PORTS", range(first, first + 4))
     return list(host.PORTS)
 

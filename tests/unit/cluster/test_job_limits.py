@@ -25,18 +25,6 @@ def test_a_limit_on_a_type_of_gpus_counts_for_jobs_that_request_it():
     )
 
 
-def test_jobs_at_the_same_time_are_limited_by_their_number_and_by_all_that_they_have():
-    levels = (
-        Limits("QOS a", {"jobs in the queue": 9, "gres/gpu:a100 in all jobs": 6, "gres/gpu per job": 1}),
-        Limits("account lab", {"jobs running": 7, "cpu in all jobs": 40, "jobs in the queue": 1}),
-    )
-    limits = JobLimits(levels, "a100")
-    assert [limits.count_jobs(gpus=gpus, cpus=1) for gpus in (0, 1, 2)] == [7, 6, 3]
-    assert limits.count_jobs(gpus=1, cpus=8) == 5
-    assert JobLimits(levels, "h100").count_jobs(gpus=2, cpus=1) == 7
-    assert JobLimits().count_jobs(gpus=2, cpus=1) == math.inf
-
-
 def test_only_limits_that_affect_a_request_are_described():
     limits = JobLimits(LEVELS)
     assert limits.describe(120, gpus=4, max_gpus=4) == ""

@@ -19,12 +19,6 @@ def test_options_of_slurm_are_removed_and_names_of_the_job_stay():
     assert job_script.without_options(of_job | options) == of_job
 
 
-def test_it_becomes_its_command_with_the_same_exit_code():
-    command = [sys.executable, job_script.__file__, "sh", "-c", "echo $SLURM_NTASKS $SLURM_JOB_ID; exit 7"]
-    done = subprocess.run(command, env={"SLURM_NTASKS": "2", "SLURM_JOB_ID": "3"}, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("3\n", 7)
-
-
 def test_a_command_that_is_absent_is_one_line():
     done = subprocess.run([sys.executable, job_script.__file__, "no-srun"], capture_output=True, text=True)
     assert (done.stderr, done.returncode) == ("no-srun: No such file or directory\n", 1)
@@ -42,7 +36,7 @@ sys.exit(job_script.run_step([*srun, *task], os.environ))
 ENVIRONMENT = {"PYTHONPATH": str(SCRIPTS), "PATH": os.environ["PATH"]}
 
 
-@pytest.mark.parametrize("program", ["ends", "./ends.py"])
+@pytest.mark.parametrize("program", ["ends.py", "./ends.py"])
 def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tmp_path, program):
     (tmp_path / "beside.py").touch()
     (tmp_path / "ends.py").write_text("import beside, sys; print('it runs'); sys.exit(int(sys.argv[1]))")
@@ -53,38 +47,10 @@ def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tm
     assert done.stdout.splitlines() == ["it runs", job_script.SRUN_ENDED]
 
 
-# /proc hides the processes of other users (hidepid), such as slurmstepd, which is the parent of a task.
-HIDDEN = """
-import pathlib, subprocess, sys
-from trainyard.cluster import job_step
-def hidden(path):
-    raise PermissionError(13, "Permission denied")
-pathlib.Path.read_text = hidden
-print(job_step._is_task(), flush=True)
-sys.argv[1:] or subprocess.run([sys.executable, __file__, "again"])
-"""
-
-
-def test_a_task_knows_itself_where_processes_of_others_are_hidden(tmp_path):
-    (tmp_path / "asks.py").write_text(HIDDEN)
-    task = [sys.executable, job_script.__file__, job_script.TASK, "nobody-listens", "asks.py"]
-    done = subprocess.run(task, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "False"], done.stderr
-
-
-def test_in_a_job_the_executor_imports_pandas_only_when_somebody_uses_it(tmp_path):
-    look = "print([name for name in ('numpy._core', 'pandas.core') if name in sys.modules])"
-    use = "from snakemake_executor_plugin_slurm import efficiency_report as report; report.pd.DataFrame({'a': [1]})"
-    (tmp_path / "looks.py").write_text("\n".join(["import sys", "import snakemake.cli", look, use, look]))
-    task = [sys.executable, job_script.__file__, job_script.TASK, "nobody-listens", "looks"]
-    done = subprocess.run(task, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]", "['numpy._core', 'pandas.core']"]
-
-
 def test_the_job_also_ends_if_nobody_reads_its_output(tmp_path):
     """slurmstepd of the step that takes it may have been killed, too."""
     (tmp_path / "ends.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
-    line = f"{shlex.join([sys.executable, '-c', WAITS_FOR_EVER, 'ends'])}; echo $? > code"
+    line = f"{shlex.join([sys.executable, '-c', WAITS_FOR_EVER, 'ends.py'])}; echo $? > code"
     subprocess.run(["bash", "-c", f"({line}) | true"], env=ENVIRONMENT, cwd=tmp_path, check=True)
     assert (tmp_path / "code").read_text() == "7\n"
 
@@ -95,28 +61,10 @@ def test_a_task_writes_to_the_output_of_the_job_itself(tmp_path):
     (tmp_path / "writes.py").write_text(f"import os, sys; {written}")
     program = WAITS_FOR_EVER.replace('"$@"', '"$@" >/dev/full 2>&1')
     done = subprocess.run(
-        [sys.executable, "-c", program, "writes"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", program, "writes.py"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == ["printed", "child", job_script.SRUN_ENDED]
     assert (done.stderr, done.returncode) == ("error\n", 0)
-
-
-def test_the_task_of_a_step_of_its_own_gets_the_signals_of_its_program(tmp_path):
-    """At SIGTERM, srun would kill its task. `nohup` has set SIGHUP to be ignored."""
-    told = "import signal; print(signal.sigwait({signal.SIGUSR1, signal.SIGTERM}).name)"
-    hangup = "print(signal.getsignal(signal.SIGHUP).name, flush=True)"
-    task = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); {hangup}; {told}"
-    code = f"""
-import os, sys
-from trainyard.cluster import job_script
-sys.exit(job_script.run_step([sys.executable, "-c", {task!r}], os.environ, forwards=True))
-"""
-    line = ["nohup", sys.executable, "-c", code]
-    program = subprocess.Popen(line, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    assert program.stdout.readline() == "SIG_IGN\n"
-    program.terminate()
-    assert program.communicate() == ("SIGUSR1\n", None)
-    assert program.returncode == 0
 
 
 def test_a_signal_is_handled_during_the_wait_whichever_thread_gets_it():

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.cli.workflow import Workflow
-from trainyard.config.config import Data, Trees
+from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder
 from trainyard.config.load import MAX_ERRORS, MAX_LENGTH, ConfigError, check_config, compose
 from trainyard.config.placeholders import build_argv
 from trainyard.config.scaling import TrainScaling
 from trainyard.config.sweep import CommandSweep, Range, Sample, Slots, Stop, TrainSweep
 from trainyard.config.train import Train
+from trainyard.config.trees import Trees
 from trainyard.utils.errors import UserError
 
 GOOD = {
@@ -26,17 +27,17 @@ GOOD = {
     "sweeps": {
         "depth": {"dataset": "digits", "train": {}, "grid": {"lr": {"start": 0.1, "stop": 0.3, "step": 0.1}},
                   "sample": {"count": 2, "values": {"lr": [0.1]}}, "stop": {"method": "asha"}, "slots": {}},
+        "trees": {"dataset": "digits", "trees": {}},
         "own": {"command": "x {n}", "args": {"n": 1}, "slots": {}},
     },
     "scaling": {"study": {"dataset": "digits", "train": {}, "scales": ["1x1", "1x2"]}},
-    "trees": {"trees": {"dataset": "digits"}},
 }  # fmt: skip
 # Every key of these sections is given other values.
 SECTIONS = {
-    ("datasets", "photos"): ImageFolder, ("data",): Data, ("trees", "trees"): Trees, ("scaling", "study"): TrainScaling,
+    ("datasets", "photos"): ImageFolder, ("data",): Data, ("scaling", "study"): TrainScaling,
     ("sweeps", "depth"): TrainSweep, ("sweeps", "own"): CommandSweep, ("sweeps", "depth", "train"): Train,
     ("sweeps", "depth", "slots"): Slots, ("sweeps", "depth", "grid", "lr"): Range, ("sweeps", "depth", "stop"): Stop,
-    ("sweeps", "depth", "sample"): Sample,
+    ("sweeps", "depth", "sample"): Sample, ("sweeps", "trees", "trees"): Trees,
 }  # fmt: skip
 KEYS = [(*place, name) for place, model in SECTIONS.items() for name in model.model_fields]
 KEYS += [(place[0], "a;b") for place in SECTIONS] + [("datasets",), ("sweeps",), ("scaling",), ("unknown",)]
@@ -82,7 +83,11 @@ GRID = "sweeps: {s: {function: 'a:b', grid: {x: %s}}}"
 FILES = {  # name and content, and what the error says
     "tabs": ("c.yaml", "datasets:\n\tdigits: {source: digits}", "not valid YAML: .* cannot start any token"),
     "latin-1": ("c.yaml", "{café: 1}".encode("latin-1"), "'utf-8' codec can't decode"),
-    "a number of 5000 digits": ("c.yaml", "trees: {t: {rounds: 0x" + "f" * 5000 + "}}", "is too large for an integer"),
+    "a number of 5000 digits": (
+        "c.yaml",
+        "sweeps: {t: {retries: 0x" + "f" * 5000 + "}}",
+        "is too large for an integer",
+    ),
     "a type of Python": ("c.yaml", "data: !!python/object/apply:os.mkdir [executed]", "could not determine a"),
     "bytes": ("c.yaml", "data: {local: !!binary gIGC}", "data.local: is a bytes; use text, numbers"),
     "a template that fails": ("c.yaml", "__use_yte__: true\na: ?1 / 0", "template cannot be rendered: .*division by"),

@@ -20,8 +20,9 @@ def test_the_learning_rate_follows_the_number_of_gpus_by_the_rule(rule, rates):
 
 def test_without_a_rule_every_run_has_the_configuration_of_the_study():
     study = study_of()
-    assert all(study.train_at(scale) == study.train for scale in study.scales)
-    assert study.train_at("4x4/repeat-3") == study.train.model_copy(update={"seed": 2})
+    train = study.train.judged_by("val_accuracy")
+    assert all(study.train_at(scale) == train for scale in study.scales)
+    assert study.train_at("4x4/repeat-3") == train.model_copy(update={"seed": 2})
 
 
 def test_a_plan_says_what_weak_scaling_does_to_batch_and_learning_rate():

@@ -10,7 +10,7 @@ from trainyard.data import decoding
 from trainyard.data.decoding import ImageFormat, decode_image
 
 SMOOTH = Image.fromarray(pixels(1, (47, 61, 3))[0]).filter(ImageFilter.GaussianBlur(1.5))
-FORM = ImageFormat(height=47, width=61, channels=3, fit=None)
+FORM = ImageFormat(height=47, width=61, is_resized=False)
 
 
 def jpeg(image=SMOOTH, **options):
@@ -72,7 +72,7 @@ def test_a_large_jpeg_that_is_rotated_keeps_its_details():
     exif[decoding.ORIENTATION_TAG] = 6
     content = io.BytesIO()
     noise.save(content, "JPEG", quality=95, exif=exif)
-    target = ImageFormat(height=8, width=64, channels=3, fit="crop")
+    target = ImageFormat(height=8, width=64, is_resized=True)
     pixels, _ = decode_image(content.getvalue(), target)
     upright = ImageOps.exif_transpose(Image.open(content))
     assert np.array_equal(pixels, ImageOps.fit(upright, (64, 8), Image.Resampling.BILINEAR))

@@ -236,9 +236,8 @@ def test_an_archive_is_downloaded_and_staged(tmp_path, server):
     images, labels = pixels(8, (6, 6, 3)), np.arange(8) % 2
     packed = pack(write_tree(tmp_path / "set", images, labels), tmp_path / "set.zip").read_bytes()
     server.files["/some/set.zip"] = packed
-    dataset = ImageFolder(
-        source="imagefolder", url=f"{server.url}/some/set.zip", checksum=f"md5:{hashlib.md5(packed).hexdigest()}"
-    )
+    url = f"{server.url}/some/set.zip#md5={hashlib.md5(packed).hexdigest()}"
+    dataset = ImageFolder(source="imagefolder", url=url)
     data = Data(downloads=str(tmp_path / "downloads"))
     staged = stage(dataset, tmp_path / "staged", data)
     assert sum(map(sum, staged.require(StagedImageMeta).counts.values())) == 8

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from project import ROOT
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import host, node_folders
+from trainyard.cluster import host, node_folders, slurm_allocation
 from trainyard.cluster.node_folders import remove_copies_at_exit
 from trainyard.config.datasets import Synthetic
 from trainyard.data import node_copy
@@ -83,39 +83,42 @@ CHOICES = [
 ]
 
 
+@pytest.fixture
+def on_node(monkeypatch, staged):
+    """Sets the variables of a job, the file systems of data and disks, and what is free on them."""
+
+    def set_up(environment, *, data="xfs", disk="xfs", free=0, memory=10 * GIB):
+        for name in ("SLURM_JOB_ID", "SLURM_TMPDIR", "TMPDIR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(host, "file_system_type", lambda path: data if path == staged.folder else disk)
+        monkeypatch.setattr(node_copy.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        monkeypatch.setattr(slurm_allocation, "available_memory_bytes", lambda: memory)
+
+    return set_up
+
+
 @pytest.mark.parametrize(("policy", "environment", "data", "kind", "free", "used", "said"), CHOICES)
-def test_where_a_copy_is_made(staged, disk, policy, environment, data, kind, free, used, said):
-    folder, message = choose_local_folder(
-        staged,
-        policy.format(disk=disk),
-        environment | {"TMPDIR": str(disk)},
-        kind_of=lambda path: data if path == staged.folder else kind,
-        free=lambda path: free,
-        memory=lambda: 10 * GIB,
-    )
+def test_where_a_copy_is_made(staged, disk, on_node, policy, environment, data, kind, free, used, said):
+    on_node(environment | {"TMPDIR": disk}, data=data, disk=kind, free=free)
+    folder, message = choose_local_folder(staged, policy.format(disk=disk))
     assert (folder is not None and folder.is_relative_to(disk)) == used
     assert said in message
     assert bool(message) == bool(said)
 
 
 @pytest.mark.parametrize("policy", ["auto", "{disk}"])
-def test_a_copy_in_memory_is_limited_by_the_memory_of_the_job_and_not_by_the_free_space(staged, disk, policy):
+def test_a_copy_in_memory_is_limited_by_the_memory_of_the_job_and_not_by_the_free_space(staged, disk, on_node, policy):
     for name, gib in (("train-images.npy", 2), ("train-labels.npy", 1)):
         os.truncate(staged.folder / name, gib * GIB)
     for memory, used in ((11 * GIB, False), (13 * GIB, True)):
-        folder, message = choose_local_folder(
-            staged,
-            policy.format(disk=disk),
-            {"TMPDIR": str(disk), "SLURM_JOB_ID": "7"},
-            kind_of=lambda path: "nfs4" if path == staged.folder else "tmpfs",
-            free=lambda path: 100 * GIB,
-            memory=lambda memory=memory: memory,
-        )
+        on_node({"TMPDIR": disk, "SLURM_JOB_ID": "7"}, data="nfs4", disk="tmpfs", free=100 * GIB, memory=memory)
+        folder, message = choose_local_folder(staged, policy.format(disk=disk))
         assert (folder == disk) == used
     assert message == ""
-    folder, message = choose_local_folder(
-        staged, str(disk), {}, kind_of=lambda path: "tmpfs", free=lambda path: 100 * GIB, memory=lambda: 600 * 2**20
-    )
+    on_node({}, disk="tmpfs", free=100 * GIB, memory=600 * 2**20)
+    folder, message = choose_local_folder(staged, str(disk))
     assert folder is None
     assert message == (
         f"{host.node_name()} reads {staged.folder} without a copy on its local disk: {disk} is in host memory, and "
@@ -142,18 +145,19 @@ def test_a_copy_tells_its_progress(staged, disk, monkeypatch, caplog):
     assert lines[-1].startswith(f"{host.node_name()}: copying data: {size:,} of {size:,} bytes")
 
 
-def test_a_copy_that_this_job_has_needs_no_more_space(staged, disk):
+def test_a_copy_that_this_job_has_needs_no_more_space(staged, disk, on_node):
     """A worker that starts later finds the disk full of that copy."""
+    on_node({}, free=100 * GIB)
     with local_copy(staged, str(disk)) as first:
-        assert choose_local_folder(staged, str(disk), {}, free=lambda path: 0) == (disk, "")
+        on_node({}, free=0)
+        assert choose_local_folder(staged, str(disk)) == (disk, "")
         assert first.staged.folder.parent == disk
 
 
-def test_a_copy_in_a_less_preferred_folder_is_found(staged, disk, tmp_path):
-    environment = {"SLURM_JOB_ID": "7", "SLURM_TMPDIR": str(tmp_path), "TMPDIR": str(disk)}
+def test_a_copy_in_a_less_preferred_folder_is_found(staged, disk, on_node, tmp_path):
+    on_node({"SLURM_JOB_ID": "7", "SLURM_TMPDIR": tmp_path, "TMPDIR": disk}, data="nfs4", free=100 * GIB)
     with local_copy(staged, str(disk)):
-        kinds = {staged.folder: "nfs4"}
-        chosen = choose_local_folder(staged, "auto", environment, kind_of=lambda path: kinds.get(path, "xfs"))
+        chosen = choose_local_folder(staged, "auto")
         assert chosen == (disk, "")
 
 

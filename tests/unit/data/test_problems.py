@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import itertools
 import os
 import shutil
 import struct
@@ -131,7 +130,7 @@ def test_an_irregular_file_is_converted_and_counted_or_listed(tree, tmp_path, ca
         assert not (folder / "meta.json").exists()
         assert not list(folder.glob("*.npy"))
         (row,) = problems(folder)
-        assert (row["file"], row["split"], row["problem"], row["action"]) == (FIRST, "train", case.problem, "fail")
+        assert (row["file"], row["split"], row["problem"]) == (FIRST, "train", case.problem)
         assert case.detail in row["detail"]
     staged = stage(ImageFolder(**source, on_bad_image="skip"), folder)
     train = staged.split("train")
@@ -142,7 +141,7 @@ def test_an_irregular_file_is_converted_and_counted_or_listed(tree, tmp_path, ca
     meta = staged.require(StagedImageMeta)
     assert meta.handled == case.handled
     assert meta.problems == ({case.problem: 1} if case.problem else {})
-    assert [row["action"] for row in problems(folder)] == ["skip"] * bool(case.problem)
+    assert [row["problem"] for row in problems(folder)] == [case.problem] * bool(case.problem)
     pixels_of = train.images.reshape(-1, 3).astype(np.float64)
     assert meta.mean == pytest.approx(pixels_of.mean(axis=0)), "without the image that was left out"
     assert meta.std == pytest.approx(pixels_of.std(axis=0))
@@ -157,23 +156,15 @@ def test_all_bad_images_are_listed_before_staging_fails(tree, tmp_path):
     assert [row["file"] for row in problems(tmp_path / "staged")] == [str(path.relative_to(tree)) for path in bad]
 
 
-@pytest.mark.parametrize(("fit", "expected"), [("stretch", (30, 30, 30)), ("crop", (30, 30, 30)), ("pad", (30, 0, 0))])
-def test_images_are_resized_to_the_configured_size(tree, tmp_path, fit, expected):
-    """With a wide image of a single colour; letterboxed, its upper part is black."""
-    write_image(tree / FIRST, np.full((10, 40, 3), 30, np.uint8))
-    dataset = ImageFolder(source="imagefolder", root=str(tree), height=8, width=8, fit=fit)
-    staged = stage(dataset, tmp_path / "staged")
+def test_images_are_resized_to_the_configured_size_and_cropped_at_the_center(tree, tmp_path):
+    wide = np.zeros((10, 40, 3), np.uint8)
+    wide[:, 15:25] = 30
+    write_image(tree / FIRST, wide)
+    staged = stage(ImageFolder(source="imagefolder", root=str(tree), height=8, width=8), tmp_path / "staged")
     image = staged.split("train").images[0]
     assert image.shape == (8, 8, 3)
-    assert (int(image[4, 4, 0]), int(image[0, 4, 0]), int(image[7, 4, 0])) == expected
+    assert np.all(image[:, 1:-1] == 30)
     assert staged.require(StagedImageMeta).handled == {"resized": 18}
-
-
-def test_images_are_converted_to_greyscale(tree, tmp_path):
-    staged = stage(ImageFolder(source="imagefolder", root=str(tree), channels=1), tmp_path / "staged")
-    assert staged.split("train").images.shape == (12, 16, 16, 1)
-    first = np.asarray(Image.fromarray(IMAGES[0]).convert("L"))
-    assert np.array_equal(staged.split("train").images[0, ..., 0], first)
 
 
 # ---- a layout that is odd
@@ -209,37 +200,31 @@ def deep_folders(tree):
 
 LAYOUTS = [
     ("empty class", lambda tree: (tree / "train/class9").mkdir(),
-     [("train/class9", "class without images", "skip")], {}),
+     [("train/class9", "class without images")], {}),
     ("class to validate with only", lambda tree: copy(tree, "val/class0/00000.png", "val/other/x.png"),
-     [("val/other/x.png", "unknown class", "skip")], {}),
+     [("val/other/x.png", "unknown class")], {}),
     ("image in no class", lambda tree: copy(tree, FIRST, "train/x.png"),
-     [("train/x.png", "image without label", "skip")], {}),
-    ("duplicate", lambda tree: copy(tree, FIRST, "train/class0/x.png"),
-     [("train/class0/x.png", "duplicate", "keep")], {}),
-    ("duplicate in another class", lambda tree: copy(tree, FIRST, "train/class1/x.png"),
-     [("train/class1/x.png", "duplicate in another class", "keep")], {}),
-    ("trained on and validated with", lambda tree: copy(tree, FIRST, "val/class0/x.png"),
-     [("val/class0/x.png", "duplicate of a training image", "keep")], {}),
+     [("train/x.png", "image without label")], {}),
     ("files that are no images", lambda tree: (tree / "train/class0/notes.txt").write_text("?"), [], {"ignored": 1}),
     ("a folder without labels", lambda tree: copy(tree, FIRST, "test/x.png"), [], {"ignored": 1}),
     ("hidden files", lambda tree: copy(tree, FIRST, "train/class0/._x.png"), [], {}),
     ("a link to an image", lambda tree: (tree / "val/class1/x.png").symlink_to(tree / FIRST),
-     [("val/class1/x.png", "duplicate of a training image in another class", "keep")], {}),
+     [], {}),
     ("a link to nowhere", lambda tree: (tree / "val/class1/x.png").symlink_to("/nowhere"),
-     [("val/class1/x.png", "unreadable", "skip")], {}),
+     [("val/class1/x.png", "unreadable")], {}),
     ("a link to itself", lambda tree: (tree / "train/class1/loop").symlink_to(tree / "train"), [], {}),
     ("a link in a circle", lambda tree: (tree / "train/class1/x.png").symlink_to("x.png"),
-     [("train/class1/x.png", "unreadable", "skip")], {}),
+     [("train/class1/x.png", "unreadable")], {}),
     ("a name that is not UTF-8", lambda tree: odd_name(tree, b"caf\xe9.png"),
-     [("train/class0/caf\\xe9.png", "not an image", "skip")], {}),
+     [("train/class0/caf\\xe9.png", "not an image")], {}),
     ("a name with a line break", lambda tree: odd_name(tree, b"a\n\x1b[1mb.png"),
-     [("train/class0/a\\n\\x1b[1mb.png", "not an image", "skip")], {}),
-    ("a pipe", lambda tree: os.mkfifo(tree / "train/class0/x.png"), [("train/class0/x.png", "not a file", "skip")], {}),
+     [("train/class0/a\\n\\x1b[1mb.png", "not an image")], {}),
+    ("a pipe", lambda tree: os.mkfifo(tree / "train/class0/x.png"), [("train/class0/x.png", "not a file")], {}),
     ("a device", lambda tree: (tree / "train/class0/x.png").symlink_to("/dev/zero"),
-     [("train/class0/x.png", "not a file", "skip")], {}),
+     [("train/class0/x.png", "not a file")], {}),
     ("a folder called as an image", lambda tree: (tree / "train/class0/x.png").mkdir(), [], {}),
     ("a file of 1 TiB", lambda tree: huge(tree, "train/class0/x.png"),
-     [("train/class0/x.png", "too large", "skip")], {}),
+     [("train/class0/x.png", "too large")], {}),
     ("a file of 1 TiB that is no image", lambda tree: huge(tree, "train/class0/x.h5"), [], {"ignored": 1}),
 ]  # fmt: skip
 
@@ -249,10 +234,10 @@ def test_an_irregular_layout_is_counted_or_listed(tree, tmp_path, name, make, li
     make(tree)
     dataset = ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip")
     staged = stage(dataset, tmp_path / "staged")
-    rows = [(row["file"], row["problem"], row["action"]) for row in problems(tmp_path / "staged")]
+    rows = [(row["file"], row["problem"]) for row in problems(tmp_path / "staged")]
     assert rows == listed
     assert staged.require(StagedImageMeta).handled == handled
-    if any(action == "skip" for _, _, action in listed):
+    if listed:
         with pytest.raises(DataError, match=listed[0][1]):
             stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
 
@@ -265,16 +250,6 @@ def test_a_folder_may_be_linked_twice(tree, tmp_path, link):
     staged = stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
     train, val = staged.split("train"), staged.split("val")
     assert np.array_equal(train.images[train.labels == 0], val.images[val.labels == 0])
-    assert {row["problem"] for row in problems(tmp_path / "staged")} == {"duplicate of a training image"}
-
-
-def test_folders_that_link_to_each_other_are_an_error(tmp_path):
-    """Seven of them have 82,201 paths, and each further one multiplies this."""
-    for one, other in itertools.permutations("abcdefg", 2):
-        (tmp_path / "set" / one).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "set" / one / other).symlink_to(f"../{other}")
-    with pytest.raises(DataError, match=r"set: its folders contain each other through links, as [a-g](/[a-g]){4,}:"):
-        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set")), tmp_path / "staged")
 
 
 def test_a_folder_that_cannot_be_read_is_listed(tree, tmp_path):
@@ -388,6 +363,16 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path):
         stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar.gz")), tmp_path / "staged")
 
 
+def test_a_sparse_file_in_an_archive_is_listed(tmp_path):
+    sparse = tarfile.TarInfo("train/class0/sparse.png")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    tarred(tmp_path / "set.tar", GOOD, mode="w")
+    with tarfile.open(tmp_path / "set.tar", "a") as archive:
+        archive.addfile(sparse)
+    with pytest.raises(DataError, match="1 x sparse file in an archive"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
+
+
 @pytest.mark.parametrize("hidden", [".", "./.cache", "./.cache/deep"])
 def test_a_tar_of_the_current_folder_has_no_extra_class(tmp_path, hidden):
     """`tar cf set.tar .` also lists the folder itself and its hidden files."""
@@ -404,15 +389,13 @@ def test_a_tar_of_the_current_folder_has_no_extra_class(tmp_path, hidden):
     assert staged.require(StagedImageMeta).problems == {}
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(archives, "BOMB_BYTES", 2**20)
-    path = tmp_path / f"set.{kind}"
-    (zipped if kind == "zip" else tarred)(path, GOOD | {"train/class0/bomb.png": bytes(2**24)})
-    with pytest.raises(UserError, match="an archive bomb"):
+def test_a_truncated_compressed_tar_is_an_error(tmp_path):
+    path = tmp_path / "set.tar.gz"
+    tarred(path, GOOD)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"set.tar.gz: is damaged or truncated"):
         stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
-    held = sum(each.stat().st_size for each in (tmp_path / "staged").rglob("*") if each.is_file())
-    assert held < 2**20
+    assert not list((tmp_path / "staged").rglob("*.t*"))
 
 
 def test_a_damaged_member_of_an_archive_is_listed(tmp_path):
@@ -461,17 +444,6 @@ def test_a_tar_with_an_impossible_time_is_an_error(tmp_path):
         member.pax_headers = {"mtime": "inf"}
         archive.addfile(member)
     with pytest.raises(UserError, match=r"set.tar: is not a readable tar \(cannot convert float infinity to integer\)"):
-        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
-
-
-def test_a_sparse_file_in_an_archive_is_listed(tmp_path):
-    with tarfile.open(tmp_path / "set.tar", "w") as archive:
-        sparse = tarfile.TarInfo("train/class0/sparse.png")
-        sparse.type = tarfile.GNUTYPE_SPARSE
-        for member, content in [(tarfile.TarInfo(name), content) for name, content in GOOD.items()] + [(sparse, b"")]:
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    with pytest.raises(DataError, match=r"1 x sparse file in an archive"):
         stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
 
 

@@ -12,12 +12,12 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
-from trainyard.packing.shared_order import GivenUpError
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.job_marks import read_mark
 from trainyard.planning.journal import Ended, Epoch, Resumed, SessionStarted, Started, encode
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.task import output_file
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import FinalError, UserError
 
@@ -39,7 +39,7 @@ def test_a_job_without_a_trial_to_take_cancels_those_of_its_sweep_that_wait(
     tmp_path, monkeypatch, slurm, open_trials, of_snakemake, claiming
 ):
     """But not if one of those that have claimed trials waits, as after `scontrol requeue`, or has ended."""
-    slots = {"jobs": 4, "gpus_per_node": 0, "slots_per_node": 1}
+    slots = {"jobs": 4, "cpus": 1}
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2]}, "slots": slots}}})
     with session_of(tmp_path / "sweeps/s") as journal:
         for trial in list(TrialSpace(config.sweeps["s"], "no dataset").trials)[open_trials:]:
@@ -78,13 +78,13 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
         diverged = {"error": "loss became NaN or infinite", "failure": "exit code 1: no"}
         journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, seconds=1.0, **diverged))
     state = plan_sweep(config, "s", tmp_path).state
-    output = state.output_of(state.attempts[trial][0])
+    output = output_file(state.folder, state.attempts[trial][0])
     output.parent.mkdir(parents=True)
     output.write_text("loss 0.5\n")
     ran = []
     allocation = SimpleNamespace(gpu_model="") if in_slurm_job else None
     monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
-    monkeypatch.setattr(driver, "_run_pending", lambda plan, *_: ran.append(plan.forecast.pending))
+    monkeypatch.setattr(driver, "_run_pending", lambda _, plan, *__: ran.append(plan.forecast.pending))
     monkeypatch.setattr(driver, "_record_session", lambda *_: None)
     if in_slurm_job:
         with pytest.raises(UserError, match="1 trial must run again by the output as it is read now") as error:
@@ -92,22 +92,6 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
         assert not isinstance(error.value, FinalError), "a retry has the GPU"
     run_sweep(config, "s", tmp_path)
     assert ran == [[trial]]
-
-
-def test_a_job_that_was_given_up_while_it_was_suspended_learns_its_new_walltime(tmp_path, monkeypatch, slurm):
-    config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1]}}}})
-    job, ends = slurm.allocate("n1", line="EndTime=2026-11-21T00:30:10"), []
-
-    def run(*_, **__):
-        ends.append(driver.slurm_allocation.current_allocation().end_time)
-        if len(ends) == 1:
-            line = f"JobId={job} NumCPUs=1 NodeList=n1 EndTime=2026-11-21T02:30:10"
-            slurm.prints("scontrol", line, of="show job")
-            raise GivenUpError("other jobs have given this one up")
-
-    monkeypatch.setattr(driver, "_run_session", run)
-    run_sweep(config, "s", tmp_path)
-    assert ends[1] - ends[0] == 7200
 
 
 @pytest.mark.parametrize(
@@ -143,7 +127,7 @@ def test_an_attempt_whose_driver_was_killed_ends_with_its_output_which_is_read(t
     os.utime(output, (1.7e9 + 50, 1.7e9 + 50))
     monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
     state = run_sweep(config, "s", tmp_path).state
-    (attempt,) = state.attempts_at(trial)
+    (attempt,) = state.record(trial).attempts
     assert (attempt.outcome, attempt.end - attempt.start) == (TrialStatus.INTERRUPTED, 50)
     assert (attempt.epochs, attempt.epoch_times) == ([{"epoch": 1, "loss": 0.5}], {1: attempt.end})
     killed = state.sessions[0]
@@ -157,10 +141,11 @@ def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_en
     config = check_config({"sweeps": {"s": sweep}})
     (trial,) = plan_sweep(config, "s", tmp_path).state.trials
 
-    def run(plan, journal, *_):
+    def run(session, plan, *_):
+        journal = session.journal
         first, second = {"trial": trial, "attempt": 1}, {"trial": trial, "attempt": 2}
         started = journal.record(Started(**first))
-        path = plan.state.output_of(Attempt(trial, 1, started.time, started.time))
+        path = output_file(plan.state.folder, Attempt(trial, 1, started.time, started.time))
         path.parent.mkdir(parents=True)
         path.write_text("epoch 1 loss 0.5\nepoch 2 loss 0.4\n")
         journal.record(Ended(**first, status=TrialStatus.FAILED, error="the worker's process ended"))
@@ -173,5 +158,6 @@ def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_en
 
     monkeypatch.setattr(driver, "_run_pending", run)
     state = run_sweep(config, "s", tmp_path).state
-    assert state.epochs_of(state.result(trial)) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.3}]
-    assert [each.outcome for each in state.attempts_at(trial)] == [TrialStatus.FAILED, TrialStatus.FINISHED]
+    record = state.record(trial)
+    assert record.epochs_of(record.result) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.3}]
+    assert [each.outcome for each in record.attempts] == [TrialStatus.FAILED, TrialStatus.FINISHED]

@@ -5,15 +5,19 @@ import itertools
 import os
 
 import pytest
+from sweep_journals import attempts_in, read_journal, session_of
+from trainyard.config.load import check_config
 from trainyard.packing.failure_policy import (
     QUICK_SECONDS,
     SAME_ERRORS,
     FailurePolicy,
     SlotLocation,
     TrialFailure,
-    error_pattern,
 )
-from trainyard.planning.journal import Location
+from trainyard.planning.attempts import Fold
+from trainyard.planning.history import History
+from trainyard.planning.journal import Ended, Location
+from trainyard.results.error_patterns import error_pattern
 
 HERE, BESIDE = SlotLocation("n1", "0", 0), SlotLocation("n1", "1", 1)
 THERE = SlotLocation("n2", "0", 2)
@@ -333,3 +337,41 @@ def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
     assert policy.common_failure([HERE, BESIDE], []).error.startswith("exit code 2: in trials")
     policy.record_success("b", HERE)
     assert policy.common_failure([HERE, BESIDE], []) is None
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_success_of_a_trial_that_the_config_has_gained_counts(tmp_path, is_own):
+    old, new = (
+        check_config({"sweeps": {"s": {"command": "true {x}", "grid": {"x": values}}}}).sweeps["s"]
+        for values in ([1, 2], [1, 2, 3])
+    )
+    history = History("s", old, "no dataset", tmp_path, Fold(tmp_path))
+    policy = FailurePolicy.of_sweep(history)
+    (added,) = history.grow(new)
+    usage = {"error": "exit code 2: train.py: error: unrecognized arguments", "exit_code": 2}
+    for name in "abc":
+        policy.record_failure(failure(name, **usage))
+    assert policy.common_failure([HERE], [])
+    with session_of(tmp_path) as journal:
+        journal.append("started", trial=added, attempt=1, generation=0)
+        journal.append("finished", trial=added, attempt=1, metrics={}, seconds=1.0)
+    (end,) = [event for event in read_journal(tmp_path) if isinstance(event, Ended)]
+    policy.on_event(end, attempts_in(tmp_path)[0], is_own=is_own)
+    assert not policy.common_failure([HERE], [])
+
+
+def test_a_trial_that_has_diverged_counts_for_neither_the_sweep_nor_its_gpu(tmp_path):
+    sweep = check_config({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}}}}).sweeps["s"]
+    history = History("s", sweep, "no dataset", tmp_path, Fold(tmp_path))
+    policy = FailurePolicy.of_sweep(history)
+    usage = {"error": "exit code 2: train.py: error: unrecognized arguments", "exit_code": 2}
+    for name in "abc":
+        policy.record_failure(failure(name, **usage))
+    name = next(iter(history.trials))
+    with session_of(tmp_path) as journal:
+        journal.append("started", trial=name, attempt=1, generation=0, node=HERE.node, gpu=HERE.gpu, slot=HERE.slot)
+        journal.append("diverged", trial=name, attempt=1, error="loss is NaN", seconds=1.0)
+    (end,) = [event for event in read_journal(tmp_path) if isinstance(event, Ended)]
+    policy.on_event(end, attempts_in(tmp_path)[0], is_own=True)
+    assert policy.common_failure([HERE], [])
+    assert policy.failures_in_a_row(HERE) == 3

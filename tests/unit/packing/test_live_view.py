@@ -24,7 +24,7 @@ ATTEMPTS = {}
 
 
 def show(view, event):
-    view.update(event, update_attempts(ATTEMPTS, event))
+    view.on_event(event, update_attempts(ATTEMPTS, event), is_own=True)
 
 
 def view_of(results, slots):
@@ -71,7 +71,7 @@ def test_the_bar_has_a_line_of_its_own(tmp_path, width):
 
 
 def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
-    for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
+    for slots, has_gpus in (({"cpus": 40}, False), ({"gpus_per_node": 40}, True)):
         view, _ = view_of(tmp_path, slots)
         assert ("GPU" in drawn(view)) == has_gpus
 

@@ -1,38 +1,29 @@
 """Which trial starts next on a slot, and which still have time to run."""
 
 import math
-import threading
 import time
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sweep_journals import order_beside, session_of
+from sweep_journals import order_beside, run_beside, session_of
 from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
-from trainyard.config.config import Data
 from trainyard.config.load import check_config
-from trainyard.config.sweep import Slots
-from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing import packer, shared_order
 from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
-from trainyard.packing.gpu_fraction import MeasuredTasks
-from trainyard.packing.messages import WorkerSetup
-from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.slot_pool import Phase
-from trainyard.packing.trial_queue import OVERDUE_SECONDS, PREDICT_FRACTION, WORTHWHILE_SECONDS, TimeLimits, TrialQueue
+from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.slot_pool import CurrentTrial, Phase
+from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
+from trainyard.packing.trial_loop import TrialLoop
+from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.claims import ClaimLog
 from trainyard.planning.duration_model import Prediction
-from trainyard.planning.journal import SESSIONS, Ended
-from trainyard.planning.order import makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
-from trainyard.planning.sweep_state import Task, TrialSpace, is_placeholder
+from trainyard.planning.task import Task
+from trainyard.planning.trial_space import is_placeholder
 
 HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)
 BOTH = [HERE, THERE]
@@ -50,10 +41,8 @@ def queue_of(tmp_path):
     with session_of(tmp_path) as journal:
         order = order_beside(journal)
 
-        def make(*tasks, limits=ENDLESS, failures=None, source=None, predict=None, may_end_early=False):
-            failures = failures or FailurePolicy(retries=1)
-            options = {"source": source, "predict": predict, "may_end_early": may_end_early}
-            made = TrialQueue(limits=limits, failures=failures, order=order, **options)
+        def make(*tasks, **parts):
+            made = TrialQueue(run_beside(journal, order=order, **parts))
             made.add(tasks)
             return made
 
@@ -72,13 +61,6 @@ def limits(seconds_left, **options):
     return TimeLimits(Allocation("1", ("n1",), end_time), **{"can_resume": False, **options})
 
 
-def test_further_seeds_do_not_wait_for_the_first_trials_that_measure_a_gpu(queue_of, monkeypatch):
-    """They are drawn once all others have ended, and the measurement ends before."""
-    monkeypatch.setattr(TrialSpace, "unchosen", 3)
-    assert queue_of().waiting == 3
-    assert queue_of(source=MeasuredTasks(deque(), 1)).waiting == 0
-
-
 def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):
     class Search:
         remaining = 2
@@ -87,15 +69,9 @@ def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):
             self.remaining -= 1
             return task(f"suggested-{self.remaining}") if self.remaining >= 0 else None
 
-    queue = queue_of(task("a"), task("b"), source=Search())
+    queue = queue_of(task("a"), task("b"), search=Search())
     assert queue.waiting == 4
     assert drain(queue) == ["a", "b", "suggested-1", "suggested-0"]
-
-
-def test_attempts_are_counted_on_from_earlier_runs(queue_of):
-    queue = queue_of()
-    earlier = tuple(Attempt("a", number, 0.0, 1.0) for number in (1, 2))
-    assert [queue.start_attempt(task("a", earlier=earlier)), queue.start_attempt(task("b"))] == [3, 1]
 
 
 def test_a_closed_queue_starts_nothing(queue_of):
@@ -115,15 +91,16 @@ def test_a_failed_trial_goes_to_another_slot(queue_of):
     assert drain(queue, THERE) == ["a"]
 
 
-def test_a_trial_that_may_not_run_again_here_is_not_claimed_with_others(tmp_path):
+def test_a_trial_that_may_not_run_again_here_is_not_claimed_with_others(tmp_path, monkeypatch):
     """Another job has a better place for it, and would end without it."""
     failures = FailurePolicy(retries=1)
     failures.record_failure(TrialFailure("b", HERE, "ValueError", 1.0))
     with session_of(tmp_path) as journal:
         order = order_beside(journal)
-        queue = TrialQueue(limits=ENDLESS, failures=failures, order=order, source=None, predict=None)
+        queue = TrialQueue(run_beside(journal, order=order, failures=failures))
         queue.add(map(task, "abcdef"))
-        assert queue.take(HERE, [HERE], [THERE]).trial == "a"
+        monkeypatch.setattr(SharedOrder, "places", [THERE])
+        assert queue.take(HERE, [HERE]).trial == "a"
         assert [name for name in "abcdef" if order.is_mine(name)] == ["a", "c", "d"]
 
 
@@ -138,7 +115,7 @@ def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial(queu
     for number in range(9):
         failures.record_success(f"good{number}", THERE)
         failures.record_failure(TrialFailure(f"bad{number}", HERE, "ValueError", 1.0))
-    for queue in (queue_of(task("a"), failures=failures), queue_of(failures=failures, source=Search())):
+    for queue in (queue_of(task("a"), failures=failures), queue_of(failures=failures, search=Search())):
         assert not queue.has_task(HERE, BOTH)
         assert queue.take(HERE, BOTH) is None
         assert queue.has_task(THERE, BOTH)
@@ -177,9 +154,10 @@ def test_the_order_follows_new_predictions_with_retries_last(queue_of):
     predict = predicts({"a": 1.0, "b": 9.0, "retried": 99.0, "failed": 98.0})
     failed = replace(task("failed"), has_failed=True)  # in an earlier run
     queue = queue_of(task("a"), task("retried"), failed, task("b"), predict=predict)
+    assert queue._order.claim(["retried"])
     queue.start_attempt(task("retried"))
     queue.note_finished("x", 5.0)
-    queue.update_order({}, 1)
+    queue.update_order()
     assert drain(queue)[:2] == ["b", "a"]
 
 
@@ -196,71 +174,19 @@ def test_the_slots_of_short_trials_do_not_wait_for_predictions(queue_of, monkeyp
     queue = queue_of(task("a"), predict=predict)
     for number in range(100):
         queue.note_finished(str(number), 0.05)
-        queue.update_order({}, 1)
+        queue.update_order()
         now[0] += 0.05
     assert predicted_at[0] == 1
     assert 3 <= len(predicted_at) <= 1 + (now[0] - 100.0) * PREDICT_FRACTION / 0.02
 
 
-SECONDS = {"6 s": 6.0, "5 s": 5.0, "4 s": 4.0, "3 s": 3.0, "running": 10.0}
-
-
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ({}, 12.0),
-        ({"may_end_early": True}, 13.0),
-        ({"source": SimpleNamespace(remaining=1, next_task=lambda seconds: None)}, 13.0),
-    ],
-    ids=["all durations known", "early stopping", "more to come from a search"],
-)
-def test_the_order_fits_the_time_at_which_busy_slots_are_free(queue_of, options, seconds):
-    """One of two slots is busy for 6 s more: 6 + 6 and 5 + 4 + 3 take 12 s, longest first 13 s."""
-    waiting = [task(name) for name in SECONDS if name != "running"]
-    queue = queue_of(*waiting, predict=predicts(SECONDS), **options)
-    queue.note_finished("x", 5.0)
-    queue.update_order({"running": 4.0}, 2)
-    assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == seconds
-
-
-def test_the_order_fits_the_time_at_which_the_slots_of_other_jobs_are_free(tmp_path, monkeypatch):
-    """The same, but another job of Slurm has the busy slot."""
-    monkeypatch.setattr(slurm_allocation, "job_id", lambda: "5")
-    monkeypatch.setattr(shared_order, "slurm_job_of", lambda session: session)  # each is of a job of its own
-    sessions = tmp_path / SESSIONS
-    with session_of(tmp_path) as journal, session_of(tmp_path) as other, SessionWatch(sessions, other.session):
-        order = order_beside(journal)
-        running, ended = order.space.trials
-        (log := ClaimLog(tmp_path)).read()
-        log.append(other.session, take=[running, ended])
-        for trial in (running, ended):
-            other.append("started", trial=trial, attempt=1, time=time.time() - 4.0)
-        other.record(Ended(trial=ended, attempt=1, status=TrialStatus.FINISHED, seconds=4.0))
-        order.refresh()
-        assert order.claiming_jobs() == {""}, "it has not recorded its job"
-        predict = predicts(SECONDS | {running: 10.0})
-        queue = TrialQueue(limits=ENDLESS, failures=FailurePolicy(retries=1), order=order, source=None, predict=predict)
-        queue.add(task(name) for name in SECONDS if name != "running")
-        queue.note_finished("x", 5.0)
-        queue.update_order({}, 1)
-        assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == 12.0
-
-
-@pytest.mark.parametrize(("seconds_left", "longest_first"), [(2000, False), (1000, True)])
-def test_the_order_is_longest_first_if_not_all_trials_end_by_the_deadline(queue_of, seconds_left, longest_first):
-    """Short trials then fill what is left; the best order takes 1,200 s and may have long ones at its end."""
-    seconds = {name: 100 * each for name, each in SECONDS.items()}
-    waiting = [task(name) for name in seconds if name != "running"]
-    queue = queue_of(*waiting, predict=predicts(seconds), limits=limits(seconds_left))
-    queue.note_finished("x", 500.0)
-    queue.update_order({"running": 400.0}, 2)
-    assert (drain(queue) == ["6 s", "5 s", "4 s", "3 s"]) == longest_first
+SECONDS = {"3 s": 3.0, "6 s": 6.0, "5 s": 5.0, "4 s": 4.0}
 
 
 def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial(queue_of):
     queue = queue_of(*(task(name) for name in SECONDS), predict=predicts(SECONDS))
     queue.note_finished("x", 5.0)
-    queue.update_order({}, 2)
+    queue.update_order()
     taken = [queue.take(HERE, BOTH) for _ in SECONDS]
     assert {each.trial: each.expected_seconds for each in taken} == SECONDS
     assert {each.trial: each.min_seconds for each in taken} == SECONDS
@@ -273,36 +199,38 @@ def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():
     assert ENDLESS.kill_seconds(task("a")) == float("inf")
 
 
-def test_after_a_suspension_trials_have_the_rest_of_their_time_and_of_the_walltime(tmp_path, slurm, monkeypatch):
+def test_after_a_suspension_trials_have_the_rest_of_their_time_and_of_the_walltime(tmp_path, slurm):
     """Slurm moves the end of the job on when it resumes it."""
 
     def ends_in(seconds):
         return f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(time.time() + seconds))}"
 
     slurm.allocate("n1", line=ends_in(-1000))
-    given, setup = slurm_allocation.current_allocation(), WorkerSetup(folder=tmp_path, data=Data(), threads=1)
-    common = {"setup": setup, "failures": FailurePolicy(retries=0), "ray_has_ended": threading.Event()}
+    given = slurm_allocation.current_allocation()
 
     class GoesOnError(Exception):
         pass
 
-    def wait(*_, **__):
-        if order.paused_seconds:
-            raise GoesOnError
-        slurm.prints("scontrol", f"JobId={given.job} NumCPUs=1 NodeList=n1 {ends_in(2600)}", of="show job")
-        order._watch._paused = 3600.0, math.inf
-        return [], []
+    class BusyWorkers:
+        have_ended = False
 
-    monkeypatch.setattr(packer.ray, "wait", wait)
+        def wait(self, answers, *, seconds):
+            if order.paused_seconds:
+                raise GoesOnError
+            slurm.prints("scontrol", f"JobId={given.job} NumCPUs=1 NodeList=n1 {ends_in(2600)}", of="show job")
+            order._watch._paused = 3600.0, math.inf
+            return []
+
     with session_of(tmp_path) as journal:
         order = order_beside(journal)
         limits = TimeLimits(given, can_resume=False)
-        found = packer.Packer(journal, order, slots=Slots(), limits=limits, **common)
-        (slot,) = found._pool.slots
-        slot.task, slot.worker = task("a"), object()
+        loop = TrialLoop(run_beside(journal, order=order, limits=limits), BusyWorkers())
+        (slot,) = loop.slots.slots
+        slot.worker = object()
+        slot.current = CurrentTrial(slot, task("a"), Attempt("a", 1, 0.0, 0.0), began=0.0)
         slot.expect(Phase.RUNNING, "answer", due=time.monotonic() - 1000)
         with pytest.raises(GoesOnError):
-            found._run_loop()
+            loop._run_until_idle()
     assert 2000 < limits.seconds_left() < 2600
     assert 2000 < slot.due - time.monotonic() < 2600
 
@@ -315,9 +243,10 @@ def searching(folder, trials=4):
     state = plan_sweep(check_config({"sweeps": {"s": own}}), "s", folder).state
     with session_of(folder / "sweeps/s") as journal:
         order = order_beside(journal, state)
-        source = SuggestionSource(state, order, reread=lambda attempt: None)
-        queue = TrialQueue(limits=ENDLESS, failures=FailurePolicy(retries=1), order=order, source=source, predict=None)
-        queue.add(state.task(name) for name in state.unfinished if not is_placeholder(name))
+        source = SuggestionSource(state, order)
+        queue = TrialQueue(run_beside(journal, order=order, search=source))
+        names = [name for name in state.unfinished if not is_placeholder(name) and order.may_run(name)]
+        queue.add(map(state.task, names))
         yield queue, order
 
 

@@ -2,23 +2,32 @@
 
 import gc
 import re
+import signal
 import sys
 import weakref
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 from loops import SPEC, changed, start, train
+from pydantic import TypeAdapter
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
-from trainyard.config.train import Train
+from trainyard.config.sweep import AnySweep
+from trainyard.config.train import Training
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.messages import END, TrialRequest, WorkerSetup
-from trainyard.packing.worker import Worker, _end_of_ranks
+from trainyard.kinds.train_on_gpus import END, end_of_ranks
+from trainyard.packing import worker as worker_module
+from trainyard.packing.messages import TrialRequest, WorkerSetup
+from trainyard.packing.trial_kind import find_kind
+from trainyard.packing.worker import Worker
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.training import forward_pass
 from trainyard.training.checkpoints import CheckpointStore
@@ -26,9 +35,22 @@ from trainyard.utils.errors import Diverged
 from trainyard.utils.files import write_json
 
 
-def of_trainings():
+def of_trainings(**slots):
+    """A worker for trainings, which has not prepared for any."""
+    return worker_of({"dataset": "d", "trials": [{}], "slots": slots}, Path())
+
+
+def sweep_of(content):
+    return TypeAdapter(AnySweep).validate_python(content)
+
+
+def worker_of(sweep, folder):
+    """A worker for the trials of a sweep."""
     worker = Worker()
-    worker._setup = WorkerSetup(Path(), Data(), 1)
+    sweep = sweep_of(sweep)
+    worker._setup = WorkerSetup(sweep, folder, Data(), cwd=str(folder))
+    worker._kind = find_kind(sweep)(worker._setup, StopRequest())
+    worker._start_thread()
     return worker
 
 
@@ -39,15 +61,14 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     monkeypatch.setattr(forward_pass, "release_compiled_code", lambda: released.append(True))
     worker = of_trainings()
 
-    def train(spec, request):
+    def train(request, report):
         if error is not None:
             raise error
-        return SimpleNamespace(status=TrialStatus.FINISHED)
-        yield
+        return TrialEnded(status=TrialStatus.FINISHED)
 
-    monkeypatch.setattr(worker, "_train", train)
+    monkeypatch.setattr(worker._kind, "_train", train)
     for compiles in (True, False):
-        worker.begin(SimpleNamespace(spec=Train(compile=compiles), taken_over=None, label="t/1"))
+        worker.begin(SimpleNamespace(spec=Training(compile=compiles), taken_over=None))
     assert len(released) == 1
 
 
@@ -59,7 +80,7 @@ SPECS = {
     "in a cycle": {"ema_decay": 0.9, "activation_checkpointing": True},
     "in 16 bits": {"precision": "bf16", "clip_norm": 1.0, "metrics": ["top5_accuracy"]},
     "mixed": {"augment": {"mixup": 0.2, "flip": True}, "accumulation": 2, "optimizer": "adamw"},
-    "erased": {"augment": {"cutmix": 1.0, "rand_augment": 1, "erasing": 0.5}},
+    "cut": {"augment": {"cutmix": 1.0, "resized_crop": 0.5}},
     "in fp16": {"precision": "fp16", "freeze": ["0"], "lr_scale": {"*": 0.5}, "label_smoothing": 0.1},
     "with a loss": {"loss": "torch.nn:CrossEntropyLoss"},
 }
@@ -70,17 +91,17 @@ def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_pa
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     worker, found = of_trainings(), []
 
-    def create(spec, request, halvings):
-        training = start(spec, data)
+    def create(request, report):
+        training = start(request.spec, data)
         tensors = [*training.module.parameters(), *training.module.buffers(), training.state.progress.sums]
         found.extend(weakref.ref(each) for each in tensors)
-        if request.label == "in a cycle/1":
+        if request.trial == "in a cycle":
             training.module.forward = training.module.forward
-        if request.label == "fails/1":
+        if request.trial == "fails":
             training.module.register_forward_hook(lambda *_: 1 / 0)
         return training
 
-    monkeypatch.setattr(worker, "_create_trainer", create)
+    monkeypatch.setattr(worker._kind, "create_trainer", create)
     gc.collect()
     gc.disable()
     try:
@@ -99,10 +120,9 @@ def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_pa
 @pytest.mark.parametrize(("share", "kwh"), [(1.0, 0.75), (0.25, 0.1875)])
 def test_a_trial_has_the_energy_of_its_gpus_and_of_a_shared_one_its_share(data, monkeypatch, tmp_path, share, kwh):
     joules = iter([1e6, 2e6, 2.8e6, 2.9e6])
-    worker = of_trainings()
-    worker._setup = replace(worker._setup, gpu_share=share)
+    worker = of_trainings(gpus_per_trial=share)
     worker._gpus = [SimpleNamespace(joules=lambda: next(joules))] * 2
-    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: start(spec, data))
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: start(request.spec, data))
     worker.begin(TrialRequest(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
     assert worker.resume(False).energy_kwh == pytest.approx(kwh)
     lost = iter([1e6, None])
@@ -118,8 +138,8 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer.history[0] = replace(trainer.history[0], seconds=1000.0)
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
     worker = of_trainings()
-    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None, label="t/1"))
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: trainer)
+    worker.begin(SimpleNamespace(spec=Training(), taken_over=None))
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
     assert end.seconds > 1000
@@ -129,8 +149,8 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     trainer = start(SPEC, data)
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
     worker = of_trainings()
-    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
-    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False, taken_over=None, label="t/1"))
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: trainer)
+    end = worker.begin(SimpleNamespace(spec=Training(), taken_over=None))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
 
@@ -140,10 +160,30 @@ def test_ranks_that_early_stopping_ends_have_the_metrics_of_their_last_epoch(tmp
     """Also if they took longer than their grace period to save their state."""
     if metrics:
         write_json(tmp_path / END, {"status": "interrupted", "error": "", "metrics": metrics, "earlier_seconds": 10.0})
-    end = _end_of_ranks(TrialEnded(status=TrialStatus.STOPPED, metrics={"loss": 0.5}, seconds=2.0), tmp_path)
+    end = end_of_ranks(TrialEnded(status=TrialStatus.STOPPED, metrics={"loss": 0.5}, seconds=2.0), tmp_path)
     assert end.status is TrialStatus.STOPPED
     assert end.metrics == (metrics or {"loss": 0.5})
     assert end.seconds == (12.0 if metrics else 2.0)
+
+
+def test_what_a_trial_starts_gets_the_signals_that_whoever_started_the_job_has_blocked(tmp_path, monkeypatch):
+    signals, blocked = {signal.SIGTERM}, Future()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray, "get_gpu_ids", list)
+    monkeypatch.setattr(worker_module, "stop_request_of_signals", lambda: unblock(signals))
+    try:
+        worker = Worker()
+        worker.start(WorkerSetup(sweep_of({"command": "true", "slots": {"cpus": 1}}), tmp_path, Data()))
+        worker._calls.put(lambda: blocked.set_result(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        assert not signals & blocked.result(PATIENCE_SECONDS)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock(signals):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    return StopRequest()
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -152,9 +192,8 @@ def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_
     (tmp_path / f"leaving_{own}.py").write_text(
         "import os\ndef run(config, context):\n    context.report(at=os.stat('.').st_ino)\n    os.chdir('/')\n"
     )
-    worker = Worker()
-    worker._dataset, worker._stop_request = None, StopRequest()
-    worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), trial_workdirs=own)
+    worker = worker_of({"function": "m:f", "workdir": "trial" if own else "keep"}, tmp_path)
+    worker._kind.dataset = None
     for trial in ("a", "b"):
         folder = tmp_path / "trials" / trial
         spec = UserProgram(function=f"leaving_{own}:run")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trainyard.cluster.slurm_queries import JobRecord
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.plan import plan_sweep
@@ -77,17 +78,15 @@ def test_a_prediction_is_not_compared_before_all_trials_have_ended(tmp_path):
     assert jobs_table(state, state.sessions, {})["gap"].isna().all()
 
 
-def test_a_job_in_slurm_has_what_was_predicted_when_it_was_submitted(tmp_path):
-    """Submitted at 900 and again at 1100; jobs started 4 s before their drivers. The last one is none of Slurm's."""
-    for time, first, end in ((900, 50.0, None), (1100, None, 70.0)):
-        line = {"event": "submitted", "time": time, "first_start_seconds": first, "end_seconds": end}
-        path = tmp_path / f"sweeps/s/sessions/0-local.0-{time}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(line) + "\n")
-    for start, lead in ((1000, 4.0), (1010, 4.0), (1200, 4.0), (1300, None)):
+def test_a_job_in_slurm_waited_from_its_submission_to_its_start(tmp_path):
+    """Jobs started 4 s before their drivers. The last one is none of Slurm's."""
+    for start, lead in ((1000, 4.0), (1010, 4.0), (1300, None)):
         write_job(tmp_path, 0, start, end=start + 5, lead_seconds=lead, pending=1)
     state = plan_sweep(CONFIG, "s", tmp_path).state
-    columns = ["submitted", "wait_seconds", "predicted_wait_seconds", "predicted_end_seconds"]
-    table = jobs_table(state, state.sessions, {})[columns]
+    records = {
+        state.sessions[0].info.job: JobRecord(60.0, 9.0, "", 900.0),
+        state.sessions[1].info.job: JobRecord(60.0, 9.0, "", 910.0),
+    }
+    table = jobs_table(state, state.sessions, records)[["submitted", "wait_seconds"]]
     rows = table.astype(object).where(table.notna(), None).to_numpy().tolist()
-    assert rows == [[900, 96, 50, None], [900, 106, 50, None], [1100, 96, None, 70], [None] * 4]
+    assert rows == [[900, 96], [910, 96], [None, None]]

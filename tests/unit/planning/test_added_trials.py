@@ -3,9 +3,12 @@
 import pytest
 from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.planning.added_trials import add_trials, announce_config, list_changes, read_current_config
+from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.history import History
 from trainyard.planning.job_marks import RUN
-from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.utils.files import write_json
 
 OWN = {"command": "true {x}", "grid": {"x": [1, 2]}, "metrics": {"file": "m.json"}, "metric": "loss"}
@@ -45,16 +48,38 @@ def test_only_trials_that_are_added_are_taken_up(before, change, expected):
     assert list_changes(old, new) == expected
 
 
-def test_what_a_search_and_a_grid_gain_has_the_same_names_as_in_a_new_config():
+def test_what_a_search_and_a_grid_gain_has_the_same_names_as_in_a_new_config(tmp_path):
     for before, change in ((OWN, {"grid": {"x": [1, 2, 3]}}), (OWN | {"grid": {}, "search": SEARCH},
                                                               {"search": SEARCH | {"trials": 5}})):  # fmt: skip
         old, new = config_of(**before).sweeps["s"], config_of(**before | change).sweeps["s"]
-        space = TrialSpace(old, "no dataset")
-        known = set(space.trials)
-        added = space.grow(new)
+        history = History("s", old, "no dataset", tmp_path, Fold(tmp_path))
+        known = set(history.trials)
+        added = history.grow(new)
         assert known.isdisjoint(added)
-        assert space.trials == TrialSpace(new, "no dataset").trials
-        assert space.undrawn_count == TrialSpace(new, "no dataset").undrawn_count
+        assert history.trials == TrialSpace(new, "no dataset").trials
+        assert history.space.undrawn_count == TrialSpace(new, "no dataset").undrawn_count
+
+
+def test_further_seeds_of_the_best_are_not_stopped_after_the_config_has_gained_trials(tmp_path):
+    best = {
+        "command": "true {x} {seed}",
+        "args": {"seed": 0},
+        "repeat_best": 1,
+        "repeats": 3,
+        "metric": "loss",
+        "mode": "min",
+        "stop": {"method": "asha"},
+    }
+    old, new = (config_of(**OWN | best | {"grid": {"x": values}}).sweeps["s"] for values in ([1, 2], [1, 2, 3]))
+    history = History("s", old, "no dataset", tmp_path, Fold(tmp_path))
+    rule = EarlyStoppingRule.of(history)
+    (added, *_) = history.grow(new)
+    for loss, name in enumerate(("a", "b", "c")):
+        rule.verdict(name, {"epoch": 1, "loss": float(loss)})
+    assert rule.awaits_verdict(added, {"epoch": 1, "loss": 9.0})
+    history.space.further.add(added)
+    assert not rule.awaits_verdict(added, {"epoch": 1, "loss": 9.0})
+    assert not rule.verdict(added, {"epoch": 1, "loss": 9.0})
 
 
 def test_each_run_takes_up_what_later_ones_add_and_nothing_of_those_before_it(tmp_path, monkeypatch):

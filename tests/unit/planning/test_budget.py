@@ -50,7 +50,7 @@ class Simulated:
     def run(self):
         """Returns the GPU-seconds of the jobs relative to the budget."""
         now, begun = 0.0, 0
-        while self.running or not begun:
+        while True:
             if begun < len(self.starts) and self.starts[begun] <= now:
                 self.sessions[str(begun)] = Session(SessionStarted(time=now, gpus=SLOTS), str(begun), end=now)
                 self.start(str(begun), now)
@@ -61,12 +61,16 @@ class Simulated:
                     self.known.append(end - start)
                     self.sessions[job].end = now
                     self.start(job, now)
-            if self.running and self.spending(now).must_stop_by(now) <= now:
+            if not self.running:
+                break
+            stop = self.spending(now).must_stop_by(now)  # it moves only where a trial or a job starts or ends
+            if stop <= now:
                 self.interrupted = len(self.running)
                 for job, _ in self.running:
                     self.sessions[job].end = now
                 break
-            now += STEP
+            nearest = min(stop, *self.starts[begun : begun + 1], *(end for _, end, _ in self.running.values()))
+            now = max(now + STEP, STEP * math.ceil(nearest / STEP))
         return self.spending(now).unit_seconds({}) / self.budget.unit_seconds
 
 
@@ -105,11 +109,11 @@ def test_the_plan_says_how_many_trials_fit_and_requests_no_longer_walltime(tmp_p
         for name in list(without.state.trials)[:2]:
             record_attempt(journal, name, seconds=600.0)
     found = plan(tmp_path, budget={"gpu_hours": 1})
-    assert found.request.trials_in_budget == 4, "two rounds of 10 minutes in half an hour, and the start-up"
-    assert found.request.walltime_minutes in (29, 30), "half an hour, without what the journal says was spent"
-    assert found.request.requested_hours <= 1
+    assert found.trials_in_budget == 4, "two rounds of 10 minutes in half an hour, and the start-up"
+    assert found.walltime_minutes in (29, 30), "half an hour, without what the journal says was spent"
+    assert found.requested_hours <= 1
     assert "; budget: 1 of 1 GPU-hours left: about 4 of these trials fit" in summarize_plan(found)
-    assert plan(tmp_path).request.walltime_minutes > 40
+    assert plan(tmp_path).walltime_minutes > 40
     reached = plan(tmp_path, budget={"until": "2026-01-31 08:00"})
     assert reached.forecast.pending == []
     assert "budget reached: 2 of 10 trials ran; raise `budget` to go on" in summarize_plan(reached)

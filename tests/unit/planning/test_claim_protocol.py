@@ -1,4 +1,4 @@
-"""No result counts twice, and none is lost, whatever jobs see of each other, whoever gives up whom.
+"""No result counts twice, and what counts keeps counting, whatever jobs see of each other, whoever gives up whom.
 
 And no job starts a trial in spite of a request of a user that it has read.
 """
@@ -20,16 +20,16 @@ def folder():
 
 
 def run_all(folder, seeds):
-    """Run schedules; returns how many entries and fences they had."""
+    """Run schedules; returns how many entries and sessions that were given up they had."""
     with model():
         schedules = [run_schedule(seed, folder) for seed in seeds]
-    return sum(each.entries for each in schedules), sum(each.fences for each in schedules)
+    return sum(each.entries for each in schedules), sum(each.given_up for each in schedules)
 
 
 def test_each_trial_ends_once_in_any_schedule(folder):
-    entries, fences = run_all(folder, range(SCHEDULES))
+    entries, given_up = run_all(folder, range(SCHEDULES))
     assert entries > 5 * SCHEDULES, "the schedules have claims"
-    assert fences > SCHEDULES, "and sessions that are given up"
+    assert given_up > SCHEDULES, "and sessions that are given up"
 
 
 @pytest.mark.slow
@@ -37,9 +37,9 @@ def test_each_trial_ends_once_in_any_of_many_schedules(folder):
     run_all(folder, range(SCHEDULES, 30 * SCHEDULES))
 
 
-@pytest.mark.parametrize(("rule", "broken"), [("fences", "double"), ("reading", "double"), ("requests", "cancelled")])
+@pytest.mark.parametrize(("rule", "broken"), [("attempts", "double"), ("requests", "cancelled")])
 def test_without_one_of_its_rules_the_protocol_breaks(folder, rule, broken):
-    """A journal counts up to its fence, and is read up to there before a decision; requests that were read hold."""
+    """The end of the attempt for which a trial was taken last counts; requests that were read hold."""
     with model(without=rule):
         found = []
         for seed in range(FEW):

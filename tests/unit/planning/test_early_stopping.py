@@ -12,6 +12,7 @@ from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning import early_stopping
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.job_costs import summarize_plan
@@ -24,6 +25,12 @@ RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 def rule(known=(), *, metric="val_accuracy", mode="max", **fields):
     stop = Stop.model_validate({"method": "asha", "epochs": 27, **fields})
     return EarlyStoppingRule(stop, metric, mode, known)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """The median of fewer trials decides."""
+    monkeypatch.setattr(early_stopping, "MEDIAN_TRIALS", 1)
 
 
 def ended(trial, status=TrialStatus.DIVERGED):
@@ -83,8 +90,8 @@ def test_trials_that_are_evaluated_at_fractions_of_an_epoch_are_judged_once_at_t
     assert why == "asha: rank 3 of the 3 that have reached epoch 1.2; the best 1 continue"
 
 
-def test_the_median_of_trials_that_are_evaluated_at_fractions_is_that_at_the_epoch_as_it_is():
-    judge = rule(method="median", min_samples=1, epochs=3)
+def test_the_median_of_trials_that_are_evaluated_at_fractions_is_that_at_the_epoch_as_it_is(few):
+    judge = rule(method="median", epochs=3)
     for epoch, value in ((0.5, 0.5), (1, 0.6), (1.5, 0.9)):
         assert judge.verdict("a", {"epoch": epoch, "val_accuracy": value}) == ""
     assert judge.verdict("b", {"epoch": 0.5, "val_accuracy": 0.1}) == "", "before the grace period"
@@ -95,7 +102,7 @@ def test_the_median_of_trials_that_are_evaluated_at_fractions_is_that_at_the_epo
 def test_one_that_diverged_before_the_first_rung_counts_there_as_the_worst():
     judge = rule(epochs=9)
     judge.verdict("bad", {"epoch": 0.5, "val_accuracy": 0.9})
-    judge.note(ended("bad"))
+    judge.on_event(ended("bad"), is_own=True)
     for trial, value in (("a", 0.5), ("b", 0.4)):
         why = judge.verdict(trial, {"epoch": 1, "val_accuracy": value})
     assert why == "asha: rank 2 of the 3 that have reached epoch 1; the best 1 continue"
@@ -155,9 +162,9 @@ def test_a_trial_is_not_ended_at_its_last_epoch():
 
 
 @pytest.mark.parametrize("method", ["asha", "median"])
-def test_a_trial_that_counts_from_0_is_not_ended_at_its_last_epoch_either(method):
+def test_a_trial_that_counts_from_0_is_not_ended_at_its_last_epoch_either(few, method):
     """Of 10 epochs, the last one is 9, at which others that count from 1 are compared."""
-    judge = rule(epochs=10, method=method, min_samples=1)
+    judge = rule(epochs=10, method=method)
     for number in range(9):
         assert judge.verdict(f"{number}", {"epoch": 0, "val_accuracy": 1}) == ""
         assert judge.verdict(f"{number}", {"epoch": 9, "val_accuracy": 2 - number}) == ""
@@ -203,7 +210,7 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.verdict("b", {"epoch": 3, "val_accuracy": 0.6})
     judge.verdict("c", {"epoch": 1, "val_accuracy": 0.9})
     assert judge.verdict("d", {"epoch": 3, "val_accuracy": 0.1}).startswith("asha: rank 3 of the 3")
-    judge.note(ended("c"))
+    judge.on_event(ended("c"), is_own=True)
     assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: rank 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
     again = rule([diverged], grace_period=3, epochs=None)
@@ -211,20 +218,21 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: rank 2 of the 3")
 
 
-def test_the_median_rule_takes_a_diverged_trial_for_the_worst():
-    judge = rule(method="median", min_samples=2)
+def test_the_median_rule_takes_a_diverged_trial_for_the_worst(monkeypatch):
+    monkeypatch.setattr(early_stopping, "MEDIAN_TRIALS", 2)
+    judge = rule(method="median")
     judge.verdict("a", {"epoch": 1, "val_accuracy": 0.5})
-    judge.note(ended("b"))
+    judge.on_event(ended("b"), is_own=True)
     assert judge.verdict("c", {"epoch": 1, "val_accuracy": 0.4}) == "", "the median is between 0.5 and the worst"
     assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.3}).startswith("median: ")
 
 
-def as_written(curves, trial, epoch, stop):
+def as_written(curves, trial, epoch, stop, least):
     """The median rule, computed from all curves: (the best value, the median, how many others), or None to go on."""
     others = [curve for name, curve in curves.items() if name != trial and min(curve) <= epoch <= max(curve)]
     means = [statistics.fmean(value for at, value in curve.items() if at <= epoch) for curve in others]
     is_last = stop.epochs in (epoch, epoch + (min(curves[trial]) == 0))
-    if epoch < stop.grace_period or is_last or len(means) < stop.min_samples:
+    if epoch < stop.grace_period or is_last or len(means) < least:
         return None
     best, median = max(value for at, value in curves[trial].items() if at <= epoch), statistics.median(means)
     return None if best >= median else (best, median, len(means))
@@ -235,13 +243,15 @@ VALUES = st.one_of(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.2, 0.3, None, 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), VALUES), max_size=60), st.integers(1, 3))
 def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told, least):
-    stop = Stop(method="median", grace_period=2, min_samples=least, epochs=6)
+    stop = Stop(method="median", grace_period=2, epochs=6)
     judge, curves = EarlyStoppingRule(stop, "val_accuracy", "max"), defaultdict(dict)
     for trial, epoch, value in told:
         before, now = curves[trial].get(epoch), value if value is not None and math.isfinite(value) else -math.inf
         curves[trial][epoch] = now
-        why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})
-        expected = None if before == now else as_written(curves, trial, epoch, stop)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(early_stopping, "MEDIAN_TRIALS", least)
+            why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})
+        expected = None if before == now else as_written(curves, trial, epoch, stop, least)
         words = ""
         if expected:
             best, median, others = expected
@@ -264,8 +274,9 @@ def test_the_median_rule_looks_at_few_curves_for_each_verdict(monkeypatch, trial
     assert 0 < len(calls) <= 3 * len(rows)
 
 
-def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_far_apart():
-    judge = rule(method="median", metric="loss", mode="min", min_samples=2, epochs=None)
+def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_far_apart(monkeypatch):
+    monkeypatch.setattr(early_stopping, "MEDIAN_TRIALS", 3)
+    judge = rule(method="median", metric="loss", mode="min", epochs=None)
     for trial, loss in {"a": 1e308, "b": 1.5e308, "c": 1.2e308}.items():
         for epoch in (1, 2, 10**12):
             assert judge.verdict(trial, {"epoch": epoch, "loss": loss}) == ""
@@ -291,7 +302,8 @@ def stopped(results, *, rule):
         for trial, status in ((finished, TrialStatus.FINISHED), (early, TrialStatus.STOPPED)):
             journal.record(Started(trial=trial, attempt=1))
             end = {"status": status, "metrics": {"loss": 0.5}, "seconds": 1.0, "rule": rule}
-            journal.record(Ended(trial=trial, attempt=1, why="asha: rank 2 of the 2", **end))
+            why = "asha: rank 2 of the 2" if trial == early else None
+            journal.record(Ended(trial=trial, attempt=1, why=why, **end))
     return early
 
 
@@ -299,7 +311,6 @@ def stopped(results, *, rule):
     ("now", "reason"),
     [
         ({}, ""),
-        ({"stop": {**STOP, "min_samples": 9}}, ""),  # of the other method
         ({"stop": {**STOP, "epochs": 27}}, ""),
         ({"mode": "min"}, "1 stopped early by another rule, with mode: max"),
         ({"metric": "val_loss"}, "1 stopped early by another rule, with metric: loss"),
@@ -311,7 +322,7 @@ def stopped(results, *, rule):
 def test_what_a_rule_has_stopped_counts_under_this_rule_only(tmp_path, now, reason):
     trial = stopped(tmp_path, rule=Stop.model_validate(STOP).rule("loss", "max"))
     plan = swept(tmp_path, **({"stop": STOP} | LOSS | now))
-    assert (plan.state.result(trial) is None) == (trial in plan.state.unfinished) == bool(reason)
+    assert (plan.state.record(trial).result is None) == (trial in plan.state.unfinished) == bool(reason)
     assert f"{'3 of 4 trials pending (' + reason + ')' if reason else '2 of 4 trials pending;'}" in summarize_plan(plan)
 
 

@@ -10,24 +10,24 @@ from rich.console import Console
 from snakemake.resources import Resources
 from sweep_journals import session_of
 from trainyard.cli import profile
+from trainyard.cli.plan_table import plan_table
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
-from trainyard.config.trials import fit_digest, result_digest
+from trainyard.config.trials import result_digest
 from trainyard.planning import job_costs
 from trainyard.planning.accounting import PADDING
 from trainyard.planning.job_costs import (
-    compare_planned_strategies,
     describe_scale,
     plan_scale,
+    planned_alternatives,
     summarize_cost,
     summarize_plan,
 )
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.sweep_state import NOT_STAGED
-from trainyard.report.plan_table import plan_table
+from trainyard.planning.trial_space import NOT_STAGED
 
 CONFIG = {
     "datasets": {"digits": {"source": "digits"}},
@@ -35,7 +35,6 @@ CONFIG = {
         "depth": {"dataset": "digits", "grid": {"model_args.blocks": [1, 2, 3, 4]}, "slots": {"gpus_per_node": 2}}
     },
     "scaling": {"s": {"dataset": "digits", "scales": ["1x1", "1x4", "2x4"], "mode": "strong"}},
-    "trees": {"t": {"dataset": "digits"}},
     "pricing": {"gpu_hour": 2},
 }
 
@@ -44,14 +43,6 @@ def plan_jobs(config, results, *, set_minutes=None, runtime_minutes=None, **limi
     limits["fixed_minutes"] = (set_minutes or {}).get("sweep")
     minutes = {"runtime_minutes": runtime_minutes, "set_minutes": set_minutes}
     return job_costs.plan_jobs(config, results, lambda name: plan_sweep(config, name, results, **limits), **minutes)
-
-
-def fitted(results, models, *, study, has_receipts=True):
-    folder = results / "trees/t/models"
-    folder.mkdir(parents=True)
-    (folder.parent / "trees.csv").write_text("\n".join(["model", *models]))
-    for model in models if has_receipts else ():
-        (folder / f"{model}.json").write_text(json.dumps({"identity": fit_digest(study, model, NOT_STAGED)}))
 
 
 def trained(results, scale, *, gpus, seconds, device="A100", **more):
@@ -77,32 +68,22 @@ def finished(results, hours_by_blocks, *, gpus=1):
 def test_every_job_that_is_missing_has_a_row(tmp_path):
     found = [(row.job, row.strategy) for row in plan_jobs(check_config(CONFIG), tmp_path)]
     assert found == [("stage digits", ""), ("sweep depth", "packed"), ("train s 1x1", ""), ("train s 1x4", ""),
-                     ("train s 2x4", ""), ("trees t", "")]  # fmt: skip
+                     ("train s 2x4", "")]  # fmt: skip
 
 
 CHANGES = [{"retrain": 1}, {"mode": "weak"}, {"train": {"epochs": 2}}, {"train": {"model_args": {"width": 64}}}]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("has_digest", [True, False], ids=["now", "of an older version"])
-def test_results_of_another_config_are_missing(tmp_path, change, has_digest):
+def test_results_of_another_config_are_missing(tmp_path, change):
     before = check_config(CONFIG)
     for gpus, run in ((1, "1x1"), (4, "1x4"), (8, "2x4")):
-        digest = result_digest(before.scaling["s"], run, NOT_STAGED) if has_digest else None
+        digest = result_digest(before.scaling["s"], run, NOT_STAGED)
         trained(tmp_path, run, gpus=gpus, seconds=10, spec_digest=digest)
-    fitted(tmp_path, before.trees["t"].models, study=before.trees["t"], has_receipts=has_digest)
-    after = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | change},
-                          "trees": {"t": {"dataset": "digits", "rounds": 7}}})  # fmt: skip
-    wanted = {"train s 1x1", "train s 1x4", "train s 2x4", "trees t"}
+    after = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | change}})
+    wanted = {"train s 1x1", "train s 1x4", "train s 2x4"}
     assert not wanted & {row.job for row in plan_jobs(before, tmp_path)}
-    assert wanted & {row.job for row in plan_jobs(after, tmp_path)} == (wanted if has_digest else set())
-
-
-@pytest.mark.parametrize(("models", "is_planned"), [(["xgboost"], False), (["xgboost", "lightgbm"], True)])
-def test_a_tree_study_with_one_more_model_is_missing(tmp_path, models, is_planned):
-    config = check_config({**CONFIG, "trees": {"t": {"dataset": "digits", "models": models}}})
-    fitted(tmp_path, ["xgboost"], study=config.trees["t"])
-    assert ("trees t" in {row.job for row in plan_jobs(config, tmp_path)}) == is_planned
+    assert wanted & {row.job for row in plan_jobs(after, tmp_path)} == wanted
 
 
 def test_trials_on_two_gpus_are_planned_and_charged_as_slots_of_two(tmp_path):
@@ -112,11 +93,10 @@ def test_trials_on_two_gpus_are_planned_and_charged_as_slots_of_two(tmp_path):
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
     plan = plan_sweep(config, "depth", tmp_path)
     assert "2 of 4 trials pending; requests 2 slots of 2 GPUs and 1 CPU; predicted" in summarize_plan(plan)
-    separate, array, packed = compare_planned_strategies(plan)
-    for row in (separate, array, packed):
+    separate, array = planned_alternatives(plan)
+    for row in (separate, array):
         assert row.makespan_lower_bound_seconds == pytest.approx(4 * 3600, rel=0.05)
         assert row.running_unit_seconds == pytest.approx(2 * 7 * 3600, rel=0.05)
-    assert (packed.slots, packed.units_per_job, packed.units_total) == (2, 4, 4)
     assert (array.jobs, array.units_per_job, array.units_total) == (2, 2, 4)
     assert array.requested_unit_seconds == pytest.approx(PADDING * 2 * 8 * 3600, rel=0.05)
     assert separate.requested_unit_seconds == pytest.approx(PADDING * 2 * 7 * 3600, rel=0.05)
@@ -126,9 +106,9 @@ def test_durations_on_another_number_of_gpus_predict_until_there_are_better_ones
     slots = {"gpus_per_node": 4, "gpus_per_trial": 2}
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
     finished(tmp_path, {1: 1.0, 2: 2.0}, gpus=1)
-    assert plan_sweep(config, "depth", tmp_path).request.predicted_seconds == pytest.approx(4 * 3600, rel=0.05)
+    assert plan_sweep(config, "depth", tmp_path).predicted_seconds == pytest.approx(4 * 3600, rel=0.05)
     finished(tmp_path, {3: 1.5}, gpus=2)
-    assert plan_sweep(config, "depth", tmp_path).request.predicted_seconds < 3 * 3600
+    assert plan_sweep(config, "depth", tmp_path).predicted_seconds < 3 * 3600
 
 
 def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
@@ -156,7 +136,7 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
 
 def test_each_way_to_run_a_sweep_has_the_nodes_of_its_trials(tmp_path):
     finished(tmp_path, {1: 1.0, 2: 2.0}, gpus=4)
-    slots = {"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 2}
+    slots = {"jobs": 2, "nodes_per_trial": 2, "gpus_per_node": 2}
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
     rows = {row.strategy: (row.nodes, row.gpus) for row in plan_jobs(config, tmp_path) if row.strategy}
     assert rows == dict.fromkeys(("packed", "job_array", "separate_jobs"), (2, 4))
@@ -164,7 +144,7 @@ def test_each_way_to_run_a_sweep_has_the_nodes_of_its_trials(tmp_path):
 
 def test_on_a_machine_without_a_gpu_a_plan_names_none(tmp_path):
     finished(tmp_path, {1: 1.0, 2: 2.0})
-    config = check_config({**CONFIG, "scaling": {}, "trees": {}})
+    config = check_config({**CONFIG, "scaling": {}})
     assert "requests 2 slots of 1 CPU; predicted" in summarize_plan(plan_sweep(config, "depth", tmp_path), on_cpus=True)
     console = Console(file=io.StringIO(), width=200)
     console.print(plan_table(list(plan_jobs(config, tmp_path)), on_cpus=True))
@@ -173,15 +153,13 @@ def test_on_a_machine_without_a_gpu_a_plan_names_none(tmp_path):
 
 
 def test_a_sweep_without_gpus_is_planned_in_cpus(tmp_path):
-    sweep = {**CONFIG["sweeps"]["depth"], "slots": {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 4}}
-    config = check_config(
-        {**CONFIG, "sweeps": {"depth": sweep}, "scaling": {}, "trees": {}, "pricing": {"cpu_hour": 3}}
-    )
+    sweep = {**CONFIG["sweeps"]["depth"], "slots": {"cpus": 8, "cpus_per_trial": 4}}
+    config = check_config({**CONFIG, "sweeps": {"depth": sweep}, "scaling": {}, "pricing": {"cpu_hour": 3}})
     finished(tmp_path, {1: 1.0, 2: 2.0})  # the same trials, which had run on GPUs
     plan, rows = plan_sweep(config, "depth", tmp_path), list(plan_jobs(config, tmp_path, runtime_minutes=60))
     words = f"{summarize_plan(plan)}; {summarize_cost(plan)}"
     assert "requests 2 slots of 4 CPUs; predicted" in words
-    assert f"{plan.request.requested_hours:.3g} CPU-hours requested" in words
+    assert f"{plan.requested_hours:.3g} CPU-hours requested" in words
     assert "GPU" not in words
     packed, array = (next(row for row in rows if row.strategy == name) for name in ("packed", "job_array"))
     assert (packed.gpus, packed.cpus, array.cpus) == (0, 8, 4)
@@ -259,7 +237,7 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
-    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).request.jobs
+    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
     assert jobs >= 3
     assert yard.sweep.retries() == jobs - 1 + 2
     assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120 --partition=gpu"
@@ -267,8 +245,6 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
     assert (here.sweep.retries(), here.plan_options(None)) == (None, "")
-    several = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": {"jobs": "auto"}}}}
-    assert Workflow(several, results=tmp_path).plan_options(None) == "--limit-jobs 1", "without Slurm, one runs"
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None
@@ -288,7 +264,7 @@ def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_p
     rows = plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, set_minutes=set_minutes)
     found = {row.job: row for row in rows if row.is_submitted}
     assert {job: row.walltime_minutes for job, row in found.items()} == {
-        "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 45, "trees t": 60
+        "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 45
     }  # fmt: skip
     assert found["sweep depth"].asked_gpu_hours == 300 / 60 * found["sweep depth"].gpus
 
@@ -306,8 +282,8 @@ def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, mo
     config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
     finished(tmp_path, {1: 1.0, 2: 2.0})
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
-    jobs = yard.sweep.plan("depth").request.jobs
-    assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).request.jobs
+    jobs = yard.sweep.plan("depth").jobs
+    assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).jobs
     assert yard.sweep.retries() == jobs + 1
 
 
@@ -331,21 +307,20 @@ def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, 
     assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
 
 
-@pytest.mark.parametrize(("rule", "text"), [("stage", "dataset {}: staging"), ("fit_trees", "trees {}: fitting")])
-def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, monkeypatch, rule, text):
+def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:4|(null)")])
     defaults = {"runtime": Resource(60)}
 
     def summary(workflow):
-        return getattr(workflow, rule).summary(SimpleNamespace(name="a"), attempt=1)
+        return workflow.stage.summary(SimpleNamespace(name="a"), attempt=1)
 
     for minutes, excess in ((120, ""), (180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min")):
-        settings = {rule: {"runtime": Resource(minutes)}}
+        settings = {"stage": {"runtime": Resource(minutes)}}
         yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=settings)
-        assert summary(yard).startswith(text.format("a") + excess)
+        assert summary(yard).startswith("dataset a: staging" + excess)
         assert summary(yard).endswith("set `runtime`") == bool(excess)
     here = Workflow(CONFIG, results=tmp_path)
-    assert summary(here) == text.format("a")
+    assert summary(here) == "dataset a: staging"
 
 
 def test_a_walltime_that_is_an_expression_is_that_of_the_first_attempt(tmp_path, monkeypatch):

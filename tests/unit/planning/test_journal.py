@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from sweep_journals import decode_all, fold_attempts, read_journal, session_of, write_session
-from trainyard.config.trial_status import CONCLUSIVE
-from trainyard.planning.attempts import Fold, find_result, whole_epochs, whole_seconds
-from trainyard.planning.journal import Journal, decode, encode
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.attempts import Fold, read_again, whole_epochs, whole_seconds
+from trainyard.planning.journal import Journal, Reread, decode, encode
 from trainyard.utils.event_log import read_events
 
 
@@ -29,18 +29,6 @@ def test_events_fold_into_attempts(tmp_path):
     first, second = fold_attempts(read_journal(tmp_path))
     assert (first.outcome, first.error, first.epochs) == ("failed", "boom", [{"epoch": 1, "val_accuracy": 0.5}])
     assert (second.outcome, second.number, second.seconds, second.location.node) == ("finished", 2, 2.0, "n1")
-    assert find_result([first, second]) is second
-    assert find_result([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
-
-
-def test_a_trial_that_diverged_is_settled_but_has_no_result():
-    of_it = {"trial": "a", "attempt": 1, "time": 0}
-    tries = fold_attempts(
-        decode_all([{"event": "started", **of_it}, {"event": "diverged", **of_it, "error": "NaN", "seconds": 1.0}])
-    )
-    assert find_result(tries) is None
-    assert find_result(tries, of=CONCLUSIVE) is tries[0]
-    assert find_result(tries, 1, of=CONCLUSIVE) is None, "trained again on purpose"
 
 
 def test_the_first_end_of_an_attempt_counts(tmp_path):
@@ -79,10 +67,8 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
         '{"event":"epoch","time":1.5,"trial":"a","attempt":"2","metrics":{}}',
         '{"event":"epoch","time":null,"trial":"a","attempt":2,"metrics":{}}',
         '{"event":"finished","time":1.5,"trial":"a"}',
-        '{"event":"reread","time":1.5,"trial":"a","attempt":2,"outcome":"?","error":"","rows":[],"metrics":{},"heard":""}',
+        '{"event":"reread","time":1.5,"trial":"a","attempt":2,"rules":"r","metrics_digest":"d","rows":[],"metrics":{},"outcome":"?"}',
         '{"event":"resumed","time":1.5,"trial":"a","attempt":2,"checkpoint":{"name":"last.pt"}}',
-        '{"event":"suggested","time":1.5,"search":"s"}',
-        '{"event":"share","time":1.5,"slots":4}',
         '{"event":"work","time":1.5}',
     ],
 )
@@ -105,7 +91,6 @@ def test_a_result_counts_without_the_start_of_its_attempt(tmp_path):
     first, second = fold_attempts(events)
     assert (second.outcome, second.number, second.seconds) == ("finished", 2, 2.0)
     assert (second.start, second.end) == (events[-1].time - 2.0, events[-1].time)
-    assert find_result([first, second]) is second
     assert list(Fold(tmp_path).update().attempts.values()) == [first, second]
 
 
@@ -159,23 +144,31 @@ def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
     assert attempt.epochs == [{"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}]
 
 
-def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
-    with session_of(tmp_path) as journal:
-        journal.append("session", durable=True, job="7")
-        journal.append("started", trial="a", attempt=1)
-        journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
-        end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
-    (before,), (run,) = fold_attempts(read_journal(tmp_path)), Fold(tmp_path).update().sessions
-    assert (before.outcome, before.metrics_digest, find_result([before])) == ("unreadable", "1", None)
-    with session_of(tmp_path) as journal:
-        rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
-        journal.append(
-            "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"
-        )
-    (after,), (same,) = Fold(tmp_path).update().attempts.values(), Fold(tmp_path).update().sessions
+def reading(*, rows=(), metrics=(), outcome=None):
+    content = {"rules": "r", "metrics_digest": "2", "rows": [*rows], "metrics": dict(metrics)}
+    return Reread(trial="a", attempt=1, **content, outcome=outcome)
+
+
+def test_what_was_read_again_replaces_what_was_read_and_no_time():
+    of_it = {"trial": "a", "attempt": 1}
+    row = {"event": "epoch", "time": 2.0, **of_it, "metrics": {"epoch": 1, "loss": 3}}
+    end = {"event": "unreadable", "time": 3.0, **of_it, "error": "no metrics", "seconds": 2.0, "metrics_digest": "1"}
+    (before,) = fold_attempts(decode_all([{"event": "started", "time": 1.0, **of_it}, row, end]))
+    rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
+    after = read_again(before, reading(rows=rows, metrics=metrics, outcome=TrialStatus.FINISHED))
+    assert (before.outcome, before.metrics_digest) == ("unreadable", "1")
     assert (after.outcome, after.epochs, after.metrics, after.metrics_digest) == ("finished", rows, metrics, "2")
-    assert (after.end, after.seconds, find_result([after])) == (end["time"], 2.0, after)
-    assert same == run
+    assert (after.end, after.seconds, after.epoch_times) == (3.0, 2.0, {1: 2.0})
+
+
+@pytest.mark.parametrize(("then", "now"), [("finished", "interrupted"), (None, "finished")])
+def test_a_reading_of_an_attempt_that_has_ended_otherwise_since_does_not_count(then, now):
+    """Its session had been given up, and has ended it; or others have taken the trial before its end counted."""
+    of_it = {"trial": "a", "attempt": 1}
+    told = [{"event": "started", "time": 1.0, **of_it}, {"event": now, "time": 2.0, **of_it, "metrics": {"loss": 1.0}}]
+    (attempt,) = fold_attempts(decode_all(told))
+    read = reading(metrics={"loss": 2.0}, outcome=then and TrialStatus(then))
+    assert read_again(attempt, read) == attempt
 
 
 def resumed_trial(*, checkpoint=None, first=4):
@@ -209,41 +202,39 @@ def test_a_resumed_trial_has_all_of_its_epochs_and_seconds(how, seconds, epochs)
     assert [row["epoch"] for row in whole_epochs(tries, tries[-1])] == epochs
 
 
-@pytest.mark.parametrize(("told", "early"), [({"early": "asha"}, "asha"), ({"exit_code": 0}, ""), ({}, "")])
-def test_of_what_has_diverged_it_is_known_whether_it_was_ended_early(told, early):
+@pytest.mark.parametrize(("told", "why"), [({"why": "asha"}, "asha"), ({"exit_code": 0}, ""), ({}, "")])
+def test_of_what_has_diverged_it_is_known_whether_it_was_ended_early(told, why):
     of_trial = {"trial": "a", "attempt": 1}
     events = [{"event": "started", "time": 1.0, **of_trial}, {"event": "diverged", "time": 2.0, **of_trial, **told}]
-    reread = {"outcome": "stopped", "error": "", "rows": [], "metrics": {}, "heard": "d"}
-    (attempt,) = fold_attempts(decode_all([*events, {"event": "reread", "time": 3.0, **of_trial, **reread}]))
-    assert (attempt.outcome, attempt.early) == ("stopped", early)
+    (attempt,) = fold_attempts(decode_all(events))
+    assert (read_again(attempt, reading(outcome=TrialStatus.STOPPED)).outcome, attempt.why) == ("stopped", why)
 
 
-PROGRAM = '"exit_code":0,"output":"output-1.log","tail":"","heard":"d"'
+PROGRAM = '"exit_code":0,"output":"output-1.log","tail":"","metrics_digest":"d"'
 LINES = f"""
-{{"event":"session","time":1.5,"job":"7","node":"n1","process":3,"slots":2,"nodes":1,"gpus":2,"gpus_per_trial":1.0,"walltime_seconds":null,"lead_seconds":4.0,"pending":2,"predicted_seconds":null,"predicted_low_seconds":null,"predicted_high_seconds":null}}
+{{"event":"session","time":1.5,"job":"7","node":"n1","process":3,"slots":2,"nodes":1,"gpus":2,"lead_seconds":4.0,"pending":2}}
 {{"event":"ray_up","time":1.5,"import_seconds":0.5,"init_seconds":1.0}}
 {{"event":"work","time":1.5,"flops":{{"a":1.0}}}}
 {{"event":"slot_up","time":1.5,"slot":0,"import_torch_seconds":1.0,"data_seconds":0.5,"copy":""}}
 {{"event":"slot_down","time":1.5,"slot":1,"error":"died"}}
-{{"event":"share","time":1.5,"gpus_per_trial":0.5,"slots":4,"uses":[]}}
-{{"event":"suggested","time":1.5,"search":"k","values":{{"lr":1}},"params":{{"lr":1}},"attrs":{{}}}}
 {{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
 {{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu","expected_seconds":2.5}}
-{{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"takeover":3,"values":null,"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
+{{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"takeover":3,"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
 {{"event":"resumed","time":1.5,"trial":"a","attempt":1,"checkpoint":{{"name":"x","modified_ns":1,"size":1}}}}
 {{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}}}}
 {{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}},"first_step_time":1.25}}
 {{"event":"halved","time":1.5,"trial":"a","attempt":1,"micro_batch":8,"accumulation":2}}
 {{"event":"finished","time":1.5,"trial":"a","attempt":1,"metrics":{{"loss":1.0}},"seconds":1.0,"precision":"fp32"}}
 {{"event":"stopped","time":1.5,"trial":"a","attempt":1,"metrics":{{}},"seconds":1.0,"why":"asha",{PROGRAM}}}
-{{"event":"diverged","time":1.5,"trial":"a","attempt":1,"error":"NaN","seconds":1.0,"early":"asha",{PROGRAM}}}
-{{"event":"unreadable","time":1.5,"trial":"a","attempt":1,"error":"no metrics","seconds":1.0,"log":"x.log",\
-"exit_code":0,"output":"x.log","tail":"","heard":"d"}}
-{{"event":"failed","time":1.5,"trial":"a","attempt":1,"error":"boom","seconds":null,"log":"x.log","retried":true}}
+{{"event":"diverged","time":1.5,"trial":"a","attempt":1,"error":"NaN","seconds":1.0,"why":"asha",{PROGRAM}}}
+{{"event":"unreadable","time":1.5,"trial":"a","attempt":1,"error":"no metrics","seconds":1.0,\
+"exit_code":0,"output":"x.log","tail":"","metrics_digest":"d","log":"x.log"}}
+{{"event":"failed","time":1.5,"trial":"a","attempt":1,"error":"boom","log":"x.log","retried":true}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"ended":1.0}}
 {{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"error":"it was told to end",{PROGRAM}}}
-{{"event":"reread","time":1.5,"trial":"a","attempt":1,"outcome":"finished","error":"","rows":[],"metrics":{{}},"heard":"d","number":1}}
+{{"event":"reread","time":1.5,"trial":"a","attempt":1,"rules":"r","metrics_digest":"d","rows":[],"metrics":{{}},"outcome":"finished","error":""}}
+{{"event":"reread","time":1.5,"trial":"a","attempt":1,"rules":"r","metrics_digest":"d","rows":[],"metrics":{{}},"error":""}}
 {{"event":"released","time":1.5,"trial":"a","claim":3}}
 {{"event":"left","time":1.5}}
 """.split("\n")[1:-1]

@@ -8,17 +8,16 @@ from torch import nn
 from torchvision import models
 from trainyard.cluster.job_memory import MemoryRecord
 from trainyard.config.load import check_config
+from trainyard.config.model_sizes import count_parameters
 from trainyard.config.train import Train
 from trainyard.planning import memory_request
 from trainyard.planning.memory_request import (
     MemoryNeed,
     NodeMemory,
-    count_parameters,
     request_memory,
     scale_memory,
     staging_memory,
     sweep_memory,
-    trees_memory,
 )
 from trainyard.planning.plan import plan_sweep
 from trainyard.training.models import build_model
@@ -31,15 +30,14 @@ CONFIG = {
         "one": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 1}},
         "two": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 2}},
         "shared": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 2, "gpus_per_trial": 0.5}},
-        "auto": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 2, "gpus_per_trial": "auto"}},
         "ranks": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
-        "own": {"command": "true", "slots": {"nodes": 2, "gpus_per_node": 4}},
+        "trees": {"dataset": "d", "trees": {}, "slots": {"cpus": 2}},
+        "own": {"command": "true", "slots": {"jobs": 2, "gpus_per_node": 4}},
         "large": {"dataset": "d", "grid": {"model": ["cnn", "vit_h_14"]}, "slots": {"gpus_per_node": 1}},
         "drawn": {"dataset": "d", "search": {"trials": 2, "values": {"model": ["cnn", "vit_h_14"]}}},
         "loaded": {"dataset": "p", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 1, "cpus_per_trial": 9}},
     },
     "scaling": {"s": {"dataset": "d", "train": TRAIN, "scales": ["1x1", "1x4", "2x4"]}},
-    "trees": {"t": {"dataset": "d"}},
 }
 ANYWHERE = NodeMemory()
 
@@ -60,8 +58,8 @@ def of_sweep(results, name, node=ANYWHERE):
         ("one", 8000),
         ("two", 14000),
         ("shared", 26000),
-        ("auto", 49000),
         ("ranks", 26000),
+        ("trees", 14000),
         ("own", 34000),
         ("large", 28000),
         ("drawn", 28000),
@@ -77,14 +75,13 @@ def test_a_study_requests_memory_per_rank_whatever_its_number_of_nodes(tmp_path)
     assert found == [8000, 26000, 26000]
 
 
-def test_a_staged_dataset_counts_once_a_node(tmp_path):
-    before = of_sweep(tmp_path, "two").mb, trees_memory(check_config(CONFIG), "t", tmp_path, ANYWHERE).mb
-    assert before == (14000, 8000)
+def test_a_staged_dataset_counts_once_a_node_but_in_each_slot_that_fits_trees(tmp_path):
+    assert [of_sweep(tmp_path, name).mb for name in ("two", "trees")] == [14000, 14000]
     (tmp_path / "data/d").mkdir(parents=True)
     with open(tmp_path / "data/d/train-images.npy", "wb") as file:
         file.truncate(5000 * 2**20)
-    after = of_sweep(tmp_path, "two"), trees_memory(check_config(CONFIG), "t", tmp_path, ANYWHERE)
-    assert [each.mb for each in after] == [19000, 68000]
+    after = of_sweep(tmp_path, "two"), of_sweep(tmp_path, "trees")
+    assert [each.mb for each in after] == [19000, 134000]
     assert "and 5 GB of data" in after[0].basis
 
 
@@ -141,18 +138,18 @@ def test_a_job_that_only_writes_tables_needs_little(tmp_path):
 @pytest.mark.parametrize("spec", [{"model": "resnet", "model_args": {"blocks": 9, "width": 64}}, {"model": "cnn"}])
 def test_the_parameters_of_own_models_are_known_without_torch(spec):
     model = build_model(Train(**spec), shape=(32, 32, 3), classes=10)
-    assert count_parameters(Train(**spec)) == pytest.approx(_millions(model), rel=0.2)
+    assert count_parameters(spec["model"], spec.get("model_args", {})) == pytest.approx(_millions(model), rel=0.2)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "vit_b_16", "wide_resnet50_2", "swin_s"])
 def test_the_parameters_of_torchvisions_models_are_not_underestimated(name):
-    assert count_parameters(Train(model=name)) >= 0.99 * models.get_model_weights(name).DEFAULT.meta["num_params"] / 1e6
+    assert count_parameters(name, {}) >= 0.99 * models.get_model_weights(name).DEFAULT.meta["num_params"] / 1e6
 
 
 def test_no_large_model_of_torchvision_is_missing():
     for name in models.list_models(module=models):
         for weights in models.get_model_weights(name):
-            assert count_parameters(Train(model=name)) >= 0.99 * weights.meta["num_params"] / 1e6, name
+            assert count_parameters(name, {}) >= 0.99 * weights.meta["num_params"] / 1e6, name
 
 
 def _millions(model: nn.Module) -> float:

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep_journals import record_attempt, session_of
+from sweep_journals import record_attempt, record_draws, session_of
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.accounting import PADDING
 from trainyard.planning.attempts import Session
-from trainyard.planning.job_costs import compare_planned_strategies, summarize_cost, summarize_plan
-from trainyard.planning.journal import SessionStarted
+from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.job_costs import planned_alternatives, summarize_cost, summarize_plan
+from trainyard.planning.journal import SessionStarted, Suggested
 from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
 
@@ -58,10 +59,9 @@ CONFIG = {
 }
 
 
-def plan(results, limit_gpus=math.inf, limit_jobs=math.inf, gpu_models=(), **changes):
+def plan(results, limit_gpus=math.inf, gpu_models=(), **changes):
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}})
-    limits = {"limit_gpus": limit_gpus, "limit_jobs": limit_jobs}
-    return plan_sweep(config, "depth", results, **limits, gpu_models=gpu_models)
+    return plan_sweep(config, "depth", results, limit_gpus=limit_gpus, gpu_models=gpu_models)
 
 
 def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, start=(), gpu_model="", **changes):
@@ -80,7 +80,7 @@ def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, s
 def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
     first = plan(tmp_path)
     assert len(first.forecast.pending) == 4
-    assert first.request.predicted_seconds is None
+    assert first.predicted_seconds is None
     assert summarize_plan(first).startswith("sweep depth: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU")
 
 
@@ -90,9 +90,9 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     after = plan(tmp_path)
     assert after.forecast.pending == [names[3], names[2]], "longest first"
     assert after.forecast.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}, rel=0.05), "linear in depth"
-    assert after.request.predicted_seconds == pytest.approx(8.0, rel=0.05)
+    assert after.predicted_seconds == pytest.approx(8.0, rel=0.05)
     assert "predicted 8 s" in summarize_plan(after)
-    assert after.request.walltime_minutes * 60 >= after.request.predicted_seconds
+    assert after.walltime_minutes * 60 >= after.predicted_seconds
 
 
 @pytest.mark.parametrize(("patience", "factor"), [(None, 1), (2, 2)])
@@ -106,19 +106,14 @@ def test_after_patience_a_prediction_is_that_of_all_epochs(tmp_path, patience, f
     assert ("if none is stopped early" in summarize_plan(after)) == (patience is not None)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"stop": {"method": "median"}}, {"slots": {"gpus_per_node": 8, "gpus_per_trial": "auto"}}]
-)
-def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
-    """The best order on eight slots; longest first if trials may be stopped early, or if the slots are still open."""
+def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path):
     depth = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 8}}
     finish(tmp_path, *plan(tmp_path, **depth).state.trials, seconds_per_block=0.2125, **depth)
-    again = plan(tmp_path, retrain=1, **depth | changes)
-    seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(8)]
-    assert again.request.predicted_seconds == makespan(seconds, 8)
-    assert (again.forecast.order(8) == again.forecast.pending) == bool(changes)
-    assert again.forecast.to_run(8, limit_seconds=20) == again.forecast.pending, "in a job in which not all can end"
-    assert (makespan(seconds, 8) <= 1.06 * lower_bound(seconds, 8)) == (not changes)
+    again = plan(tmp_path, retrain=1, **depth)
+    seconds = [again.forecast.seconds[name] for name in again.forecast.order(8)]
+    assert again.predicted_seconds == makespan(seconds, 8)
+    assert seconds == sorted(seconds, reverse=True)
+    assert makespan(seconds, 8) <= 1.11 * lower_bound(seconds, 8)
     assert len(again.forecast.makespan_samples(8)) >= 20
 
 
@@ -129,17 +124,17 @@ def test_trials_that_failed_before_come_last(tmp_path):
         journal.append("started", trial=names[3], attempt=1, generation=0)
         journal.append("failed", trial=names[3], attempt=1, error="ValueError: too deep")
     assert plan(tmp_path).forecast.pending == [names[2], names[1], names[3]]
-    assert plan(tmp_path).state.failed_before == 1
+    assert len(plan(tmp_path).state.failed) == 1
 
 
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).state.trials)
-    done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
+    done = plan(tmp_path, slots={"jobs": 4, "gpus_per_node": 8})
     assert summarize_plan(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
-    assert (done.request.parallel_jobs, done.request.slots.gpus_per_node) == (1, 0), "tables need no GPU"
-    assert done.request.walltime_minutes == 10
+    assert (done.parallel_jobs, done.slots.gpus_per_node) == (1, 0), "tables need no GPU"
+    assert done.walltime_minutes == 10
     assert not done.forecast.seconds
-    assert "measured_seconds" not in vars(done.state), "of many trials, this takes most of the time of `-n`"
+    assert "seconds" not in vars(done.forecast.evidence), "of many trials, this takes most of the time of `-n`"
 
 
 def test_retrain_makes_results_pending_again_once(tmp_path):
@@ -160,7 +155,7 @@ def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
             journal.append("started", trial=name, attempt=1, generation=0)
             journal.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "val_accuracy": 0.9})
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={"val_accuracy": 0.9})
-    judge = plan(tmp_path, retrain=1, stop=stop).state.early_stopping_rule()
+    judge = EarlyStoppingRule.of(plan(tmp_path, retrain=1, stop=stop).state)
     assert judge.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}) == ""
     assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: rank 2 of the 2")
 
@@ -178,7 +173,7 @@ def test_staging_other_data_makes_every_trial_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).state.trials)
     meta = tmp_path / "data/digits/meta.json"
     meta.parent.mkdir(parents=True)
-    meta.write_text(json.dumps({"digest": "other data"}))
+    meta.write_text(json.dumps({"kind": None, "digest": "other data"}))
     assert len(plan(tmp_path).forecast.pending) == 4
 
 
@@ -219,7 +214,7 @@ def test_the_ratio_of_two_gpu_models_is_learnt_from_different_trials(tmp_path, c
         seconds = {name: per_block * found.state.trials[name].values["model_args.blocks"] for name in names}
         known = found.forecast.seconds
         assert known == pytest.approx({name: seconds[name] for name in known}, rel=0.1), model
-        low, high = found.request.predicted_range
+        low, high = found.predicted_range
         assert low <= makespan([seconds[name] for name in found.forecast.order(4)], 4) <= high < 2 * low
         assert summarize_plan(found).endswith(f"of training after the start-up on {model}")
 
@@ -229,9 +224,9 @@ def test_durations_on_a_gpu_model_without_evidence_are_those_on_another_but_unce
     finish(tmp_path, *names[::2], seconds_per_block=6, gpu_model="a100", **TWENTY)
     known, unknown = (plan(tmp_path, gpu_models=(model,), **TWENTY) for model in ("a100", "h100"))
     assert unknown.forecast.seconds == pytest.approx(known.forecast.seconds, rel=0.3), "not scaled"
-    (low, high), (least, most) = known.request.predicted_range, unknown.request.predicted_range
+    (low, high), (least, most) = known.predicted_range, unknown.predicted_range
     assert most / least > 2 * high / low
-    assert unknown.request.walltime_minutes > 1.5 * known.request.walltime_minutes
+    assert unknown.walltime_minutes > 1.5 * known.walltime_minutes
     assert summarize_plan(unknown).endswith(" on h100 (as on a100: none was measured on h100)")
     assert "a100" not in summarize_plan(known), "not mentioned where it makes no difference"
 
@@ -251,12 +246,12 @@ def test_a_job_that_may_get_one_of_two_gpu_models_requests_time_for_the_slower_o
     finish(tmp_path, *names[1:12:2], seconds_per_block=2, gpu_model="h100", **TWENTY)
     models = (["v100"], ["h100"], ["h100", "v100"])
     slow, fast, either = (plan(tmp_path, gpu_models=each, **TWENTY) for each in models)
-    assert either.request.walltime_minutes >= 0.9 * slow.request.walltime_minutes > 2 * fast.request.walltime_minutes
-    low, high = either.request.predicted_range
-    assert low < fast.request.predicted_seconds < slow.request.predicted_seconds < high
+    assert either.walltime_minutes >= 0.9 * slow.walltime_minutes > 2 * fast.walltime_minutes
+    low, high = either.predicted_range
+    assert low < fast.predicted_seconds < slow.predicted_seconds < high
     assert summarize_plan(either).endswith("of training after the start-up on h100 or v100")
     unknown = plan(tmp_path, **TWENTY)
-    assert unknown.request.walltime_minutes == either.request.walltime_minutes, "as if it may get those of others"
+    assert unknown.walltime_minutes == either.walltime_minutes, "as if it may get those of others"
 
 
 def test_a_job_predicts_from_what_has_finished_on_its_own_gpus(tmp_path):
@@ -279,10 +274,9 @@ def test_trials_that_took_no_measurable_time_are_no_evidence(tmp_path):
 def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
     search = {**SEARCH, "trials": 10}
     key = plan(tmp_path, grid={}, search=search).state.space.search_key
-    with session_of(tmp_path / "sweeps/depth") as journal:
-        for blocks in (40, 80):
-            values = {"model_args.blocks": blocks}
-            journal.append("suggested", search=key, values=values, params=values, attrs={})
+    values = [{"model_args.blocks": blocks} for blocks in (40, 80)]
+    draws = [Suggested(search=key, values=each, params=each, attrs={}) for each in values]
+    record_draws(tmp_path / "sweeps/depth", *draws)
     drawn = list(plan(tmp_path, grid={}, search=search).state.trials)[:2]
     finish(tmp_path, *drawn, grid={}, search=search)  # 20 and 40 s
     after = plan(tmp_path, grid={}, search=search)
@@ -302,12 +296,13 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:3], seconds_per_block=60, start=["session", "slot_up"])
     after = plan(tmp_path, grid={"model_args.blocks": list(range(4, 81, 4))})
-    low, high = after.request.predicted_range
-    assert low < after.request.predicted_seconds < high
-    assert after.state.startup_seconds < 5, "as it was seen"
-    assert after.request.walltime_minutes * 60 >= high + after.state.startup_seconds
-    assert after.request.sure_seconds >= high
-    assert after.request.walltime_minutes * 60 <= after.request.sure_seconds + after.state.startup_seconds + 120
+    low, high = after.predicted_range
+    assert low < after.predicted_seconds < high
+    assert after.forecast.evidence.startup_seconds < 5, "as it was seen"
+    startup = after.forecast.evidence.startup_seconds
+    assert after.walltime_minutes * 60 >= high + startup
+    assert after.sure_seconds >= high
+    assert after.walltime_minutes * 60 <= after.sure_seconds + startup + 120
     assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summarize_plan(after))
 
 
@@ -315,28 +310,28 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:3], seconds_per_block=60)
     before = plan(tmp_path)
-    assert before.request.margin_seconds == 60
+    assert before.margin_seconds == 60
     with session_of(tmp_path / "sweeps/depth") as journal:
         journal.append("session", lead_seconds=4.0)
     after = plan(tmp_path)
-    assert after.request.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
+    assert after.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
     assert (
-        after.request.walltime_minutes * 60
-        >= after.request.sure_seconds + after.state.startup_seconds + after.request.margin_seconds
+        after.walltime_minutes * 60
+        >= after.sure_seconds + after.forecast.evidence.startup_seconds + after.margin_seconds
     )
 
 
 def test_the_margin_covers_the_grace_of_commands(tmp_path):
     command = {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "grace_seconds": 100}}}
-    assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 60 + 100
+    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 60 + 100
     with session_of(tmp_path / "sweeps/s") as journal:
         journal.append("session", lead_seconds=4.0)
-    assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 4 + 10 + 100 + 15
+    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 4 + 10 + 100 + 15
 
 
 def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
-    assert plan(tmp_path).request.walltime_minutes == 60
-    assert plan(tmp_path).state.startup_seconds == 60
+    assert plan(tmp_path).walltime_minutes == 60
+    assert plan(tmp_path).forecast.evidence.startup_seconds == 60
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=8), slots)
@@ -349,9 +344,9 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
             for name, each in zip(names, seconds, strict=False):
                 record_attempt(journal, name, seconds=each)
         known = plan(Path(folder), **values)
-        low, high = known.request.predicted_range
-        assert low <= known.request.predicted_seconds <= high
-        assert known.request.walltime_minutes * 60 >= min(high, known.forecast.serial_seconds)
+        low, high = known.predicted_range
+        assert low <= known.predicted_seconds <= high
+        assert known.walltime_minutes * 60 >= min(high, known.forecast.serial_seconds)
 
 
 # ---- what to ask for
@@ -370,7 +365,7 @@ def planned(results, sweep, finished=0, seconds=lambda values: 60.0):
     before = plan_sweep(config, "s", results)
     folder.mkdir(parents=True, exist_ok=True)
     with session_of(folder) as journal:
-        for name in before.forecast.to_run(4)[:finished]:
+        for name in before.forecast.order(4)[:finished]:
             journal.append("started", trial=name, attempt=1)
             took = seconds(before.state.trials[name].values)
             journal.append("finished", trial=name, attempt=1, seconds=took, metrics={})
@@ -405,56 +400,54 @@ def test_the_interval_and_the_walltime_are_sane(tmp_path):
 
     own = planned(tmp_path, MODELS, 12, seconds)
     true = sum(seconds(own.state.trials[name].values) for name in own.forecast.pending) / 4
-    low, high = own.request.predicted_range
+    low, high = own.predicted_range
     assert true / 3 < low < 1.1 * true
     assert 0.9 * true < high < 3 * true
-    assert own.request.walltime_minutes * 60 < 5 * true
+    assert own.walltime_minutes * 60 < 5 * true
 
 
 def test_after_one_trial_others_are_expected_to_take_about_as_long(tmp_path):
     sweep = {"command": "true {lr}", "grid": {"lr": [number / 100 for number in range(1, 61)]}}
     own = planned(tmp_path, sweep | {"slots": {"gpus_per_node": 4}}, 1)
     assert all(20 < seconds < 180 for seconds in own.forecast.seconds.values())
-    assert own.request.predicted_range[1] < 60 * 15 * 60, "the durations may depend on lr"
-    assert own.request.walltime_minutes <= 1.1 * 59 + 2, "one after another, start-up, and margin"
+    assert own.predicted_range[1] < 60 * 15 * 60, "the durations may depend on lr"
+    assert own.walltime_minutes <= 1.1 * 59 + 2, "one after another, start-up, and margin"
 
 
 def test_the_walltime_is_at_most_that_of_the_trials_one_after_another(tmp_path):
     """One trial says little about nine others, but nobody expects these to take much longer than any before."""
     sweep = {"command": "true {name}", "grid": {"name": list("abcdefghij")}, "slots": {"gpus_per_node": 1}}
-    assert planned(tmp_path, sweep).request.walltime_minutes == 60
+    assert planned(tmp_path, sweep).walltime_minutes == 60
     own = planned(tmp_path, sweep, 1, lambda _: 600.0)
-    assert own.request.predicted_range[1] > own.request.sure_seconds == pytest.approx(9 * 600, rel=0.1)
-    assert 90 <= own.request.walltime_minutes <= 100
+    assert own.predicted_range[1] > own.sure_seconds == pytest.approx(9 * 600, rel=0.1)
+    assert 90 <= own.walltime_minutes <= 100
     cost = {"grid": {"name": [1, *range(100, 109)]}, "cost": "name"}
     by_cost = planned(tmp_path / "cost", sweep | cost, 9, lambda values: 6.0 * values["name"])
-    assert by_cost.request.walltime_minutes <= 11 + 2, "never longer than the longest one"
+    assert by_cost.walltime_minutes <= 11 + 2, "never longer than the longest one"
 
 
 def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path):
     auto = {"slots": "auto", "grid": {"model_args.blocks": list(range(4, 81, 4))}}
-    assert plan(tmp_path, **auto).request.slots.gpus_per_node == 7, "20 equal trials: 3 rounds on 7 as on 8"
-    assert plan(tmp_path, **auto, cost="model_args.blocks").request.slots.gpus_per_node == 8
-    limited = plan(tmp_path, **auto, limit_gpus=6).request.slots
+    assert plan(tmp_path, **auto).slots.gpus_per_node == 7, "20 equal trials: 3 rounds on 7 as on 8"
+    assert plan(tmp_path, **auto, cost="model_args.blocks").slots.gpus_per_node == 8
+    limited = plan(tmp_path, **auto, limit_gpus=6).slots
     assert limited.gpus_per_node == 5, "4 rounds on 5 as on 6"
     limit = {**auto, "goal": "fastest", "slots": {"gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
-    assert by_cost.request.slots.gpus_per_node == 10
+    assert by_cost.slots.gpus_per_node == 10
     assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summarize_plan(by_cost)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit | {"goal": "deadline 7h"})
-    assert known.request.predicted_range[1] + known.state.startup_seconds <= 7 * 3600
+    assert known.predicted_range[1] + known.forecast.evidence.startup_seconds <= 7 * 3600
     assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 9h"}))
     impossible = summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 1h"}))
     assert "(deadline 1h, which none of at most 20 is sure to meet)" in impossible
     cheaper = [
-        option
-        for option in known.request.options
-        if option.unit_seconds < known.request.options[known.request.slots.count - 1].unit_seconds
+        option for option in known.options if option.unit_seconds < known.options[known.slots.count - 1].unit_seconds
     ]
     assert cheaper, "there are cheaper ones, and each may take longer"
-    assert all(known.request._max_seconds(option) > 7 * 3600 for option in cheaper)
+    assert all(known._max_seconds(option) > 7 * 3600 for option in cheaper)
 
 
 def test_a_goal_must_be_one(tmp_path):
@@ -470,83 +463,49 @@ DEEP = {"model_args.blocks": list(range(4, 81, 4))}
 def test_several_jobs_share_the_trials_and_are_all_counted(tmp_path):
     """As one job with as many slots, but each asks for a walltime that fits a gap: its share, or the longest trial."""
     first = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
-    assert (first.request.parallel_jobs, first.request.walltime_minutes, first.request.requested_hours) == (4, 60, 4)
+    assert (first.parallel_jobs, first.walltime_minutes, first.requested_hours) == (4, 60, 4)
     assert "requests 4 jobs with 1 slot of 1 GPU and 1 CPU" in summarize_plan(first)
     assert "4 GPU-hours requested (4 x 1 GPU x 60 min)" in summarize_cost(first)
     finish(tmp_path, *list(first.state.trials)[:12], grid=DEEP, seconds_per_block=60)
     several = plan(tmp_path, grid=DEEP, slots={"jobs": 4, "gpus_per_node": 1})
     one = plan(tmp_path, grid=DEEP, slots={"gpus_per_node": 4})
-    assert several.request.predicted_seconds == one.request.predicted_seconds
-    assert several.request.used_hours == one.request.used_hours
+    assert several.predicted_seconds == one.predicted_seconds
+    assert several.used_hours == one.used_hours
     share = sum(several.forecast.seconds.values()) / 4
     samples = several.forecast.longest_samples
-    assert several.request.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
-    minutes, margin = several.request.walltime_minutes, several.request.margin_seconds
-    assert minutes == math.ceil((several.request.sure_seconds + several.state.startup_seconds + margin) / 60)
-    assert several.request.requested_hours == 4 * minutes / 60
-    *_, packed = compare_planned_strategies(several)
-    assert (packed.jobs, packed.units_total, packed.requested_unit_seconds) == (4, 4, 4 * 60 * minutes)
+    assert several.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
+    minutes, margin = several.walltime_minutes, several.margin_seconds
+    startup = several.forecast.evidence.startup_seconds
+    assert minutes == math.ceil((several.sure_seconds + startup + margin) / 60)
+    assert several.requested_hours == 4 * minutes / 60
+    assert several.all_jobs == 4
 
 
 def test_a_job_of_several_has_the_walltime_of_the_longest_trial(tmp_path):
     names = list(plan(tmp_path, grid=DEEP).state.trials)
     finish(tmp_path, *names[:-4], grid=DEEP, seconds_per_block=60)
     last = plan(tmp_path, grid=DEEP, slots={"jobs": 8, "gpus_per_node": 1})
-    assert last.request.parallel_jobs == 4, "one for each trial that is left"
-    assert last.request.sure_seconds > max(last.forecast.seconds.values()) > 70 * 60
+    assert last.parallel_jobs == 4, "one for each trial that is left"
+    assert last.sure_seconds > max(last.forecast.seconds.values()) > 70 * 60
 
 
 def test_trials_on_two_nodes_cost_as_much_as_on_one_with_as_many_gpus(tmp_path):
     names = list(plan(tmp_path, grid=DEEP).state.trials)
     finish(tmp_path, *names[:4], grid=DEEP, seconds_per_block=10)
-    two = plan(tmp_path, grid=DEEP, slots={"nodes": 4, "nodes_per_trial": 2, "gpus_per_node": 4})
+    two = plan(tmp_path, grid=DEEP, slots={"jobs": 2, "nodes_per_trial": 2, "gpus_per_node": 4})
     one = plan(tmp_path, grid=DEEP, slots={"jobs": 2, "gpus_per_node": 8, "gpus_per_trial": 8})
-    assert two.request.predicted_seconds == one.request.predicted_seconds
-    assert two.request.requested_hours == one.request.requested_hours
-    assert compare_planned_strategies(two) == compare_planned_strategies(one)
+    assert two.predicted_seconds == one.predicted_seconds
+    assert two.requested_hours == one.requested_hours
+    assert planned_alternatives(two) == planned_alternatives(one)
     assert "requests 2 jobs with 1 slot of 2 nodes with 4 GPUs and 1 CPU each" in summarize_plan(two)
 
 
-AUTO = {"jobs": "auto"}
-
-
-@pytest.mark.parametrize(
-    ("trials", "slots", "limit", "jobs", "basis"),
-    [
-        (40, AUTO, math.inf, 16, "its limit"),
-        (5, AUTO, math.inf, 5, "as many as find a trial"),
-        (5, {**AUTO, "gpus_per_trial": 0.5}, math.inf, 3, "as many as find a trial"),
-        (40, AUTO, 3.5, 3, "as many as may run at once"),
-        (40, AUTO, 0.5, 1, "as many as may run at once"),
-    ],
-)
-def test_the_number_of_jobs_is_the_least_of_the_limits(tmp_path, trials, slots, limit, jobs, basis):
-    grid = {"model_args.blocks": list(range(1, trials + 1))}
-    request = plan(tmp_path, limit_jobs=limit, grid=grid, slots=slots).request
-    assert (request.parallel_jobs, request.jobs_basis, request.slots.gpus) == (jobs, basis, 1)
-    assert request.walltime_minutes == 60
-
-
-def test_each_job_of_auto_has_ten_times_its_startup_of_work(tmp_path):
-    """A start-up of 64 s: 4 s until the driver starts, and 60 s, which are assumed, until the first trial does."""
-    names = list(plan(tmp_path, grid=DEEP, slots=AUTO).state.trials)
-    with session_of(tmp_path / "sweeps/depth") as journal:
-        journal.append("session", lead_seconds=4.0)
-    finish(tmp_path, *names[:10], grid=DEEP, slots=AUTO, seconds_per_block=6)  # left are 62 min
-    found = plan(tmp_path, grid=DEEP, slots=AUTO)
-    assert found.request.parallel_jobs == 3720 // 640
-    assert "jobs (auto: each has 10 times its start-up of work) with 1 slot of 1 GPU" in summarize_plan(found)
+def test_each_of_several_jobs_requests_the_longest_trial_or_more_than_its_share_of_the_work(tmp_path):
+    names, slots = list(plan(tmp_path, grid=DEEP).state.trials), {"jobs": 5}
+    finish(tmp_path, *names[:10], grid=DEEP, slots=slots, seconds_per_block=6)
+    found = plan(tmp_path, grid=DEEP, slots=slots)
     share, samples = sum(found.forecast.seconds.values()) / 5, found.forecast.longest_samples
-    assert found.request.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
-    pair = plan(tmp_path, grid=DEEP, slots={**AUTO, "gpus_per_node": 2})
-    assert pair.request.parallel_jobs == 3720 // 1280
-
-
-def test_a_job_of_auto_has_the_gpus_of_a_trial_unless_they_are_given(tmp_path):
-    own = {"dataset": None, "command": "true {model_args.blocks}"}
-    slots = {**AUTO, "gpus_per_trial": 2}
-    assert plan(tmp_path, **own, slots=slots).request.slots.gpus_per_node == 2
-    assert plan(tmp_path, **own, slots={**slots, "gpus_per_node": 4}).request.slots.gpus_per_node == 4
+    assert found.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
 
 
 def test_each_of_several_jobs_that_a_partition_cuts_short_is_followed_by_others(tmp_path):
@@ -555,9 +514,9 @@ def test_each_of_several_jobs_that_a_partition_cuts_short_is_followed_by_others(
     slots = {"jobs": 2, "gpus_per_node": 1}
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
-    assert (limited.request.parallel_jobs, limited.request.jobs >= 3) == (2, True)
-    assert limited.request.all_jobs == 2 * limited.request.jobs == limited.request.requested_hours
-    assert f"{limited.request.jobs} jobs one after another for each of these, because" in summarize_cost(limited)
+    assert (limited.parallel_jobs, limited.jobs >= 3) == (2, True)
+    assert limited.all_jobs == 2 * limited.jobs == limited.requested_hours
+    assert f"{limited.jobs} jobs one after another for each of these, because" in summarize_cost(limited)
 
 
 def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tmp_path):
@@ -565,23 +524,18 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     finish(tmp_path, *names[:2], seconds_per_block=600)  # 4 and 8 blocks; left are 12 and 16: 2 h 40 min
     config = check_config(CONFIG)
     whole = plan_sweep(config, "depth", tmp_path)
-    assert whole.request.jobs == 1
+    assert whole.jobs == 1
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
-    usable = 3600 - limited.state.startup_seconds - 60
-    assert limited.request.jobs == math.ceil(whole.request.predicted_range[1] / usable) >= 3
-    assert limited.request.walltime_minutes == 60
-    assert f"{limited.request.jobs} jobs one after another, because a job may take at most 1 h 0 min" in summarize_cost(
-        limited
-    )
-    assert limited.request.requested_hours == 2 * limited.request.jobs
-    fixed = plan_sweep(config, "depth", tmp_path, fixed_minutes=60, limit_minutes=1440).request
-    assert (fixed.jobs, fixed.requested_hours) == (limited.request.jobs, limited.request.requested_hours)
-    longer = plan_sweep(config, "depth", tmp_path, fixed_minutes=600).request
+    usable = 3600 - limited.forecast.evidence.startup_seconds - 60
+    assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
+    assert limited.walltime_minutes == 60
+    assert f"{limited.jobs} jobs one after another, because a job may take at most 1 h 0 min" in summarize_cost(limited)
+    assert limited.requested_hours == 2 * limited.jobs
+    fixed = plan_sweep(config, "depth", tmp_path, fixed_minutes=60, limit_minutes=1440)
+    assert (fixed.jobs, fixed.requested_hours) == (limited.jobs, limited.requested_hours)
+    longer = plan_sweep(config, "depth", tmp_path, fixed_minutes=600)
     assert (longer.jobs, longer.walltime_minutes, longer.requested_hours) == (1, 600, 20)
-    assert (
-        plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).request.walltime_minutes
-        == whole.request.walltime_minutes
-    )
+    assert plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).walltime_minutes == whole.walltime_minutes
 
 
 @given(durations, slots, st.floats(1, 200))
@@ -609,17 +563,17 @@ def own_plan(results, *, limit_minutes=math.inf, gpu_models=(), **changes):
 
 
 def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp_path):
-    assert own_plan(tmp_path, limit_minutes=8 * 60).request.jobs == 3, "two at a time, and no time for two in turn"
-    assert own_plan(tmp_path, limit_minutes=8 * 60).request.too_long == []
+    assert own_plan(tmp_path, limit_minutes=8 * 60).jobs == 3, "two at a time, and no time for two in turn"
+    assert own_plan(tmp_path, limit_minutes=8 * 60).too_long == []
     short = own_plan(tmp_path, limit_minutes=4 * 60)
-    assert len(short.request.too_long) == 6
+    assert len(short.too_long) == 6
     assert "6 of 6 pending trials can never end: trial" in summarize_cost(short)
     assert re.search(
         r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", summarize_cost(short)
     )
     resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
-    assert resumed.request.too_long == []
-    assert resumed.request.jobs >= 4, "15 h of work on each slot"
+    assert resumed.too_long == []
+    assert resumed.jobs >= 4, "15 h of work on each slot"
 
 
 def interrupt(results, names, *, hours, gpu_model=""):
@@ -634,17 +588,17 @@ def interrupt(results, names, *, hours, gpu_model=""):
 def test_a_trial_that_was_interrupted_and_cannot_resume_is_known_to_take_longer(tmp_path):
     (tmp_path / "sweeps/depth").mkdir(parents=True)
     first = own_plan(tmp_path, limit_minutes=24 * 60)
-    assert first.request.walltime_minutes == 60
+    assert first.walltime_minutes == 60
     interrupt(tmp_path, first.forecast.pending[:2], hours=0.97)
-    assert own_plan(tmp_path, limit_minutes=24 * 60).request.walltime_minutes >= 116, "an hour would not do again"
-    assert own_plan(tmp_path, limit_minutes=24 * 60, checkpoint="*.pt").request.walltime_minutes == 60
-    assert own_plan(tmp_path, limit_minutes=90).request.too_long == []
+    assert own_plan(tmp_path, limit_minutes=24 * 60).walltime_minutes >= 116, "an hour would not do again"
+    assert own_plan(tmp_path, limit_minutes=24 * 60, checkpoint="*.pt").walltime_minutes == 60
+    assert own_plan(tmp_path, limit_minutes=90).too_long == []
     short = own_plan(tmp_path, limit_minutes=60)
     assert "2 of 8 pending trials can never end: trial" in summarize_cost(short)
     assert "takes at least 1 h 1 min" in summarize_cost(short)
     assert "if something else held it up, increase `retrain`" in summarize_cost(short)
     again = own_plan(tmp_path, limit_minutes=60, retrain=1)
-    assert (again.request.too_long, again.request.walltime_minutes) == ([], 60), "otherwise they never start again"
+    assert (again.too_long, again.walltime_minutes) == ([], 60), "otherwise they never start again"
 
 
 def test_how_long_a_trial_ran_on_another_gpu_model_is_no_least_duration(tmp_path):
@@ -663,7 +617,7 @@ def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finis
     assert plan.forecast.min_seconds[odd] > 8 * 3600
     assert plan.forecast.seconds[odd] == pytest.approx(1.525 * 8 * 3600)
     assert max(plan.forecast.seconds[name] for name in others) < 6 * 3600
-    assert plan.request.walltime_minutes > 15 * 60
+    assert plan.walltime_minutes > 15 * 60
     with session_of(tmp_path / "sweeps/depth") as journal:
         journal.append("started", trial=odd, attempt=2)
         journal.append("finished", trial=odd, attempt=2, seconds=5 * 3600.0, metrics={})
@@ -671,32 +625,51 @@ def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finis
     assert again.forecast.seconds[odd] < 6 * 3600, "it was not longer after all"
 
 
-def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
-    own = {"grid": {"seed": [1, 2]}, "slots": {"gpus_per_node": 2}, "function": "mine:run"}
-    assert check_config({"sweeps": {"s": own}}).sweeps["s"].can_resume
-    assert not check_config({"sweeps": {"s": {**own, "resumable": False}}}).sweeps["s"].can_resume
-    with pytest.raises(ConfigError, match="resumable: is for `function`, not for `train`"):
+def test_a_function_that_has_left_no_checkpoint_needs_more_time_than_it_had(tmp_path):
+    own = {"dataset": None, "function": "mine:run"}
+    kept, lost, *_ = plan(tmp_path, **own).forecast.pending
+    (tmp_path / f"sweeps/depth/checkpoints/{kept}").mkdir(parents=True)
+    (tmp_path / f"sweeps/depth/checkpoints/{kept}/last.pt").touch()
+    interrupt(tmp_path, [kept, lost], hours=2)
+    again = plan(tmp_path, **own)
+    assert list(again.forecast.min_seconds) == [lost]
+    assert again.walltime_minutes > 2 * 120
+    assert again.too_long == []
+    short = replace(again, limit_minutes=120)
+    assert short.too_long == [lost]
+    assert f"pending trials can never end: trial {lost} takes at least 2 h" in summarize_cost(short)
+    assert "or let the function save to `context.checkpoint_dir`; if something" in summarize_cost(short)
+    with pytest.raises(ConfigError, match="resumable: is no longer an option: a function resumes from what it has"):
         plan(tmp_path, resumable=False)
+
+
+def test_the_waste_within_a_budget_is_that_of_the_trials_that_fit_it(tmp_path):
+    names = list(plan(tmp_path).state.trials)
+    finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
+    slots = {"gpus_per_node": 1}
+    whole = plan(tmp_path, slots=slots)
+    part = plan(tmp_path, slots=slots, budget={"gpu_hours": 3})
+    assert (part.trials_in_budget, part.used_hours) == (1, pytest.approx(3, rel=0.01))
+    assert 0 < whole.wasted_fraction < part.wasted_fraction < 1
 
 
 def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
-    assert priced.request.used_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
-    assert priced.request.predicted_seconds == pytest.approx(9600, rel=0.05)
-    separate, array, packed = compare_planned_strategies(priced)
+    assert priced.used_hours == pytest.approx(2 * (priced.predicted_seconds + 60) / 3600)
+    assert priced.predicted_seconds == pytest.approx(9600, rel=0.05)
+    separate, array = planned_alternatives(priced)
     assert separate.requested_unit_seconds == pytest.approx(PADDING * 16800, rel=0.05)
     assert array.requested_unit_seconds == pytest.approx(PADDING * 19200, rel=0.05)
-    assert packed.requested_unit_seconds == 2 * 60 * priced.request.walltime_minutes
-    assert {each.basis for each in compare_planned_strategies(priced)} == {"predicted"}
+    assert {each.basis for each in planned_alternatives(priced)} == {"predicted"}
     words = summarize_cost(priced)
-    used = f"{priced.request.used_hours:.3g} of them predicted to be used (costs {2 * priced.request.used_hours:.2f})"
-    assert f"{priced.request.requested_hours:.3g} GPU-hours requested, {used}" in words
+    used = f"{priced.used_hours:.3g} of them predicted to be used (costs {2 * priced.used_hours:.2f})"
+    assert f"{priced.requested_hours:.3g} GPU-hours requested, {used}" in words
     hours = [each.requested_unit_seconds / 3600 for each in (separate, array)]
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
-    sessions = [*priced.state.sessions, Session(SessionStarted(), slot_startups=[360.0])]
-    words = summarize_cost(replace(priced, state=replace(priced.state, sessions=sessions)))
+    priced.state.sessions.append(Session(SessionStarted(), slot_startups=[360.0]))
+    words = summarize_cost(replace(priced))
     assert (
         f"as 2 separate jobs: {hours[0] + 0.2 * PADDING:.3g} GPU-hours requested, 0.2 of them to start programs; as 2"
         in words

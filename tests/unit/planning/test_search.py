@@ -1,10 +1,10 @@
 """The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
 
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 from sweep_journals import order_beside, session_of
-from trainyard.checks.config_checks import check_use
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.sweep import CommandSweep, TrainSweep
@@ -16,9 +16,8 @@ from trainyard.planning.job_costs import summarize_plan
 from trainyard.planning.journal import Ended, Epoch, Started, Suggested
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.requests import UserRequest
-from trainyard.planning.search import OptunaStudy, SuggestionSource, read_evidence
-from trainyard.planning.sweep_state import Suggestion, TrialSpace, is_placeholder
-from trainyard.utils.errors import UserError
+from trainyard.planning.search import OptunaStudy, SuggestionSource
+from trainyard.planning.trial_space import Suggestion, TrialSpace, is_placeholder
 
 VALUES = {
     "lr": {"low": 0.001, "high": 1.0, "log": True},
@@ -113,7 +112,6 @@ def test_another_search_begins_where_something_changes_but_not_with_more_trials_
 
 def test_to_retrain_begins_another_search():
     key = TrialSpace(sweep(), "digest").search_key
-    assert key == "348b2dcba1", "as in journals of earlier versions"
     again = TrainSweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": 2})
     assert TrialSpace(again, "digest").search_key != key
 
@@ -149,14 +147,14 @@ def test_the_plan_counts_no_more_draws_than_there_are_configurations(tmp_path, v
     if count == 20:
         return
     with session_of(tmp_path / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        source = SuggestionSource(state, order_beside(journal, state))
         while source.next_task():
             assert len(plan_sweep(config, "s", tmp_path).state.trials) == count * repeats, "also what is drawn twice"
     more = check_config({"sweeps": {"s": own | {"search": {**search, "trials": 30}}}})
     state = plan_sweep(more, "s", tmp_path).state
     assert len(state.trials) == count * repeats
     more = check_config({"sweeps": {"s": own | {"search": {**search, "trials": 40}}}})
-    assert state.space.grow(more.sweeps["s"]) == []
+    assert state.grow(more.sweeps["s"]) == []
 
 
 def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_trials():
@@ -180,7 +178,7 @@ def test_what_a_user_has_cancelled_does_not_run_for_optuna(tmp_path):
     claims = ClaimLog(tmp_path / "sweeps/s")
     with session_of(tmp_path / "sweeps/s") as journal:
         state = plan_sweep(config, "s", tmp_path).state
-        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        source = SuggestionSource(state, order_beside(journal, state))
 
         def states():
             return [each.state.name for each in source._study._study.get_trials()]
@@ -204,7 +202,7 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
         search = {"method": "random", "trials": 1, "values": values}
         made = {**own, "search": search, "metric": "loss", "mode": mode}
         state = plan_sweep(check_config({"sweeps": {"s": made}}), "s", tmp_path).state
-        return SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None).next_task()
+        return SuggestionSource(state, order_beside(journal, state)).next_task()
 
     with session_of(tmp_path / "sweeps/s") as journal:
         first = next_task("max")
@@ -332,7 +330,7 @@ def test_a_search_draws_from_the_means_of_repeats(tmp_path, monkeypatch):
     finished, diverged, stopped = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
     results = [(0.2, finished), (0.4, finished), (0.1, finished), (None, diverged), (0.3, stopped), (0.1, finished)]
     with session_of(tmp_path / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        source = SuggestionSource(state, order_beside(journal, state))
         seeds = []
         for loss, outcome in results:
             task = source.next_task()
@@ -341,7 +339,8 @@ def test_a_search_draws_from_the_means_of_repeats(tmp_path, monkeypatch):
             event = Ended(trial=task.trial, attempt=1, status=outcome, metrics=metrics)
             journal.record(Started(trial=task.trial, attempt=1))
             journal.record(event)
-            source.update(event, Attempt(task.trial, 1, 0, 1, outcome=outcome, metrics=metrics))
+            attempt = Attempt(task.trial, 1, 0, 1, outcome=outcome, metrics=metrics)
+            source.on_event(event, attempt, is_own=True)
         source.next_task()
     assert seeds == [7, 8] * 3
     drawn, ends, _ = known[-1]
@@ -364,14 +363,15 @@ def searching(results, **changes):
     search = {"trials": 20, "values": {"x": {"low": 0.0, "high": 1.0}}, **changes.pop("search", {})}
     state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search, **changes}}}), "s", results).state
     with session_of(results / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state), reread=lambda attempt: None)
+        source = SuggestionSource(state, order_beside(journal, state))
 
         def end(trial, loss):
             values = state.trials[trial].values
             journal.record(Started(trial=trial, attempt=1, values=values))
             event = Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, metrics={"loss": loss})
             journal.record(event)
-            source.update(event, Attempt(trial, 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": loss}))
+            attempt = Attempt(trial, 1, 0, 1, outcome=TrialStatus.FINISHED, metrics={"loss": loss})
+            source.on_event(event, attempt, is_own=True)
 
         yield source, state, end
 
@@ -399,7 +399,7 @@ def test_trials_beside_a_search_run_first_and_count_for_it(tmp_path):
         source.next_task()
         assert states_of(source) == [3.0, 2.0, 4.0, "RUNNING", "RUNNING"], "also in another job"
         more = {**beside["grid"], "x": [0.25, 0.5, 7, 0.125]}
-        (added,) = state.space.grow(state.sweep.model_copy(update={"grid": more}))
+        (added,) = state.grow(state.sweep.model_copy(update={"grid": more}))
         end(added, 5.0)
         source.next_task()
         assert states_of(source)[:3] == [3.0, 2.0, 5.0], "and what is added to it"
@@ -483,7 +483,6 @@ def test_trials_beside_a_search_change_what_the_sweep_must_have_but_not_the_sear
     )
     beside = alone.model_copy(update={"trials": [{"x": 1}]})
     spaces = [TrialSpace(each, "digest") for each in (alone, beside)]
-    assert spaces[0].digest == "30f707e608d10bcb", "as in receipts of earlier versions"
     assert spaces[0].digest != spaces[1].digest
     assert spaces[0].search_key == spaces[1].search_key
 
@@ -527,30 +526,37 @@ def test_a_search_with_objectives_or_constraints_continues_as_it_began(method, o
         return trade_off(values)
 
     options = {"constraints": {"mib": {"max": 50}}, **options}
-    whole = searched(method, end, 16, **options)
-    again = searched(method, end, 16, known=whole[:12], **options)
+    count = 12 if method == "gp" else 16
+    whole = searched(method, end, count, **options)
+    again = searched(method, end, count, known=whole[: count - 3], **options)
     assert [each.trial.values for each in again] == [each.trial.values for each in whole]
     assert len({str(each.trial.values) for each in whole}) > 10, "a crossover may repeat one"
+
+
+@cache
+def later_of(method, *, is_limited=False, has_objectives=True):
+    """The second half of the values that a search draws where all trials finish."""
+    count = 14 if method == "gp" else 60
+    options = {"constraints": {"mib": {"max": 50}}} if is_limited else {}
+    options |= {} if has_objectives else BY_ONE
+    return [each.trial.values for each in searched(method, trade_off, count, **options)][count // 2 :]
 
 
 @pytest.mark.parametrize("method", DRAWING_NEAR)
 def test_a_search_with_several_objectives_draws_near_all_of_their_front(method):
     """Everything with b = 0 is on the front. Of random draws, a quarter has b below 0.25."""
-    count = 14 if method == "gp" else 60
-    late = [each.trial.values for each in searched(method, trade_off, count)][count // 2 :]
+    late = later_of(method)
     assert sum(each["b"] < 0.25 for each in late) > len(late) / 2
     assert min(each["a"] for each in late) < 0.35
     assert max(each["a"] for each in late) > 0.65
 
 
 @pytest.mark.parametrize("method", DRAWING_NEAR)
-@pytest.mark.parametrize("objectives", [{"x": "min", "y": "max"}, {}])
-def test_a_search_draws_within_the_constraints(method, objectives):
+@pytest.mark.parametrize("has_objectives", [True, False])
+def test_a_search_draws_within_the_constraints(method, has_objectives):
     """The best y has a = 1, but above a = 0.5 trials do not fit: the search learns it, as it does where trials end."""
-    count, limits = 14 if method == "gp" else 60, {"constraints": {"mib": {"max": 50}}}
-    options = {"objectives": objectives} if objectives else BY_ONE
-    late = [each.trial.values for each in searched(method, trade_off, count, **limits, **options)][count // 2 :]
-    free = [each.trial.values for each in searched(method, trade_off, count, **options)][count // 2 :]
+    late = later_of(method, is_limited=True, has_objectives=has_objectives)
+    free = later_of(method, has_objectives=has_objectives)
     assert sum(each["a"] > 0.5 for each in late) < sum(each["a"] > 0.5 for each in free)
     assert sum(each["a"] > 0.55 for each in late) < 0.4 * len(late)
 
@@ -592,7 +598,7 @@ def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypat
     state = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
     with session_of(tmp_path / "sweeps/s") as journal:
         order = order_beside(journal, state)
-        source = SuggestionSource(state, order, reread=lambda attempt: None)
+        source = SuggestionSource(state, order)
         trial = source.next_task().trial
         events = [
             Started(trial=trial, attempt=1, time=100.0),
@@ -606,86 +612,9 @@ def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypat
         for event in events:
             monkeypatch.setattr("trainyard.planning.journal.read_clock", lambda time=event.time: time)
             journal.record(event)
-            source.update(event, update_attempts(attempts, event))
+            source.on_event(event, update_attempts(attempts, event), is_own=True)
         order.refresh()
-        source.update(events[-1], attempts[trial, 2])
+        source.on_event(events[-1], attempts[trial, 2], is_own=True)
     assert source._ends[trial].metrics == {"loss": 1.0, "seconds": 10.0}
     again = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
-    assert SuggestionSource(again, order, reread=lambda attempt: None)._ends == source._ends
-
-
-def test_a_search_learns_from_the_tables_of_other_sweeps(tmp_path):
-    """A job reads them once; what they gain counts in the next one, and the search goes on."""
-    table = tmp_path / "old.csv"
-    rows = ["trial,x,kind,status,loss", "1,0.5,a,finished,3", "2,7,a,finished,1", "3,0.25,,finished,1",
-            "4,0.5,b,stopped,1", "5,0.75,b,diverged,", "6,0.125,b,failed,", "7,0.5,a,finished,5",
-            "8,0.375,c,finished,1", "9,0.125,a,finished,nan"]  # fmt: skip
-    table.write_text("\n".join(rows))
-    search = {"values": {"x": {"low": 0, "high": 1}, "kind": ["a", "b"]}, "evidence": [str(table)]}
-    with searching(tmp_path, search=search) as (source, _, end):
-        first = source.next_task().trial
-        assert states_of(source) == [4.0, "PRUNED", "RUNNING"], "the mean of two seeds, and what has diverged"
-        table.write_text("\n".join([*rows, "10,0.5,b,finished,2"]))
-        end(first, 9.0)
-        source.next_task()
-        assert states_of(source) == [4.0, "PRUNED", 9.0, "RUNNING"]
-    with searching(tmp_path, search=search) as (source, state, _):
-        source.next_task()
-        assert states_of(source) == [4.0, "PRUNED", 2.0, 9.0, "RUNNING", "RUNNING"]
-        assert state.space.suggestions[0].name == first
-    table.write_text('x,kind,loss\n1,"a')
-    with (
-        searching(tmp_path, search=search) as (source, _, _),
-        pytest.raises(UserError, match=r"old.csv cannot be read: "),
-    ):
-        source.next_task()
-
-
-def test_a_row_of_a_table_counts_with_all_that_a_search_is_judged_by(tmp_path):
-    (tmp_path / "old.csv").write_text("x,loss,mib,seconds\n0.5,1,7,60\n0.25,2,,60\n")
-    judged = {"objectives": {"loss": "min", "seconds": "min"}, "constraints": {"mib": {"max": 5}}}
-    with searching(tmp_path, search={"evidence": [str(tmp_path / "old.csv")]}, **judged) as (source, _, _):
-        source.next_task()
-        first, drawn = source._study._study.trials
-    assert (first.values, list(first.constraints.values()), drawn.state.name) == ([1.0, 60.0], [2.0], "RUNNING")
-
-
-def test_a_file_of_evidence_without_what_a_search_needs_is_an_error_while_it_draws(tmp_path):
-    table, values = tmp_path / "old.csv", {"x": [1, 2], "y": {"choices": [1], "when": {"x": 1}}}
-    table.write_text("trial,x,loss\n")
-
-    def wrong(**search):
-        own = {"command": "true {args}", "metrics": {"file": "m.json"}, "metric": search.pop("metric", "loss")}
-        own["constraints"] = search.pop("constraints", {})
-        search = {"trials": 2, "values": values, "evidence": [str(table)], **search}
-        config = check_config({"sweeps": {"s": {**own, "search": search}}})
-        (found,) = [str(each) for each in check_use(config, tmp_path) if each.verdict == "fails"]
-        sweep = config.sweeps["s"]
-        with pytest.raises(UserError) as caught:
-            read_evidence(sweep, sweep.search.evidence[0])
-        assert found == f"sweeps.s.search: {caught.value}"
-        return found
-
-    assert "old.csv has no column z; it has trial, x, loss" in wrong(values={"x": [1], "z": [1]})
-    assert "old.csv has no column error; it has trial, x, loss" in wrong(metric="error")
-    assert "old.csv has no column mib; it has trial, x, loss" in wrong(constraints={"mib": {"max": 5}})
-    assert "new.csv cannot be read: no such file" in wrong(evidence=[str(tmp_path / "new.csv")])
-    own = f"{tmp_path}/sweeps/./s/trials.csv"
-    options = {"search": {"trials": 2, "values": values, "evidence": [own]}, "metric": "loss"}
-    config = check_config({"sweeps": {"s": {"command": "true {args}", "metrics": {"file": "m.json"}, **options}}})
-    (found,) = [each for each in check_use(config, tmp_path) if each.verdict == "fails"]
-    assert str(found).startswith(f"sweeps.s.search: evidence: {own} is the table of this sweep")
-    with pytest.raises(ConfigError, match="cmaes does not learn from evidence: use tpe or gp"):
-        check_config({"sweeps": {"s": {"command": "./run {x}", "metrics": {"file": "m.json"}, "metric": "loss",
-                                       "search": {"method": "cmaes", "trials": 1, "values": {"x": [1]},
-                                                  "evidence": ["old.csv"]}}}})  # fmt: skip
-
-
-def test_files_of_evidence_are_not_needed_once_a_search_has_drawn_all(tmp_path):
-    (tmp_path / "old.csv").write_text("x,loss\n0.5,1\n")
-    search = {"trials": 1, "evidence": [str(tmp_path / "old.csv")]}
-    with searching(tmp_path, search=search) as (source, state, _):
-        source.next_task()
-    (tmp_path / "old.csv").unlink()
-    own = state.sweep.model_dump(exclude_unset=True)
-    assert not [each for each in check_use(check_config({"sweeps": {"s": own}}), tmp_path) if "old.csv" in str(each)]
+    assert SuggestionSource(again, order)._ends == source._ends

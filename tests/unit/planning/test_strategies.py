@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from sweep_journals import killed_session, session_of, write_session
-from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
+from trainyard.cluster.slurm_queries import JobRecord, parse_job_record, parse_timestamp
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import (
     PADDING,
@@ -19,9 +17,10 @@ from trainyard.planning.accounting import (
     strategies_table,
 )
 from trainyard.planning.attempts import Fold
-from trainyard.planning.claims import ClaimLog, Fence
-from trainyard.planning.order import lower_bound, makespan, schedule
+from trainyard.planning.claims import ClaimLog, GivenUp
+from trainyard.planning.order import lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.task import output_file
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -95,16 +94,6 @@ def test_no_packing_ends_before_the_bound():
     assert lower_bound([1], 5) == 1
 
 
-@given(durations, st.integers(1, 12))
-def test_a_schedule_is_one(seconds, slots):
-    turns = schedule(seconds, slots)
-    assert [turn.end - turn.start for turn in turns] == pytest.approx(seconds)
-    assert max(turn.end for turn in turns) == makespan(seconds, slots) >= lower_bound(seconds, slots) * (1 - 1e-12)
-    for slot in range(slots):
-        own = [turn for turn in turns if turn.slot == slot]
-        assert all(second.start == first.end for first, second in pairwise(own)), "no gaps"
-
-
 def test_no_trials_cost_nothing():
     _, row = estimate_others([], units_per_trial=1, startup=1, basis="")
     assert (row.jobs, row.requested_unit_seconds, row.wasted_fraction) == (0, 0, 0)
@@ -141,8 +130,8 @@ def written(results, monkeypatch, *, walltime=None):
     with session_of(folder) as journal:
         log = ClaimLog(folder)
         log.read()
-        fence = Fence(Fold(folder).update().read_bytes(killed), ends={second: 1036.0})  # with its last output
-        assert log.append(journal.session, fences={killed: fence})
+        given_up = GivenUp(is_gone=True, ends={second: 1036.0})  # with its last output
+        assert log.append(journal.session, given_up={killed: given_up})
         at(101, "session", job="9", pending=2, predicted_seconds=20.0, **about)
         at(103, "started", trial=second, attempt=2, slot=0, expected_seconds=20.0)
         at(103, "started", trial=first, attempt=1, slot=1, expected_seconds=10.0)
@@ -177,7 +166,7 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
 
 def test_a_sweep_without_gpus_is_charged_for_its_cpus(tmp_path):
     """Two trials of three CPUs run for 10 s each, side by side; they start 4 s after their job."""
-    slots = {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 3}
+    slots = {"cpus": 6, "cpus_per_trial": 3}
     config = check_config({"sweeps": {"t": {"function": "os:getcwd", "grid": {"x": [1, 2]}, "slots": slots}}})
     about = {"slots": 2, "nodes": 1, "gpus": 0, "cpus": 6, "gpus_per_trial": 0.0}
     lines = [{"event": "session", "time": 0.0, "pending": 2, **about}]
@@ -203,7 +192,7 @@ def test_a_sweep_without_gpus_is_charged_for_its_cpus(tmp_path):
 
 def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
-    records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
+    records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2", 0.0)}
     packed = strategies_table(compare_strategies(state, runs, records)).set_index("strategy").loc["packed"]
     assert packed["requested_job_seconds"] == 60 + 120
     assert packed["requested_seconds_per_job"] == 90
@@ -224,7 +213,7 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
 def test_the_accounting_of_a_requeued_job_is_that_of_its_last_run(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
     runs = [replace(run, info=replace(run.info, job="7")) for run in runs]
-    records = {"7": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
+    records = {"7": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2", 0.0)}
     first, second = jobs_table(state, runs, records).to_dict("records")
     assert (first["elapsed_seconds"], first["used_fraction"], first["allocated_tres"]) == (36, 0.6, "")
     assert (second["elapsed_seconds"], second["requested_seconds"]) == (31, 120)
@@ -237,7 +226,7 @@ def test_the_accounting_of_a_requeued_job_is_that_of_its_last_run(tmp_path, monk
 def test_the_accounting_of_a_run_without_a_journal_is_not_that_of_the_run_before(tmp_path, monkeypatch):
     """A job that is requeued after others have run all trials ends before it writes one."""
     state, runs = written(tmp_path, monkeypatch, walltime=60)
-    record = JobRecord(60.0, 17.0, "cpu=2,gres/gpu=2")
+    record = JobRecord(60.0, 17.0, "cpu=2,gres/gpu=2", 0.0)
     row = jobs_table(state, runs, {runs[1].info.job: record}).to_dict("records")[1]
     assert row["elapsed_seconds"] == runs[1].end - runs[1].start > 17
     assert row["basis"] == "measured: journal"
@@ -275,7 +264,7 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
     write_session(tmp_path / "sweeps/s", lines)
     state, runs = plan_sweep(config, "s", tmp_path).state, Fold(tmp_path / "sweeps/s").update().sessions
-    output = state.output_of(state.attempts[list(state.trials)[-1]][-1])
+    output = output_file(state.folder, state.attempts[list(state.trials)[-1]][-1])
     output.parent.mkdir(parents=True)
     output.touch()
     row = jobs_table(state, runs, {}).iloc[0]
@@ -294,8 +283,8 @@ def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
 
 
 def test_a_line_of_the_accounting_is_read():
-    assert parse_job_record("12|5|61|billing=4,gres/gpu=2,node=1") == (
+    assert parse_job_record("12|5|61|billing=4,gres/gpu=2,node=1|2026-11-21T00:00:10") == (
         "12",
-        JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1"),
+        JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1", parse_timestamp("2026-11-21T00:00:10")),
     )
-    assert parse_job_record("12|UNLIMITED|61|")[1].requested_seconds is None
+    assert parse_job_record("12|UNLIMITED|61||2026-11-21T00:00:10")[1].requested_seconds is None

@@ -1,10 +1,9 @@
 """The further seeds of a sweep: those that its config needs, and those that count once they have run."""
 
-import pytest
 from trainyard.config.sweep import TrainSweep
 from trainyard.config.trials import with_seed
 from trainyard.planning.journal import Suggested
-from trainyard.planning.sweep_state import TrialSpace, is_placeholder
+from trainyard.planning.trial_space import TrialSpace, is_placeholder
 
 
 def sweep(**fields):
@@ -44,19 +43,7 @@ def test_a_config_needs_the_seeds_that_were_drawn_for_it_and_no_others():
     assert needed(added, drawn) == ([], 2), "from more configurations"
 
 
-@pytest.mark.parametrize(
-    ("made", "known"),
-    [
-        (sweep(repeats=3, repeat_best=1), "4f7cec3394"),
-        (sweep(repeats=3, repeat_best=1, grid={}, search={"trials": 4, "values": {"lr": [0.1]}}), "d00de45246"),
-    ],
-)
-def test_journals_of_the_first_version_have_the_seeds_that_a_config_needs(made, known):
-    assert TrialSpace(made, "digest").selections[-1] == known
-
-
 def test_to_draw_further_seeds_changes_the_digest_of_the_results_that_a_sweep_must_have_once():
     best = sweep(repeats=3, repeat_best=1)
     before, after = TrialSpace(best, "digest").digest, TrialSpace(best, "digest", draws(best, 0.2)).digest
     assert before == after != TrialSpace(sweep(), "digest").digest
-    assert TrialSpace(sweep(fill=True), "digest").digest == TrialSpace(sweep(), "digest").digest

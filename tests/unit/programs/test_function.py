@@ -3,6 +3,7 @@
 import contextlib
 import re
 import time
+from functools import partial
 
 from driven import drive
 from trainyard.config.trial_status import TrialStatus
@@ -16,7 +17,7 @@ def context(folder, **fields):
 
 def run(function, made, *, stop_at=None):
     """The rows that a function reports, and how it ends; it is stopped after the epoch `stop_at`."""
-    return drive(run_function(function, {"lr": 0.1}, made), stop_at=stop_at)
+    return drive(partial(run_function, function, {"lr": 0.1}, made), stop_at=stop_at)
 
 
 def test_reports_are_epochs_and_the_returned_numbers_are_metrics(tmp_path):
@@ -81,7 +82,7 @@ def test_a_function_may_interrupt_itself_at_the_deadline(tmp_path):
 
     _, end = run(train, context(tmp_path, deadline=time.time() + 0.05))
     assert end.status == TrialStatus.INTERRUPTED
-    assert (end.error, end.interrupts_itself) == ("it wrote a checkpoint before the end of the job", False)
+    assert (end.error, end.interrupts_itself) == ("it ended itself before the end of the job", False)
     _, end = run(lambda config, context: context.interrupt(), context(tmp_path))
     assert end.status == TrialStatus.INTERRUPTED
     assert end.interrupts_itself

@@ -10,7 +10,7 @@ from trainyard.config.user_programs import Metrics, metrics_digest
 from trainyard.programs.metric_files import metric_files
 from trainyard.programs.metrics import MetricsCollector, parse_saved_output
 
-RUNS = Metrics(tensorboard="runs/**")
+RUNS = Metrics(file="runs/**")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_an_attempt_that_begins_again_does_not_count_the_files_before(tmp_path):
     write(tmp_path / "runs/a", 1, 2)
     found = MetricsCollector(RUNS, tmp_path)
     assert found.new_rows(final=True) == []
-    assert [path.suffix for path in metric_files(RUNS, tmp_path)] == [".before"]
+    assert [path.suffix for path in metric_files(RUNS, tmp_path, earlier=True)] == [".before"]
     assert found.missing == "it succeeded, but reported no metrics: none were found in runs/**"
 
 
@@ -105,8 +105,10 @@ def test_one_that_resumes_counts_them_up_to_where_it_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"tensorboard": "runs", "file": "m.csv"}, "give one of file, pattern and tensorboard"),
-        ({"tensorboard": "/shared/runs"}, "metrics.tensorboard: /shared/runs is one file for all trials"),
+        ({"file": "runs", "pattern": "a=(?P<a>{number})"}, "give one of file and pattern"),
+        ({"tensorboard": "runs/**"}, "metrics.tensorboard: is no longer an option: give the folder of the event files"),
+        ({"file": "runs.yaml"}, "must end in .csv, .json, .jsonl, .txt or .log, or be a folder with event files"),
+        ({"file": "/shared/runs"}, "metrics.file: /shared/runs is one file for all trials"),
     ],
 )
 def test_mistakes_are_errors_of_the_config(metrics, message):

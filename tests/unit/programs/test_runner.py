@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from driven import drive
+from driven import drive, drive_on, step_by_step
 from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
@@ -68,6 +69,11 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, guard):
+        """The reports of the command, step by step."""
+        return step_by_step(partial(self.report, guard))
+
+    def report(self, guard, report):
+        """How the command ends, which calls `report` with its epochs."""
         folder = self.folder
         words = {"trial": "t1", "attempt": 1, "trial_dir": str(folder), "cpus": 1, "resume_from": self.resume_from}
         program = UserProgram(command=self.command, args=self.args)
@@ -81,7 +87,7 @@ class Call:
                 metrics=self.collector(self.metrics, folder, resumes=bool(self.resume_from)),
                 stop_request=self.stop_request,
             )
-            return (yield from run_user_program(made, guard))
+            return run_user_program(made, guard, report)
 
 
 OPTIONS = ("cwd", "output", "timeout_seconds", "deadline", "grace_seconds", "on_line", "overdue_code")
@@ -92,9 +98,9 @@ def call(folder, command, **fields):
                 options={name: value for name, value in fields.items() if name in OPTIONS})  # fmt: skip
 
 
-def run(made, guard, *, stop_at=None, running=None):
+def run(made, guard, *, stop_at=None):
     """The rows that a command reports, and how it ends; it is stopped after the epoch `stop_at`."""
-    return drive(running or made.run(guard), stop_at=stop_at)
+    return drive(partial(made.report, guard), stop_at=stop_at)
 
 
 def end_of(made, guard, **options):
@@ -112,7 +118,7 @@ def test_values_with_special_characters_reach_the_program_unchanged(tmp_path, gu
 
 
 def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypatch):
-    two = 20200 + 2 * (os.getpid() % 5000)  # not those of other runs of these tests
+    two = 14000 + 2 * (os.getpid() % 1000)  # not those of other runs of these tests, nor of other programs
     monkeypatch.setattr(host, "PORTS", range(two, two + 2))
     wait = "echo epoch 1: acc {port}; echo epoch 2: acc 0; while [ ! -e go ]; do sleep 0.05; done"
     waiting = call(tmp_path, wait, metrics=PATTERN).run(guard)
@@ -259,7 +265,7 @@ out = sys.stdout.buffer
 out.write(b"." * 2**24 + b"\\n")
 out.write(b"\\x1b[32mepoch\\x1b[0m 1: acc \\x1b[1m0.5\\x1b[0m\\n")
 out.write(b"epoch 2: acc 1.2e-05\\r\\n")
-for byte in "naïve epoch 3: acc 92.5%".encode():
+for byte in "naïve epoch 3: acc 0.925".encode():
     out.write(bytes([byte]))
     out.flush()
 """
@@ -295,7 +301,7 @@ def test_metrics_are_found_in_output_with_long_lines_and_escape_codes(tmp_path, 
     assert rows == [
         {"epoch": 1, "val_accuracy": 0.5}, {"epoch": 2, "val_accuracy": 1.2e-05}, {"epoch": 3, "val_accuracy": 0.925},
     ]  # fmt: skip
-    assert end.tail.endswith("naïve epoch 3: acc 92.5%")
+    assert end.tail.endswith("naïve epoch 3: acc 0.925")
     assert (tmp_path / "output-1.log").stat().st_size > 16 * 2**20, "the whole output is kept"
 
 
@@ -362,19 +368,20 @@ def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupt
     for process in (tmp_path / "pids").read_text().split():  # some sites signal all processes of a step
         os.kill(int(process), signal.SIGTERM)
     wait_until(lambda: not psutil.pid_exists(int(process)), what="the command to end")
-    _, end = run(made, guard, running=running)
+    _, end = drive_on(running)
     assert (end.status, end.exit_code) == (TrialStatus.INTERRUPTED, 0)
 
 
-def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard):
+def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard, monkeypatch):
     line = "for i in $(seq 300); do echo epoch $i: acc 0.$i; done"  # more than is read at once
     made = call(tmp_path, line, metrics=PATTERN)
+    started, start = [], runner._start
+    monkeypatch.setattr(runner, "_start", lambda *arguments: started.append(start(*arguments)) or started[-1])
     running = made.run(guard)
     next(running)
-    process = running.gi_yieldfrom.gi_frame.f_locals["process"]
-    wait_until(lambda: process.ended_at, what="the command to end")
+    wait_until(lambda: started[0].ended_at, what="the command to end")
     made.stop_request.make()
-    rows, end = run(made, guard, running=running)
+    rows, end = drive_on(running)
     assert rows[-1]["epoch"] == 300
     assert end.status == TrialStatus.FINISHED
 
@@ -480,7 +487,7 @@ def test_empty_files_and_dangling_links_are_no_checkpoints_and_a_link_is_its_fil
     """What a program leaves that is killed while it saves must not cost a retry, nor the good one before it."""
     for age, name in ((9, "1.pt"), (5, "2.pt")):
         (tmp_path / name).write_text("state")
-        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
     (tmp_path / "3.pt").touch()
     (tmp_path / "last.pt").symlink_to("2.pt")
     (tmp_path / "best.pt").symlink_to("0.pt")
@@ -496,7 +503,7 @@ def test_a_bad_checkpoint_is_not_used_again(tmp_path):
 
     def write(name, age, text):
         (tmp_path / name).write_text(text)
-        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
 
     def resumable(*bad):
         kept = find_checkpoint(tmp_path, "*.pt", bad=bad)
@@ -695,7 +702,7 @@ def test_an_epoch_that_is_reported_in_the_grace_period_counts(tmp_path, guard):
     running = made.run(guard)
     assert next(running).row["epoch"] == 1
     made.stop_request.make()
-    rows, end = run(made, guard, running=running)
+    rows, end = drive_on(running)
     assert [row["epoch"] for row in rows] == [2, 3]
     assert (end.status, end.error) == (TrialStatus.INTERRUPTED, "it was interrupted")
 

@@ -14,7 +14,7 @@ import pytest
 from project import ROOT
 from trainyard.config.sweep import CommandSweep, TrainSweep
 from trainyard.config.trials import expand
-from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.programs.user_environment import (
     RECORD,
     RECORDED,
@@ -85,7 +85,7 @@ def test_a_program_gets_the_values_of_the_user_for_what_rules_and_ray_change(she
 @pytest.mark.parametrize("given", ["", "bin/python"])
 def test_a_virtual_environment_is_activated_by_its_folder_or_its_interpreter(shell, venv, given):
     shell.setenv("PYTHONHOME", "/usr")
-    python = find_interpreter(own(python=str(venv / given)))
+    python = find_interpreter(own(env=str(venv / given)))
     found = program_environment(python)
     assert found["PATH"] == f"{venv}/bin:/usr/bin:/bin"
     assert found["VIRTUAL_ENV"] == str(venv)
@@ -94,23 +94,21 @@ def test_a_virtual_environment_is_activated_by_its_folder_or_its_interpreter(she
     assert subprocess.run(line, env=found, text=True, capture_output=True, check=True).stdout.strip() == str(venv)
 
 
-def test_an_interpreter_may_be_relative_at_home_on_the_path_or_that_of_trainyard(shell, venv, tmp_path):
+def test_an_environment_may_be_relative_at_home_or_that_of_trainyard(shell, venv, tmp_path):
     shell.chdir(venv.parent)
-    assert find_interpreter(own(python="env")) == venv / "bin/python"
+    assert find_interpreter(own(env="env")) == venv / "bin/python"
     (tmp_path / "envs").symlink_to(venv.parent)
-    assert find_interpreter(own(python="~/envs/env")) == tmp_path / "envs/env/bin/python"
-    shell.setenv("PATH", f"{venv}/bin")
-    assert find_interpreter(own(python="python3")) == venv / "bin/python3"
-    assert find_interpreter(own(python="trainyard")) == Path(sys.executable)
+    assert find_interpreter(own(env="~/envs/env")) == tmp_path / "envs/env/bin/python"
+    assert find_interpreter(own(env="trainyard")) == Path(sys.executable)
     assert find_interpreter(own()) is None
 
 
-@pytest.mark.parametrize("python", ["nowhere/bin/python", "pyhton", "~/folder", "~/file"])
-def test_an_environment_without_an_interpreter_is_an_error(shell, tmp_path, python):
+@pytest.mark.parametrize("env", ["nowhere/bin/python", "~/folder", "~/file"])
+def test_an_environment_without_an_interpreter_is_an_error(shell, tmp_path, env):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=rf"{python} has no Python interpreter: /.* is not an executable file"):
-        find_interpreter(own(python=python))
+    with pytest.raises(UserError, match=rf"{env} has no Python interpreter: /.* is not an executable file"):
+        find_interpreter(own(env=env))
 
 
 @pytest.mark.parametrize("how", ["listed", "root of conda", "root of micromamba", "folder", "path", "base"])
@@ -156,7 +154,7 @@ def test_an_unknown_conda_environment_is_an_error_with_a_suggestion(shell, tmp_p
 
 
 def test_the_environment_is_not_part_of_a_trials_identity(venv):
-    one, other = ({"grid": {"n": [1, 2]}, "command": "x {n}"} | more for more in ({}, {"python": str(venv)}))
+    one, other = ({"grid": {"n": [1, 2]}, "command": "x {n}"} | more for more in ({}, {"env": str(venv)}))
     one, other = CommandSweep.model_validate(one), CommandSweep.model_validate(other)
     assert expand(one).by_name("d").keys() == expand(other).by_name("d").keys()
     assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest
@@ -166,7 +164,7 @@ def test_versions_are_those_of_the_environment_of_the_trials(venv, shell, tmp_pa
     found = find_versions(TrainSweep.model_validate({"dataset": "d", "trials": [{}]}))
     minor = ".".join(platform.python_version_tuple()[:2])
     assert found == {"trainyard": VERSION, "python": minor, "torch": metadata.version("torch")}
-    command = CommandSweep.model_validate({"command": "x", "python": str(venv)})
+    command = CommandSweep.model_validate({"command": "x", "env": str(venv)})
     assert find_versions(command) == {"trainyard": VERSION, "python": minor}
     packages = next(venv.glob("lib/python3*/site-packages"))
     (packages / "torch-2.1.0.dist-info").mkdir()
@@ -180,7 +178,7 @@ def test_versions_are_those_of_the_environment_of_the_trials(venv, shell, tmp_pa
     shell.setenv("PATH", "/nowhere")
     assert find_versions(CommandSweep.model_validate({"command": "x"})) == {"trainyard": VERSION}
     wrapper = str(executable(tmp_path / "bin/run-in-container.sh"))
-    assert find_versions(own(python=wrapper)) == {"trainyard": VERSION}
+    assert find_versions(own(env=wrapper)) == {"trainyard": VERSION}
 
 
 def test_the_version_of_the_code_is_its_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):

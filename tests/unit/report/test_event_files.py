@@ -9,7 +9,7 @@ from sweep_journals import write_session
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from trainyard.config.load import check_config
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
 from trainyard.report.tensorboard import FILE, write_event_files
 
 CONFIG = {
@@ -188,9 +188,3 @@ def test_each_scale_and_repeat_is_a_run(tmp_path):
     assert points(found, "val_loss") == [(980, 1, 0.5), (1000, 2, 0.25)]
     assert points(found, "mfu") == [(1000, 2, 0.4)]
     assert hparams_of(found) == ({"gpus": 1, "lr": 0.1}, 1)
-
-
-def test_the_key_changes_no_trial():
-    mine = CONFIG["sweeps"]["mine"]
-    with_key = check_config({"tensorboard": True, "sweeps": {"mine": mine}})
-    assert with_key.sweeps["mine"].spec_content == check_config(CONFIG).sweeps["mine"].spec_content

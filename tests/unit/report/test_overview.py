@@ -6,12 +6,13 @@ import json
 import pytest
 from sweep_journals import write_session
 from trainyard.config.load import check_config
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
 from trainyard.report.overview import summarize_studies
 from trainyard.report.study_tables import write_tables
-from trainyard.report.sweep_tables import write_sweep_tables
+from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import rank_sweep
+from trainyard.results.sweep_tables import write_sweep_tables
 from trainyard.utils.csv_files import read_table, write_table
 from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
 
@@ -280,7 +281,7 @@ def test_trials_of_different_versions_of_the_code_are_reported(tmp_path):
         f"trials ran with different versions: {both}",
         f"trials ran with different versions: {both}, an unknown commit (1 trial)",
     ]
-    best = write_best(config, state, rank_sweep(state)).read_text()
+    best = write_best(config, state, answer_sweep(state)).read_text()
     assert "# It ran with" not in best, "that of the best is unknown"
     assert f"# {facts[-1]}\n" in best
 

@@ -40,7 +40,7 @@ def test_a_sweep_has_the_plots_that_can_show_something(content, name):
 
 
 def test_each_study_has_one_rule_which_makes_all_its_plots(tmp_path, content):
-    content = {**content, "trees": {"t": {"dataset": "d"}}, "datasets": {"d": {"source": "digits"}}}
+    content = {**content, "datasets": {"d": {"source": "digits"}}}
     yard = Workflow(content, results=tmp_path)
     for kind in PLOT_LABELS:
         for name in yard.config.datasets if kind == "data" else getattr(yard.config, kind):

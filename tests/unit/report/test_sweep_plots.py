@@ -13,13 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
-from trainyard.config.load import check_config
 from trainyard.config.sweep import MetricLimits
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.plan import plan_sweep
 from trainyard.planning.trial_value import TrialValue
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
-from trainyard.report.study_plots import draw_plan
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
 
@@ -36,7 +33,8 @@ def timeline_of(ranked, *, slots=2):
     trials = enumerate(zip(ranked.table["trial"], ranked.table["status"], strict=True))
     rows = [[name, 1, "local", "a-node-with-a-long-name", number % slots, number % slots, 100.0 + number // slots,
              101.0 + number // slots, status] for number, (name, status) in trials]  # fmt: skip
-    return pd.DataFrame(rows, columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"])
+    columns = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
+    return pd.DataFrame(rows, columns=columns).assign(session="s")
 
 
 def epochs_of(ranked):
@@ -47,7 +45,10 @@ def epochs_of(ranked):
 
 def draw_all(ranked):
     """Draw all plots of the trials; return the texts of each."""
-    jobs, keys = pd.DataFrame({"start": [99.0], "slots": 2}), metric_plots.facet_keys(ranked)
+    jobs, keys = (
+        pd.DataFrame({"start": [99.0], "slots": 2, "session": "s", "order_job": 0}),
+        ranked.facet_keys(),
+    )
     gantt = partial(timeline_plots.plot_gantt, timeline=timeline_of(ranked), jobs=jobs, ranked=ranked)
     losses = partial(metric_plots.plot_epochs, epochs=epochs_of(ranked), ranked=ranked, curve="val_loss")
     plots = {
@@ -114,16 +115,6 @@ def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
         assert text in drawn[name], name
 
 
-def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
-    """As of the example in docs/sweeps.md."""
-    values = {"grid": {"lr": [0.01, 0.03]}, "trials": [{"lr": 0.05, "optimizer": "adam"}, {"augment": None}]}
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", **values}}})
-    draw_plan(plan_sweep(config, "s", tmp_path), tmp_path)
-    words = (tmp_path / "plan/s.svg").read_text()
-    assert "0.05, adam, (none)" in words
-    assert "0.01, (none), (none)" in words
-
-
 @pytest.mark.parametrize(
     ("losses", "labels"),
     [
@@ -161,9 +152,9 @@ def test_a_loss_that_diverges_is_drawn_up_to_where_axes_end(last):
 
 
 def test_a_value_with_control_characters_is_drawn_in_a_valid_svg(tmp_path):
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"prompt": ["a\x1b[0m", "two\nlines"]}}}})
-    draw_plan(plan_sweep(config, "s", tmp_path), tmp_path)
-    words = "".join(ElementTree.parse(tmp_path / "plan/s.svg").getroot().itertext())
+    ranked = sweep(2, prompt=["a\x1b[0m", "two\nlines"])
+    style.save(partial(metric_plots.plot_metric, ranked=ranked), tmp_path / "s")
+    words = "".join(ElementTree.parse(tmp_path / "s.svg").getroot().itertext())
     assert r"a\x1b[0m" in words
     assert r"two\nlines" in words
 
@@ -221,7 +212,8 @@ def test_the_labels_of_a_timeline_stay_within_their_bars(slots):
     rows = sweep(120, optimizer=["stochastic"] * 60 + ["adam"] * 60, width=range(120))
     figure = Figure(figsize=(8, style.lanes_height(slots)), layout="constrained")
     axes, timeline = figure.add_subplot(), timeline_of(rows, slots=slots)
-    timeline_plots.plot_gantt(axes, timeline, pd.DataFrame({"start": [99.0], "slots": slots}), rows)
+    jobs = pd.DataFrame({"start": [99.0], "slots": slots, "session": "s", "order_job": 0})
+    timeline_plots.plot_gantt(axes, timeline, jobs, rows)
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in axes.texts]
     pixels = axes.get_window_extent().width / axes.get_xlim()[1]

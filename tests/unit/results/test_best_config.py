@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT
-from sweep_journals import session_of
+from sweep_journals import record_draws, session_of
 from trainyard.config.load import check_config, read_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
+from trainyard.planning.history_files import read_state
 from trainyard.planning.journal import Ended, Started, Suggested
-from trainyard.planning.plan import plan_sweep, read_state
+from trainyard.planning.plan import plan_sweep
+from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import find_files, paste_line, study_name, write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.training.sampler import batch_sizes
 
 TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
-ATTRS = {"selection": ""}  # of seeds that fill idle slots
+ATTRS = {"selection": "of other trials"}
 COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}
 SWEEPS = {
     "grid": {**TRAIN, "grid": {"lr": [0.1, 1e-5], "model_args.width": {"start": 4, "stop": 8}, "seed": [1, 2]}},
@@ -29,17 +31,17 @@ SWEEPS = {
     "sample": {**TRAIN, "sample": {"count": 3, "values": {"lr": {"low": 1e-7, "high": 1, "log": True}}}},
     "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha"}, "metric": "val_loss"},
     "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}}, "metric": "val_loss"},
-    "repeats": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 3, "fill": True},
+    "repeats": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 3},
     "budget": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "budget": {"until": "2020-01-01 08:00"}},
-    "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"nodes": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
-    "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
+    "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"jobs": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
+    "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"cpus": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
-    "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
+    "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": 0.5, "mps": "auto"}},
     "several GPUs": {**TRAIN, "grid": {"accumulation": [1, 2]}, "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
     "several nodes and GPUs": {
         **TRAIN, "grid": {"accumulation": [1, 2]}, "slots": {"gpus_per_node": 2, "nodes_per_trial": 2},
     },
-    "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}]},
+    "patience": {**TRAIN, "train": {"patience": 2}, "metric": "val_loss", "trials": [{}]},
     "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": 2},
     "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
     "texts": {
@@ -67,14 +69,12 @@ def config_of(sweep, name="s"):
 
 def finish(config, results, number, name="s"):
     """Finish one trial of the sweep `s`; returns its identity and the state of the sweep."""
-    sweep = config.sweeps[name]
-    with session_of(results / f"sweeps/{name}") as journal:
-        state = read_state(sweep, name, results)
-        if sweep.search:
-            drawn = Suggested(search=state.space.search_key, values={"lr": 0.25}, params={"lr": 0.25}, attrs={})
-            journal.record(drawn)
-            state = read_state(sweep, name, results)
-        trial = list(state.trials)[number]
+    sweep, folder = config.sweeps[name], results / f"sweeps/{name}"
+    if sweep.search:
+        key = read_state(sweep, name, results).space.search_key
+        record_draws(folder, Suggested(search=key, values={"lr": 0.25}, params={"lr": 0.25}, attrs={}))
+    trial = list(read_state(sweep, name, results).trials)[number]
+    with session_of(folder) as journal:
         metrics = dict.fromkeys(["val_loss", "val_accuracy", "rmse"], 0.5)
         journal.record(Started(trial=trial, attempt=1, generation=2))
         journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, seconds=1.0, metrics=metrics))
@@ -83,7 +83,7 @@ def finish(config, results, number, name="s"):
 
 def write(config, results, number=0, name="s"):
     trial, state = finish(config, results, number, name)
-    return trial, write_best(config, state, rank_sweep(state))
+    return trial, write_best(config, state, answer_sweep(state))
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -101,25 +101,24 @@ def test_the_best_configuration_has_a_sweep_of_its_own_with_all_its_seeds(tmp_pa
     seeds = 3 if "repeats" in sweep else len(sweep.get("grid", {}).get("seed", [0]))
     assert len(names) == len(configuration.trials) == seeds, "it differs in the seed only"
     assert plan.forecast.pending == names, "in the same folder, they are trained again"
-    assert plan.request.slots.count == 1
+    assert plan.slots.count == 1
     assert best.sweeps["s-best"].target[0] in (None, config.sweeps["s"].target[0])
     assert best.sweeps["s-best"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
 
 
 def test_further_seeds_that_ran_are_among_those_of_the_best(tmp_path):
-    config = config_of({**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 2, "fill": True})
+    config = config_of({**TRAIN, "grid": {"lr": [0.1, 0.2]}, "repeats": 2})
     _, state = finish(config, tmp_path, 0)
     drawn = [Suggested(search=state.space.seeds_key, values={"lr": 0.1, "seed": seed}, params={}, attrs=ATTRS)
              for seed in (2, 3)]  # fmt: skip
+    record_draws(tmp_path / "sweeps/s", *drawn)
     with session_of(tmp_path / "sweeps/s") as journal:
-        for event in drawn:
-            journal.record(event)
         (name,) = {state.space.suggestion(drawn[0]).name}
         journal.record(Started(trial=name, attempt=1))
         journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, seconds=1.0,
                              metrics={"val_accuracy": 0.4}))  # fmt: skip
     state = read_state(config.sweeps["s"], "s", tmp_path)
-    best = read_config(write_best(config, state, rank_sweep(state)))
+    best = read_config(write_best(config, state, answer_sweep(state)))
     assert best.sweeps["s-best"].trials == [{"lr": 0.1, "seed": seed} for seed in (0, 1, 2)], "seed 3 has not run"
 
 
@@ -128,7 +127,8 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     _, path = write(config_of(sweep), tmp_path)
     best = read_config(path)
     (study,) = best.scaling.values()
-    assert study.train_at("1x1") == expand(best.sweeps["s-best"]).trials[0].spec
+    spec = expand(best.sweeps["s-best"]).trials[0].spec
+    assert study.train_at("1x1") == spec.judged_by(sweep.get("metric", "val_accuracy"))
     assert study.scales == ["1x1"]
     assert study.cpus_per_gpu == best.sweeps["s-best"].slots.cpus_per_trial
 
@@ -181,7 +181,7 @@ def test_the_name_of_the_best_is_that_of_no_other_study(tmp_path, name):
 def test_before_any_trial_has_finished_the_best_config_is_an_error_that_says_so(tmp_path):
     config = config_of(SWEEPS["grid"])
     state = read_state(config.sweeps["s"], "s", tmp_path)
-    path = write_best(config, state, rank_sweep(state))
+    path = write_best(config, state, answer_sweep(state))
     assert path.read_text().startswith("# Sweep s: no trial has finished with val_accuracy\n\nsweeps: ")
     with pytest.raises(ConfigError, match="'Sweep s: no trial has finished with val_accuracy'"):
         read_config(path)
@@ -225,7 +225,7 @@ def test_the_line_to_paste_runs_in_a_folder_of_its_own_if_trials_do(tmp_path, mo
 
 def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):
     command = "python3 -c 'import sys; print(sys.prefix)' {lr}"
-    config = config_of({"command": command, "grid": {"lr": [0.1]}, "python": "trainyard"})
+    config = config_of({"command": command, "grid": {"lr": [0.1]}, "env": "trainyard"})
     _, state = finish(config, tmp_path, 0)
     line = paste_line(state, rank_sweep(state))
     assert subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout == f"{sys.prefix}\n"
@@ -238,33 +238,29 @@ def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
     assert describe_ranking(ranking) == [
         f"best mean val_accuracy (highest): 0.5 (n = 1 of 2) with lr = 0.1; its best trial is {trial} (seed = 2): 0.5"
     ]
-    text = write_best(config, state, ranking).read_text()
+    text = write_best(config, state, answer_sweep(state)).read_text()
     assert text.startswith(f"# Sweep s: {describe_ranking(ranking)[0]}\n")
     assert "# By hand:\n# train 0.1\n# 2\n" in text
     assert "# Sweep s-best trains it again, with its 2 seeds. In " in text
     assert "scaling" not in text
 
 
-@pytest.mark.parametrize(("path", "start"), [("/nowhere", ".venv/bin/snakemake"), ("/w/.venv/bin", "snakemake")])
-def test_its_commands_can_be_pasted_without_activating_an_environment(tmp_path, monkeypatch, path, start):
-    installed = tmp_path / ".venv/bin/snakemake"
-    installed.parent.mkdir(parents=True)
-    installed.touch(mode=0o755)
-    monkeypatch.setattr("sys.executable", str(installed.with_name("python")))
-    monkeypatch.setenv("PATH", path.replace("/w", str(tmp_path)))
+def test_its_commands_name_the_config_that_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
     _, best = write(config_of(SWEEPS["grid"]), Path("results"))
-    command = next(line for line in best.read_text().splitlines() if line.endswith("-- scaling"))
-    assert command.startswith(f"# {start} --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/local --configfile ")
-    assert "--configfile results/sweeps/s/best.yaml -- scaling" in command
+    assert "# trainyard run --config results/sweeps/s/best.yaml -- scaling\n" in best.read_text()
 
 
-def test_a_metric_that_no_trial_has_reported_is_not_replaced_without_a_word(tmp_path):
-    _, state = finish(config_of({**COMMAND, "metric": "acuracy"}), tmp_path, 1)
-    (line,) = describe_ranking(rank_sweep(state))
-    assert line.startswith("best val_accuracy (highest): 0.5, by trial ")
-    assert line.endswith("; no trial has reported acuracy, the metric of the sweep")
+def test_a_metric_that_no_trial_has_reported_is_not_replaced(tmp_path):
+    config = config_of({**COMMAND, "metric": "acuracy"})
+    _, state = finish(config, tmp_path, 1)
+    answer = answer_sweep(state)
+    assert answer.lines == [
+        "no ranking: no trial has reported acuracy, the metric of the sweep, but val_accuracy: set `metric` to it"
+    ]
+    assert answer.ranking.best_trial is None
+    assert "trials" not in write_best(config, state, answer).read_text().partition("\nsweeps:")[2]
 
 
 def test_a_seed_that_no_configuration_repeats_is_one_of_its_values(tmp_path):

@@ -1,7 +1,7 @@
 """Which finished trials did not do the same work, and what explains it."""
 
 import pytest
-from trainyard.planning.trial_value import TrialWork
+from trainyard.planning.trial_value import TrialValue, TrialWork
 from trainyard.programs.progress import Progress
 from trainyard.results.comparability import describe_work, find_incomplete
 
@@ -30,7 +30,11 @@ def test_a_counter_that_began_at_0_is_compared_with_those_that_began_at_0():
     [
         ([TrialWork(5), TrialWork(9)], [{"epochs": 5}, {"epochs": 9}], ": `epochs` is varied"),
         ([TrialWork(5), TrialWork(9)], [{"max_steps": 5}, {"max_steps": 9}], ": `max_steps` is varied"),
-        ([TrialWork(5, ended_by_patience=True), TrialWork(9)], [{"lr": 1}, {"lr": 2}], ": `patience` ended 1 of them"),
+        (
+            [TrialWork(5, ended_by_patience=True), TrialWork(9)],
+            [{"lr": 1}, {"lr": 2}],
+            ": 1 of them ended early, without a new best",
+        ),
         ([printed(5, stops_early=True), printed(10)], [{"lr": 1}, {"lr": 2}], ": 1 program said to stop early"),
         ([TrialWork(5), TrialWork(9)], [{"lr": 1}, {"lr": 2}], UNEXPLAINED),
         ([TrialWork(5), TrialWork(9)], [{"epochs": 9}, {"epochs": 9}], UNEXPLAINED),
@@ -46,6 +50,20 @@ def test_different_numbers_of_epochs_are_said_with_what_explains_them(work, valu
 def test_trials_with_the_same_number_of_epochs_need_no_words():
     work = {"a": TrialWork(9), "b": TrialWork(9), "without epochs": TrialWork()}
     assert describe_work(work, {name: {"lr": 1} for name in work}) == []
+
+
+def test_metrics_with_different_units_are_said():
+    units = [{"a": "ms", "acc": "%"}, {"a": "ms", "acc": ""}, {"a": "ms"}, {"a": "ms", "acc": "%"}]
+    work = {name: TrialWork(units=each) for name, each in zip("abcd", units, strict=True)}
+    assert describe_work(work, {name: {} for name in work}) == [
+        "acc has different units, which are not read: % (trial a), none (trial b): its values do not compare"
+    ]
+
+
+def test_the_last_epoch_of_a_counter_from_0_does_not_look_incomplete():
+    work = printed(3, 4, begins_at_0=True)
+    assert TrialValue(0.5, work, epoch=3).when == " at its last epoch, 3 of 4 counted from 0"
+    assert TrialValue(0.5, printed(4, 4), epoch=4).when == " at its last epoch, 4 of 4"
 
 
 def test_many_numbers_of_epochs_are_said_as_a_range():

@@ -4,9 +4,9 @@ import pytest
 from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.history_files import read_state
 from trainyard.planning.journal import Ended, Epoch, Started
-from trainyard.planning.plan import read_state
-from trainyard.results.answer import describe_answer, describe_deciding_trials
+from trainyard.results.answer import answer_sweep
 from trainyard.results.effects import describe_effects, find_identical
 from trainyard.results.ranking import rank_sweep
 
@@ -17,7 +17,9 @@ OTHERS = [0.693147, 0.512384, 0.431876]
 def swept(results, *curves, metric="loss", **sweep):
     """The state of a sweep whose trials report these values; a row may have several."""
     whole = {"function": "os:getcwd", "metric": metric, "args": {"seed": 1}, **sweep}
-    sweep = check_config({"sweeps": {"s": whole}}).sweeps["s"]
+    if "trees" in sweep:
+        whole = {"dataset": "d", "metric": metric, **sweep}
+    sweep = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": whole}}).sweeps["s"]
     with session_of(results / "sweeps/s") as journal:
         for number, (trial, curve) in enumerate(zip(read_state(sweep, "s", results).trials, curves, strict=True)):
             rows = [each if isinstance(each, dict) else {metric: each} for each in curve]
@@ -39,14 +41,14 @@ def test_a_key_whose_values_make_trials_report_the_same_has_no_effect(tmp_path):
     state = swept(tmp_path, LOSSES, LOSSES, grid={"amp": [True, False]})
     on, off = state.trials
     line = f"`amp` has no effect: trials {on} and {off} are identical in all that they report, times aside"
-    assert describe_answer(state, rank_sweep(state))[-1] == line
-    assert describe_deciding_trials(state, rank_sweep(state)) == "", "new seeds would not decide it"
+    assert answer_sweep(state).lines[-1] == line
+    assert answer_sweep(state).deciding == "", "new seeds would not decide it"
 
 
 def test_a_key_with_an_effect_is_not_named(tmp_path):
     state = swept(tmp_path, LOSSES, OTHERS, grid={"amp": [True, False]})
     assert effects(state) == []
-    assert describe_deciding_trials(state, rank_sweep(state)).startswith("To decide between the first 2: run 3 new ")
+    assert answer_sweep(state).deciding.startswith("To decide between the first 2: run 3 new ")
 
 
 def test_of_several_keys_the_one_without_effect_is_named_once(tmp_path):
@@ -77,6 +79,7 @@ def test_a_seed_that_is_never_used_is_named(tmp_path):
         ([0.98, 0.99, 1.0], "3 numbers"),
         ([44 / 45], "1 number"),
         ([0.9667, 0.9333], "2 numbers"),
+        ([41 / 45, 43 / 45, 44 / 45], "3 numbers"),
     ],
 )
 def test_values_that_may_be_equal_by_chance_prove_nothing(tmp_path, curve, numbers):
@@ -87,7 +90,23 @@ def test_values_that_may_be_equal_by_chance_prove_nothing(tmp_path, curve, numbe
         f"`amp` may have no effect: trials {on} and {off} report the same {numbers}, which may be chance: report more "
         "digits, or more epochs"
     ]
-    assert "run 3 new seeds" in describe_deciding_trials(state, rank_sweep(state))
+    assert "run 3 new seeds" in answer_sweep(state).deciding
+
+
+@pytest.mark.parametrize(
+    ("trees", "is_advised"),
+    [
+        ({}, False),
+        ({"subsample": 1.0}, False),
+        ({"colsample_bytree": 0.5}, True),
+        ({"library": "lightgbm", "subsample": 0.5}, False),  # which takes effect with subsample_freq
+        ({"library": "lightgbm", "subsample": 0.5, "subsample_freq": 1}, True),
+        ({"library": "lightgbm", "feature_fraction": 0.5}, True),
+    ],
+)
+def test_new_seeds_of_trees_are_advised_if_rows_or_columns_are_drawn(tmp_path, trees, is_advised):
+    state = swept(tmp_path, [0.92], [0.91], trees=trees, grid={"max_depth": [3, 4]}, metric="val_accuracy")
+    assert ("run 3 new seeds" in answer_sweep(state).deciding) == is_advised
 
 
 def test_where_the_speed_ranks_equal_results_are_wanted(tmp_path):

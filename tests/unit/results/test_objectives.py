@@ -8,11 +8,10 @@ from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.plan import read_state
-from trainyard.planning.sweep_state import TrialSpace
+from trainyard.planning.history_files import read_state
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.planning.trial_value import TrialValue
-from trainyard.report.sweep_tables import ranking_table, trials_table
-from trainyard.results.answer import describe_deciding_trials
+from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import best_config
 from trainyard.results.ranking import (
     RankedTrial,
@@ -21,6 +20,7 @@ from trainyard.results.ranking import (
     rank_configurations,
     rank_sweep,
 )
+from trainyard.results.sweep_tables import ranking_table, trials_table
 
 FINISHED, STOPPED = TrialStatus.FINISHED, TrialStatus.STOPPED
 OBJECTIVES = {"accuracy": "max", "latency_ms": "min"}
@@ -88,7 +88,7 @@ def test_the_answer_is_the_front_and_not_one_winner(tmp_path):
         f"1. accuracy = 0.9, latency_ms = 7.5: trial {names[3]} with width = 4",
         f"2. accuracy = 0.7, latency_ms = 3: trial {names[0]} with width = 1",
     ]
-    assert describe_deciding_trials(state, ranking) == ""
+    assert answer_sweep(state).deciding == ""
     assert trials_table(state, rank_sweep(state))["is_on_pareto_front"].tolist() == [True, False, False, True]
     table = ranking_table(ranking)
     assert table["may_be_best"].tolist() == [True, True, False, False]

@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.journal import Ended, Started
-from trainyard.planning.plan import read_state
+from trainyard.planning.history_files import read_state
+from trainyard.planning.journal import Ended, Epoch, Started
 from trainyard.planning.trial_value import TrialValue
-from trainyard.results.answer import describe_answer, describe_deciding_trials
+from trainyard.results.answer import answer_sweep
 from trainyard.results.ranking import (
     RankedTrial,
     describe_ranking,
     rank_configurations,
     rank_sweep,
 )
+from trainyard.results.sweep_tables import ranking_table
 
 FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
 
@@ -121,7 +122,7 @@ def test_a_sweep_is_ranked_from_its_journal(tmp_path):
 )
 def test_where_all_trials_were_stopped_early_the_answer_says_so(tmp_path, last, why):
     """But not while one of them may still finish."""
-    stop = {"method": "patient", "options": {"patience": 1}}
+    stop = {"method": "asha"}
     ends = [STOPPED] * 3 + [last] * (last is not None)
     state = swept(tmp_path, *((end, {"gain": 0.5}) for end in ends), metric="gain", stop=stop)
     assert describe_ranking(rank_sweep(state)) == [f"no trial has finished with gain{why}"]
@@ -140,7 +141,7 @@ def test_the_answer_names_finished_trials_that_it_cannot_rank(tmp_path):
     grid = {"lr": [1, 2, 3]}
     state = swept(tmp_path, {"gain": None}, {"loss": 0.1}, {"gain": 0.5}, grid=grid, metric="gain")
     first, second, _ = state.trials
-    assert describe_answer(state, rank_sweep(state))[-2:] == [
+    assert answer_sweep(state).lines[-2:] == [
         f"not ranked, since their gain is NaN or infinite: 1 finished trial, {first}",
         f"not ranked, since they do not report gain: 1 finished trial, {second}",
     ]
@@ -163,6 +164,10 @@ def test_of_several_metrics_none_ranks_trials_unless_the_config_says_which(tmp_p
     unreported = rank_sweep(swept(tmp_path, metric="los"))
     assert describe_ranking(unreported) == [
         "no ranking: no trial has reported los, the metric of the sweep, but loss and gain: set `metric` to one of them"
+    ]
+    counted = rank_sweep(swept(tmp_path / "counted", {"step": 9}, {"step": 3}, metric="los"))
+    assert describe_ranking(counted) == [
+        "no ranking: no trial has reported los, the metric of the sweep, but step: set `metric` to it"
     ]
 
 
@@ -222,7 +227,7 @@ def test_what_was_stopped_early_is_not_compared(tmp_path):
 
 
 def deciding(state):
-    return describe_deciding_trials(state, rank_sweep(state))
+    return answer_sweep(state).deciding
 
 
 def test_with_one_run_each_the_answer_says_what_would_decide_it(tmp_path):
@@ -238,3 +243,24 @@ def test_with_one_run_each_the_answer_says_what_would_decide_it(tmp_path):
     assert deciding(diverged) == "", "one is left"
     without = swept(tmp_path / "c", {"rmse": 3.0}, {"rmse": 1.0}, grid={"lr": [0.1, 0.2]})
     assert deciding(without) == "", "no seed reaches the program"
+
+
+@pytest.mark.parametrize("last", [0.5, 0.9])
+def test_the_value_of_trees_that_stopped_early_is_that_of_the_best_round(tmp_path, last):
+    """The rounds after it are not kept, also where the last one happens to have the same value."""
+    sweep = {"dataset": "d", "trees": {"rounds": 9, "early_stopping": 2}, "metric": "val_accuracy"}
+    sweep |= {"slots": {"cpus": 1}, "grid": {"max_depth": [3]}}
+    sweep = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": sweep}}).sweeps["s"]
+    (trial,) = read_state(sweep, "s", tmp_path).trials
+    with session_of(tmp_path / "sweeps/s") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        for epoch, value in enumerate([0.7, 0.95, 0.9, 0.6, last], start=1):
+            journal.record(Epoch(trial=trial, attempt=1, metrics={"epoch": epoch, "val_accuracy": value}))
+        metrics = {"val_accuracy": 0.9, "rounds": 5, "best_round": 3}
+        journal.record(Ended(trial=trial, attempt=1, status=FINISHED, metrics=metrics, seconds=1.0))
+    ranking = rank_sweep(read_state(sweep, "s", tmp_path))
+    first = describe_ranking(ranking)[0]
+    assert f"0.9 at its best round, 3 of 9, by trial {trial}" in first
+    (row,) = ranking_table(ranking).to_dict("records")
+    assert row["val_accuracy_epoch"] == 3
+    assert (row["val_accuracy_best_epoch"], row["val_accuracy_at_best_epoch"]) == (2, 0.95)

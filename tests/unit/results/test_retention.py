@@ -5,8 +5,8 @@ from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
+from trainyard.planning.history_files import read_state
 from trainyard.planning.journal import Ended, Started
-from trainyard.planning.plan import read_state
 from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.guarded_process import claim_folder
 
@@ -33,7 +33,8 @@ def swept(results, *ends, **options):
             fields = {"metrics": {"loss": loss}, "seconds": 1.0, "metrics_digest": digest}
             rule = state.stop_rule if status is STOPPED else None
             error = "loss became NaN or infinite" if status is TrialStatus.DIVERGED else None
-            journal.record(Ended(**of_attempt, status=status, rule=rule, error=error, **fields))
+            why = "asha" if status is STOPPED else None
+            journal.record(Ended(**of_attempt, status=status, rule=rule, why=why, error=error, **fields))
             for file in FILES:
                 path = state.folder / "trials" / name / file
                 path.parent.mkdir(parents=True, exist_ok=True)

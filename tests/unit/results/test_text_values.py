@@ -1,6 +1,5 @@
 """Values that are text in the config stay text, also if they look like numbers, in everything that shows them."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,12 +12,10 @@ from trainyard.config.load import check_config, read_config
 from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.plan import read_state
-from trainyard.report.study_plots import rank_trials
+from trainyard.planning.history_files import read_state
 from trainyard.report.study_tables import write_tables
-from trainyard.report.sweep_tables import write_sweep_tables
-from trainyard.results import load_sweep
 from trainyard.results.ranking import rank_sweep
+from trainyard.results.sweep_tables import write_sweep_tables
 from trainyard.utils.csv_files import read_table, write_table
 
 NUMBERS = st.from_regex(r"[ ]?[+-]?[0-9]{1,6}(\.[0-9]{0,4})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
@@ -36,23 +33,15 @@ def test_a_table_has_the_text_that_was_written(texts, numbers):
     with TemporaryDirectory() as folder:
         path, frame = Path(folder, "t.csv"), pd.DataFrame({"x": texts, "n": numbers[: len(texts)]})
         write_table(frame, path)
-        found = read_table(path)
+        found = read_table(path, text=["x"])
         assert found["x"].tolist() == texts
         assert pd.api.types.is_numeric_dtype(found["n"]) or found["n"].isna().all()
 
 
-def test_a_table_without_such_text_has_no_metadata(tmp_path):
-    path = tmp_path / "t.csv"
-    write_table(pd.DataFrame({"x": ["0012", "adam"], "n": [1, 2], "b": [True, False]}), path)
-    metadata = json.loads((tmp_path / "t.csv-metadata.json").read_text())
-    assert metadata["url"] == "t.csv"
-    assert metadata["tableSchema"]["columns"] == [
-        {"titles": "x", "datatype": "string"},
-        {"titles": "n", "datatype": "integer"},
-        {"titles": "b", "datatype": "boolean"},
-    ]
-    write_table(pd.DataFrame({"x": ["sgd", "adam"], "trial": "0012345678"}), path)
-    assert [each.name for each in tmp_path.iterdir()] == ["t.csv"]
+def test_names_are_text_in_every_table(tmp_path):
+    names = {"trial": "0012345678", "job": "12", "node": "07", "gpu": "0", "session": "1e3"}
+    write_table(pd.DataFrame([names, dict.fromkeys(names)]), tmp_path / "t.csv")
+    assert read_table(tmp_path / "t.csv").iloc[0].to_dict() == names
 
 
 @given(TEXTS)
@@ -71,10 +60,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
         write_sweep_tables(state, rank_sweep(state), results / "sweeps/s")
         page = write_tables(config, "sweeps", "s", results).read_text()
         assert all(rf"\"{text}\"" in page for text in texts if text.isalnum() and text.isascii())
-        tables = load_sweep(results / "sweeps/s")
-        assert tables.trials["x"].tolist() == texts
-        assert tables.ranking["x"].tolist() == texts[::-1]
-        assert rank_trials(state, tables.trials, rank_sweep(state)).table["x"].tolist() == texts
+        assert state.keys_with_text == {"x"}
         best = read_config(results / "sweeps/s/best.yaml")
         assert [trial.values for trial in expand(best.sweeps["s-best"]).trials] == [{"x": texts[-1]}]
 

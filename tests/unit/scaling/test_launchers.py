@@ -3,7 +3,6 @@
 import json
 import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,14 +12,13 @@ from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.trials import result_digest
-from trainyard.planning.job_costs import is_trained
+from trainyard.planning.history_files import is_trained
 from trainyard.programs.user_environment import code_record
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of
 from trainyard.utils.import_path import SCRIPTS
 
 AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name in ("agent", "node_step"))
@@ -35,17 +33,13 @@ def srun(nodes, tasks, cpus):
 
 def test_one_node_needs_no_slurm():
     line = training_command("1x4", OPTIONS, folder="/logs", allocation=None)
-    assert " ".join(line) == (
-        f"{AGENT} --folder /logs --nodes {host.node_name()} --ranks 4 -- {TRAIN} --config c.yaml --study s"
-    )
+    assert " ".join(line) == f"{AGENT} /logs {host.node_name()} 4 {TRAIN} --config c.yaml --study s"
 
 
 def test_several_nodes_run_one_agent_each_on_all_cpus_of_the_job():
     allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0, cpus_per_node=16)
     line = training_command("2x8", OPTIONS, folder="/logs", allocation=allocation)
-    assert " ".join(line) == (
-        f"{srun(2, 2, 16)} {AGENT} --folder /logs --nodes n3,n4 --ranks 8 -- {TRAIN} --config c.yaml --study s"
-    )
+    assert " ".join(line) == f"{srun(2, 2, 16)} {AGENT} /logs n3,n4 8 {TRAIN} --config c.yaml --study s"
 
 
 def test_several_nodes_need_a_job_with_as_many():
@@ -63,7 +57,7 @@ PYTHON = {
     "accelerate": "-m accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 8 "
     "--machine_rank {node_rank} --main_process_ip {master_addr} --main_process_port {master_port} "
     "--rdzv_backend static --mixed_precision no --dynamo_backend no",
-    "deepspeed": "-m deepspeed.launcher.runner --hostfile /out/hostfile --no_ssh --node_rank {node_rank} "
+    "deepspeed": "-m deepspeed.launcher.runner --hostfile /meeting/hostfile --no_ssh --node_rank {node_rank} "
     "--master_addr {master_addr} --master_port {master_port}",
 }
 
@@ -75,8 +69,7 @@ def own(launcher, scale="2x4", **fields):
         launcher=launcher,
         launcher_options=["--more"],
         python="/env/python",
-        watch_options=["--folder", "/out"],
-        hostfile=Path("/out/hostfile"),
+        meeting="/meeting",
         cpus_per_gpu=3,
         **{"job_nodes": ("n3", "n4"), **fields},
     )
@@ -86,19 +79,19 @@ def own(launcher, scale="2x4", **fields):
 @pytest.mark.parametrize("launcher", PYTHON)
 def test_a_launcher_is_started_once_per_node_with_telemetry(launcher):
     assert own(launcher) == (
-        f"{srun(2, 2, 12)} {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more train.py --lr 0.1"
+        f"{srun(2, 2, 12)} {WATCH} /meeting /env/python {PYTHON[launcher]} --more train.py --lr 0.1"
     )
 
 
 def test_srun_starts_the_script_itself_once_per_gpu():
-    assert own("srun") == (f"{srun(2, 8, 3)} --more {WATCH} --folder /out --per-gpu -- /env/python train.py --lr 0.1")
+    assert own("srun") == f"{srun(2, 8, 3)} --more {WATCH} /meeting /env/python train.py --lr 0.1"
     with pytest.raises(UserError, match="use torchrun here"):
         own("srun", scale="1x4", job_nodes=())
 
 
 def test_on_one_node_a_launcher_needs_no_slurm():
     line = own("torchrun", scale="1x4", job_nodes=())
-    assert line.startswith(f"{WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4")
+    assert line.startswith(f"{WATCH} /meeting /env/python -m torch.distributed.run --nproc-per-node 4")
     assert "--nnodes 1 " in line
 
 
@@ -119,7 +112,7 @@ def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder
     code = iter(["1a", "2b"])
     monkeypatch.setattr(user_script, "code_record", lambda study, *, config: {"code": next(code), "config": config})
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
-    study = ScriptScaling(script="t.py {resume} --n={n}", python=python_that_runs(tmp_path, save), **options)
+    study = ScriptScaling(script="t.py {resume} --n={n}", env=python_that_runs(tmp_path, save), **options)
     saved = launches_of(study, tmp_path).output.with_name("x y.pt")
     for words in (["t.py", "--n=a b"], ["t.py", "--from", str(saved), "--n=a b"]):
         with pytest.raises(UserError, match="the script failed"):
@@ -136,7 +129,7 @@ def test_what_changes_the_result_starts_a_script_without_the_checkpoints_of_befo
     """It would resume from the last one, find nothing left to do, and have the old metrics."""
     python = python_that_runs(tmp_path, f"echo $* >> {tmp_path}/words; touch 1.pt")
     options = {"script": "t.py --n {n} {resume}", "checkpoint": "*.pt", "resume": "--from-it", "scales": ["1x1"]}
-    options |= {"args": {"n": 1}, "python": python, "workdir": "trial"}
+    options |= {"args": {"n": 1}, "env": python, "workdir": "trial"}
     for study in (options, options | change):
         UserScript(ScriptScaling.model_validate(study), "1x1", tmp_path, tmp_path).run()
     first, second = (tmp_path / "words").read_text().splitlines()
@@ -148,12 +141,7 @@ def test_naming_another_environment_runs_a_script_again_and_nothing_else_does():
         study = ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
         return result_digest(study, "1x1", "no dataset")
 
-    def folder_before(python):
-        script = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py", "python": python}
-        return digest_of([digest_of(script, length=10), digest_of([[], "weak", "no dataset"])], length=10)
-
-    assert folder() == folder_before(None), "as in versions without `env`"
-    assert folder(python="/env/bin/python") == folder_before("/env/bin/python")
+    assert folder() == folder(repeats=2)
     assert folder(env="mine") not in (folder(), folder(env="other"))
 
 
@@ -192,7 +180,7 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     for name, value in of_user.items():
         monkeypatch.setenv(name, value)
     python = python_that_runs(tmp_path, "echo granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s")
-    options = {"script": "t.py", "python": python, "grace_seconds": 90.5, "scales": ["1x1"]}
+    options = {"script": "t.py", "env": python, "grace_seconds": 90.5, "scales": ["1x1"]}
     UserScript(study := ScriptScaling.model_validate(options), "1x1", tmp_path, tmp_path).run()
     assert launches_of(study, tmp_path).output.read_text() == f"granted {expected} s\n"
     (session,) = json.loads((tmp_path / "1x1/summary.json").read_text())["sessions"]
@@ -205,9 +193,9 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
 @pytest.fixture
 def at_once(monkeypatch):
     """srun has no time to end by itself."""
-    for name in ("LOOK_SECONDS", "SRUN_SECONDS", "KILL_SECONDS"):
+    for name in ("SRUN_SECONDS", "KILL_SECONDS"):
         monkeypatch.setattr(rendezvous, name, 0.0)
-    monkeypatch.setattr(launchers, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "LOOK_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 3], 3), ([1], 1)])

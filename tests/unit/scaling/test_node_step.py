@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
 from trainyard.scaling import node_step, rendezvous
+from trainyard.scaling.launchers import STEP, NodeStep
+from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 
 WATCH = (str(SCRIPTS / "trainyard"), "scaling.node_step")
@@ -28,16 +31,31 @@ def forward_late(*arguments, **options):
 node_step.forward_stop_request = forward_late
 sys.exit(node_step.main())
 """
+# On a node with two GPUs.
+TWO_GPUS = """
+import sys
+from contextlib import nullcontext
+from trainyard.scaling import node_step
+node_step.visible_gpus = lambda: nullcontext(["the first", "the second"])
+node_step.record_telemetry = lambda *_, gpus, **options: nullcontext(print(*gpus))
+sys.exit(node_step.main())
+"""
 
 
 @contextmanager
 def started(
-    folder: Path, *command: str, program: tuple[str, ...] = WATCH, options: tuple[str, ...] = (), **variables: str
+    folder: Path,
+    *command: str,
+    program: tuple[str, ...] = WATCH,
+    is_per_gpu: bool = False,
+    gpus: int | None = None,
+    **variables: str,
 ) -> Iterator[subprocess.Popen]:
     """`node_step` with a command, in a session of its own, without the variables of a job that runs these tests."""
-    (folder / "meeting").mkdir(mode=0o700, exist_ok=True)
-    line = [sys.executable, *program, "--folder", str(folder / "telemetry"), "--rendezvous", str(folder / "meeting")]
-    line += ["--nodes", host.node_name(), *options, "--", *command]
+    meeting = folder / "meeting"
+    step = NodeStep(nodes=[host.node_name()], telemetry=str(folder / "telemetry"), is_per_gpu=is_per_gpu, gpus=gpus)
+    write_json(meeting / STEP, asdict(step))
+    line = [sys.executable, *program, str(meeting), *command]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(line, cwd=folder, env=inherited | variables, start_new_session=True, **piped)
@@ -52,6 +70,12 @@ def started(
 def mask(status: str, name: str) -> int:
     """A mask of signals in the text of /proc/<pid>/status."""
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith(name)), 16)
+
+
+@pytest.mark.parametrize(("gpus", "recorded"), [(1, "the first\n"), (None, "the first the second\n")])
+def test_of_a_node_with_more_gpus_the_energy_of_those_of_the_training_counts(tmp_path, gpus, recorded):
+    with started(tmp_path, "true", program=("-c", TWO_GPUS), gpus=gpus, PYTHONPATH=str(SCRIPTS)) as process:
+        assert process.communicate(timeout=PATIENCE_SECONDS)[0] == recorded
 
 
 def test_the_command_ignores_user_signals_and_blocks_none(tmp_path):
@@ -116,7 +140,7 @@ def task(folder: Path, number: int, command: str):
     """One of two tasks that srun starts on a node."""
     of_slurm = {"PROCID": number, "LOCALID": number, "NODEID": 0, "NTASKS": 2, "NTASKS_PER_NODE": 2}
     variables = {f"SLURM_{name}": str(value) for name, value in of_slurm.items()}
-    return started(folder, "/bin/sh", "-c", command, options=("--per-gpu",), **variables)
+    return started(folder, "/bin/sh", "-c", command, is_per_gpu=True, **variables)
 
 
 def test_after_a_stop_request_a_task_ends_when_all_tasks_have_saved(tmp_path):

@@ -1,7 +1,9 @@
 """The rendezvous of the launchers, with and without all nodes. tests/cluster has it on several hosts."""
 
 import json
+import os
 import socket
+import time
 
 import pytest
 from trainyard.scaling import rendezvous
@@ -54,6 +56,19 @@ def failure(folder, nodes, rank=0):
 def test_nodes_that_do_not_start_are_named(tmp_path):
     write_json(tmp_path / "signed-in-2.json", {"address": LOOPBACK})
     assert failure(tmp_path, ["n1", "n2", "n3", "n4"]) == "n2, n4 did not start within 0.5 s"
+
+
+def test_a_node_that_reports_while_this_process_is_suspended_is_not_missing(tmp_path, monkeypatch):
+    list_files = os.listdir
+
+    def list_and_pause(folder):
+        files = list_files(folder)
+        (tmp_path / "report").touch()
+        time.sleep(0.02)
+        return files
+
+    monkeypatch.setattr(os, "listdir", list_and_pause)
+    assert rendezvous._await(tmp_path, ["report"], 0.01) == []
 
 
 def test_nodes_that_cannot_connect_are_named_with_the_address_that_they_tried(tmp_path):

@@ -12,27 +12,25 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.cluster import host
+from trainyard.cluster.telemetry import CPU_COLUMNS
 from trainyard.config.config import Config
 from trainyard.config.datasets import Synthetic
 from trainyard.config.load import config_copy
 from trainyard.config.scaling import TrainScaling
-from trainyard.config.trials import training_spec
 from trainyard.data.staging import stage
-from trainyard.planning.job_costs import is_trained
+from trainyard.planning.history_files import is_trained
 from trainyard.programs.user_environment import find_versions
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes
-from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
 
 IMAGES = Synthetic(source="synthetic", images=40, val_images=8, height=8, width=8)
 KEYS = [
-    ("collective_timeout_minutes", 1),
     ("keep_checkpoints", "all"),
-    ("find_unused_parameters", True),
+    ("ddp", {"timeout_minutes": 1, "find_unused_parameters": True}),
     ("cpus_per_gpu", 2),
 ]
 
@@ -41,7 +39,7 @@ KEYS = [
 def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, key, value):
     def checkpoints(**more):
         study = TrainScaling.model_validate({"dataset": "d", "scales": ["1x1"], **more})
-        return training_spec(study, "1x1", staged.digest)
+        return study.result_content("1x1", staged.digest)
 
     assert checkpoints(**{key: value}) == checkpoints()
     assert checkpoints(retrain=1) != checkpoints()
@@ -155,7 +153,7 @@ def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_p
     write_failures([torchrun.rank_failure(0, "n1", aborted)], tmp_path, node="n1")
     first = first_failure(tmp_path)
     assert "SIGABRT" in first.message
-    assert "collective_timeout_minutes" in first.message
+    assert "timeout_minutes of `ddp`" in first.message
     assert "flight-recorder-rank-*" in first.message
     write_failures([torchrun.rank_failure(1, "n2", raised)], tmp_path, node="n2")
     assert first_failure(tmp_path).message == "RuntimeError: planned trouble"

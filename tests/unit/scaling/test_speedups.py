@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 
@@ -186,42 +185,11 @@ def test_memory_scaling_is_that_of_the_first_gpus_average(tmp_path):
     assert table["memory_avg_scaling"].tolist() == pytest.approx([1, 1.05])
 
 
-def test_the_bandwidth_that_hides_the_all_reduce(tmp_path):
-    """100 MiB of gradients on 4 GPUs: each sends 150 MiB per step. Of 120 ms, 20 % wait; 2/3 of the rest: 64 ms."""
-    more = {"gradient_mib": 100, "step_ms_p50": 120, "data_wait_fraction": 0.1, "exposed_comm_fraction": 0.1}
-    rows = [("1x1", 1, 100, 40, more), ("1x4", 4, 100, 120, more), ("2x4", 8, 100, 200, more | {"accumulation": 2})]
-    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
-    assert table["allreduce_mib"].tolist() == [0, 150, 175]
-    assert pd.isna(table["hiding_gbit_per_second"][0]), "nothing to hide"
-    assert table["hiding_gbit_per_second"][1] == pytest.approx(150 * 2**20 * 8 / 1e9 / 0.064)
-    assert table["hiding_gbit_per_second"][2] == pytest.approx(175 * 2**20 * 8 / 1e9 / 0.032), "in the last half only"
-
-
-def test_the_measured_bandwidth_explains_a_part_of_the_lost_efficiency(tmp_path):
-    """The all-reduce takes 88 ms, of which the backward pass hides 64: a fifth of a step of 120 ms; 40 % are lost."""
-    more = {"gradient_mib": 100, "step_ms_p50": 120, "data_wait_fraction": 0.1, "exposed_comm_fraction": 0.1}
-    gbit = 150 * 2**20 * 8 / 1e9
-    rows = [
-        ("1x1", 1, 100, 40, more | {"bus_gbit_per_second": None}),
-        ("1x4", 4, 100, 96, more | {"bus_gbit_per_second": gbit / 0.088}),
-        ("2x2", 4, 100, 96, more | {"bus_gbit_per_second": gbit / 0.064}),  # all of it is hidden
-        ("4x1", 4, 100, 160, more | {"bus_gbit_per_second": gbit / 0.088}),  # nothing is lost
-        ("1x2", 2, 100, 79.9, more | {"bus_gbit_per_second": gbit / 1.5}),
-    ]
-    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
-    assert table["allreduce_ms"][1] == pytest.approx(88)
-    assert table["allreduce_loss_fraction"][1:].tolist() == pytest.approx([0.5, 0, float("nan"), 1], nan_ok=True)
-    assert pd.isna(table["allreduce_loss_fraction"][0])
-
-
-def test_the_energy_of_a_scale_has_a_price(tmp_path):
+def test_the_energy_of_a_scale_is_in_the_table(tmp_path):
     rows = [("1x1", 1, 100, 40, {"energy_kwh": 0.5}), ("1x2", 2, 100, 76, {"energy_kwh": None})]
     runs = summaries(tmp_path, rows)
-    table = scaling_table(runs, mode="weak", gpu_hour=2.0, kwh=0.3)
+    table = scaling_table(runs, mode="weak", gpu_hour=2.0)
     assert table["energy_kwh"].tolist() == pytest.approx([0.5, float("nan")], nan_ok=True)
-    assert table["energy_cost"][0] == pytest.approx(0.15)
-    without = scaling_table(runs, mode="weak", gpu_hour=2.0)
-    assert without["energy_cost"].isna().all()
 
 
 def test_repeats_give_medians_and_their_spread(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from trainyard.config.train import Train
-from trainyard.config.trials import Trial
 from trainyard.training import numerics, trainer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loss_and_metrics import Objective
@@ -86,8 +85,3 @@ def test_every_operation_of_the_loop_is_deterministic_on_a_cpu_and_its_numbers_a
     resumed, resumed_state = train(spec, data, store=store)
     assert resumed == plain
     assert_equal_states(resumed_state, plain_state)
-
-
-def test_identities_of_other_trials_do_not_change():
-    contents = [Trial(Train(lr=0.5, **values), {}).content for values in ({}, {"deterministic": True})]
-    assert contents == ['{"lr": 0.5}', '{"deterministic": true, "lr": 0.5}']

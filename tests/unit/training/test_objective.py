@@ -27,6 +27,7 @@ import json
 import math
 import sys
 import torch
+import torchmetrics
 from torch.nn.functional import cross_entropy
 
 def weighted(outputs, targets, weight):
@@ -38,17 +39,18 @@ def of_classes(outputs, targets):
 def hit(outputs, targets):
     return outputs.argmax(1) == targets
 
-class MacroRecall:
-    def sums(self, outputs, targets):
-        hits = (outputs.argmax(1) == targets).double()
-        empty = torch.zeros(2, 10, dtype=torch.float64)
-        empty[0].index_add_(0, targets, hits)
-        empty[1].index_add_(0, targets, torch.ones_like(hits))
-        return empty.flatten()
+class MacroRecall(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("hits", torch.zeros(10), dist_reduce_fx="sum")
+        self.add_state("images", torch.zeros(10), dist_reduce_fx="sum")
 
-    def value(self, sums):
-        hits, images = sums.view(2, 10)
-        return (hits / images)[images > 0].mean()
+    def update(self, outputs, targets):
+        self.hits.index_add_(0, targets, (outputs.argmax(1) == targets).float())
+        self.images.index_add_(0, targets, torch.ones(len(targets)))
+
+    def compute(self):
+        return (self.hits / self.images)[self.images > 0].mean()
 
 def batch_mean(outputs, targets):
     return hit(outputs, targets).float().mean()
@@ -95,11 +97,12 @@ def of_real_images(outputs, targets):
         raise IndexError("no such class")
     return targets
 
-class NoValue:
-    def sums(self, outputs, targets):
-        return outputs.new_zeros(1)
+class PlainNumber(MacroRecall):
+    def compute(self):
+        return float(super().compute())
 
-    def value(self, sums):
+class NoValue(MacroRecall):
+    def compute(self):
         return None
 
 def library(outputs, targets):
@@ -124,25 +127,6 @@ def quits(outputs, targets):
 
 def per_image_later(outputs, targets):
     return cross_entropy(outputs, targets, reduction="none" if targets.any() else "mean")
-
-class LogOfPositives:
-    def sums(self, outputs, targets):
-        return (targets > 0).sum().view(1)
-
-    def value(self, sums):
-        return math.log(sums[0])
-
-class AsManyAsImages(LogOfPositives):
-    def sums(self, outputs, targets):
-        return outputs.new_zeros(len(targets))
-
-class Matrix(LogOfPositives):
-    def sums(self, outputs, targets):
-        return outputs.new_zeros(3, 3)
-
-class Numbers(LogOfPositives):
-    def sums(self, outputs, targets):
-        return [1.0, 2.0]
 
 class Halves(torch.utils.data.Dataset):
     # The targets are the brightness of the top and of the bottom of an image, as numbers or as yes and no.
@@ -215,6 +199,7 @@ def test_validation_images_do_not_change_the_buffers_of_an_own_loss(data, own_co
 
 def test_metrics_change_nothing_but_add_columns(data, own_code):
     metrics = {"hits": "own_objective:hit", "top5": "top5_accuracy", "macro": "own_objective:MacroRecall"}
+    metrics["plain"] = "own_objective:PlainNumber"
     rows, state = train(changed(LEARNER, metrics=metrics), data)
     plain, plain_state = train(LEARNER, data)
     own = [{name: row.pop(f"val_{name}") for name in metrics} for row in rows]
@@ -223,6 +208,7 @@ def test_metrics_change_nothing_but_add_columns(data, own_code):
     assert [row["hits"] for row in own] == [row["val_accuracy"] for row in plain]
     assert all(row["top5"] >= row["hits"] for row in own)
     assert 0.8 < own[-1]["macro"] < own[-1]["top5"]
+    assert [row["plain"] for row in own] == [row["macro"] for row in own]
 
 
 def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
@@ -249,14 +235,9 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
             {"metrics": ["own_objective:broken"]},
             r"metric 'own_objective:broken': RuntimeError: no kernel for that \(.*own_objective.py, line \d+\)",
         ),
-        ({"metrics": ["own_objective:NoValue"]}, "metric 'own_objective:NoValue': TypeError"),
+        ({"metrics": ["own_objective:NoValue"]}, "it computes a NoneType: it must compute a single number"),
         ({"metrics": ["own_objective:library"]}, r"JSONDecodeError: .* \(.*own_objective.py, line \d+\)"),
         ({"metrics": ["own_objective:a_float"]}, "it returns a float for 2 images: return a tensor with one value"),
-        (
-            {"metrics": ["own_objective:Matrix"]},
-            r"`sums` returns the shape \(3, 3\): return a tensor with one dimension",
-        ),
-        ({"metrics": ["own_objective:Numbers"]}, "`sums` returns a list: return a tensor with one dimension"),
     ],
 )
 def test_an_own_loss_or_metric_that_does_not_fit_is_named_before_the_training(data, own_code, values, message):
@@ -283,10 +264,6 @@ def test_a_metric_that_fails_in_validation_is_named(data, own_code):
             r"metric '.*': it calls sys.exit\(3\) \(.*own_objective.py, line \d+\)$",
         ),
         ({"loss": "own_objective:per_image_later"}, r"loss '.*': it returns the shape \(16,\): return the mean"),
-        (
-            {"metrics": ["own_objective:AsManyAsImages"]},
-            "metric '.*': `sums` returns 16 values, but 2 for another batch: return the same number",
-        ),
     ],
 )
 def test_own_code_that_fails_for_real_images_is_one_line_with_its_place(data, own_code, values, message):
@@ -296,15 +273,11 @@ def test_own_code_that_fails_for_real_images_is_one_line_with_its_place(data, ow
     assert "\n" not in str(caught.value)
 
 
-def test_a_metric_may_be_undefined_for_the_images_of_zeros_on_which_it_is_tried(data, own_code):
-    (row,) = start(changed(SPEC, metrics=["own_objective:LogOfPositives"], epochs=1), data).epochs()
-    assert row.metrics["val_LogOfPositives"] > 0
-
-
 TORCHMETRICS = {
     "f1": ("torchmetrics.classification:MulticlassF1Score", {"average": "macro"}),
     "kappa": ("torchmetrics:CohenKappa", {"task": "multiclass"}),
     "auroc": ("torchmetrics.classification:MulticlassAUROC", {"thresholds": 50}),
+    "exact": ("torchmetrics.classification:MulticlassAUROC", {}),
     "calibration": ("torchmetrics.classification:MulticlassPrecision", {}),
 }
 
@@ -324,6 +297,7 @@ def test_metrics_of_torchmetrics_are_those_of_all_images_at_once(data):
         "f1": classification.MulticlassF1Score(10, average="macro"),
         "kappa": torchmetrics.CohenKappa(task="multiclass", num_classes=10),
         "auroc": classification.MulticlassAUROC(10, thresholds=50),
+        "exact": classification.MulticlassAUROC(10),
         "calibration": classification.MulticlassPrecision(10),
     }
     assert row.metrics == {
@@ -336,11 +310,6 @@ def test_metrics_of_torchmetrics_are_those_of_all_images_at_once(data):
 @pytest.mark.parametrize(
     ("path", "arguments", "message"),
     [
-        (
-            "torchmetrics.classification:MulticlassAUROC",
-            {},
-            "would keep the outputs of all; a curve is of constant size",
-        ),
         ("torchmetrics.classification:MulticlassRecall", {"average": None}, "it has 10 values: give it an `average`"),
         ("torchmetrics.classification:MulticlassRecall", {"averag": "macro"}, "averag"),
         ("torch.nn.functional:cross_entropy", {"weight": 2}, "it is no class, so metric_args have no place"),
@@ -349,6 +318,14 @@ def test_metrics_of_torchmetrics_are_those_of_all_images_at_once(data):
 def test_a_metric_of_torchmetrics_that_does_not_fit_is_explained(data, path, arguments, message):
     with pytest.raises(ObjectiveError, match=message):
         start(changed(LEARNER, metrics={"m": path}, metric_args={"m": arguments}), data)
+
+
+def test_a_metric_of_torchmetrics_needs_validation_images_on_each_rank(data):
+    """A rank without images has no state, and torchmetrics could not combine those of the others."""
+    few = replace(data, val=range(3))
+    spec = changed(LEARNER, metrics={"auroc": "torchmetrics.classification:MulticlassAUROC"})
+    with pytest.raises(ObjectiveError, match="metrics of torchmetrics need validation images on each of the 4 ranks"):
+        Trainer(spec, few, Group(3, 3, 4, torch.device("cpu")), batch=batch_sizes(spec, world_size=4))
 
 
 def test_without_torchmetrics_the_error_says_how_to_get_it(data, monkeypatch):
@@ -382,9 +359,9 @@ def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp
     }
     for kind, (loss, metric, mode) in cases.items():
         numeric = numeric_data(tmp_path / kind, kind)
-        values = {"loss": loss, "metrics": [f"own_objective:{metric}"], "monitor": f"val_{metric}"}
+        values = {"loss": loss, "metrics": [f"own_objective:{metric}"], "metric": f"val_{metric}"}
         values |= {"augment": {"mixup": 0.1}}
-        training = start(changed(LEARNER, **values, monitor_mode=mode), numeric)
+        training = start(changed(LEARNER, **values), numeric)
         warm_up(training)
         rows = list(training.epochs())
         found = [row.metrics[f"val_{metric}"] for row in rows]
@@ -568,8 +545,8 @@ def test_buffers_that_the_first_steps_make_are_averaged_and_resumed(data, tmp_pa
 
 
 def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path, caplog):
-    """The training loss falls: with mode max, the first epoch stays the best."""
-    spec = changed(LEARNER, monitor="train_loss", monitor_mode="max", patience=2)
+    """The learning rate is so low that no weight changes: the first epoch stays the best."""
+    spec = changed(LEARNER, lr=1e-30, metric="val_loss", patience=2)
     store = CheckpointStore(tmp_path)
     training = start(spec, data, store=store)
     assert [row.epoch for row in training.epochs()] == [1, 2, 3]
@@ -579,9 +556,9 @@ def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path, caplog
     assert list(again.epochs()) == []
     caplog.set_level(logging.INFO)
     write_results(again, None, tmp_path, scale="1x1")
-    assert f"patience, {spec.epochs - 3} epochs early: the best train_loss was in epoch 1" in caplog.messages[-1]
+    assert f"patience, {spec.epochs - 3} epochs early: the best val_loss was in epoch 1" in caplog.messages[-1]
 
 
 def test_a_training_that_improves_is_not_ended(data):
-    rows, _ = train(changed(LEARNER, monitor="train_loss", patience=1), data)
+    rows, _ = train(changed(LEARNER, metric="train_loss", patience=1), data)
     assert len(rows) == LEARNER.epochs

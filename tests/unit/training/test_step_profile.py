@@ -6,12 +6,11 @@ import json
 import pytest
 import torch
 from loops import GPU_ON_PAPER, SPEC, changed, numbers, start, train
-from trainyard.config.train import ProfiledSteps
 from trainyard.training.step_profile import ALLOCATIONS, TRACE, StepProfiler
 
 
 def record(spec, data, folder, first, last):
-    training = start(spec, data, profiler=StepProfiler(ProfiledSteps(steps=[first, last]), folder))
+    training = start(spec, data, profiler=StepProfiler([first, last], folder))
     return [numbers(row) for row in training.epochs()]
 
 
@@ -40,7 +39,7 @@ def test_a_training_that_ends_earlier_leaves_the_steps_that_it_took(data, tmp_pa
 
 
 def test_a_training_that_is_stopped_early_leaves_its_steps(data, tmp_path):
-    training = start(SPEC, data, profiler=StepProfiler(ProfiledSteps(steps=[2, 99]), tmp_path))
+    training = start(SPEC, data, profiler=StepProfiler([2, 99], tmp_path))
     epochs = training.epochs()
     next(epochs)
     epochs.close()
@@ -51,7 +50,7 @@ def test_the_history_of_the_memory_ends_with_the_training(tmp_path, monkeypatch)
     """Also if it ends before the first step, and by an error: the next trial of the worker would be slower."""
     calls = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
-    profiler = StepProfiler(ProfiledSteps(steps=[50, 60]), tmp_path)
+    profiler = StepProfiler([50, 60], tmp_path)
     with pytest.raises(KeyboardInterrupt), profiler.record(GPU_ON_PAPER):
         raise KeyboardInterrupt
     assert calls == [{"max_entries": ALLOCATIONS}, {"enabled": None}]

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import threading
 import time
 from dataclasses import fields
 
@@ -13,7 +12,6 @@ from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, num
 from trainyard.config.metric_names import EPOCH_METRICS
 from trainyard.config.train import Schedule
 from trainyard.scaling.speedups import scaling_table
-from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line, time_left
 from trainyard.training.summary import REPEATS, write_results
@@ -91,19 +89,6 @@ def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(dat
     assert [numbers(row) for row in training.history] == whole
     assert_equal_states(training.module.state_dict(), whole_state)
     assert all(row.images_per_second > 0 and row.step_ms_p95 > 0 for row in training.history), "of all runs"
-
-
-def test_a_checkpoint_with_random_numbers_of_torch_only_is_resumed(data, tmp_path):
-    """As written within an epoch by an earlier version."""
-    store = CheckpointStore(tmp_path / "new")
-    with pytest.raises(TrainingInterrupted):
-        list(start(SPEC, data, store=store, deadline=time.time()).epochs())
-    state = store.latest()
-    for name in ("python", "numpy"):
-        del state["ranks"][0]["random"][name]
-    old = CheckpointStore(tmp_path / "old")
-    old.save(state, epoch=0, step=1)
-    assert train(SPEC, data, store=old)[0] == train(SPEC, data)[0]
 
 
 def test_a_deadline_without_a_store_only_stops(data):
@@ -267,7 +252,7 @@ def test_clipping_bounds_the_step(data):
 
 
 def test_the_epoch_line_has_rate_losses_accuracies_and_throughput():
-    row = EpochMetrics(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0)
+    row = EpochMetrics(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0, 0.0)
     assert epoch_line(row, 3) == (
         "Epoch [3/3] LR: 0.001000 | Loss (train, val): 5.149, 5.664 | Accuracy (train, val): 2.16%, 0.98% | "
         "Throughput: 704.9 img/s"
@@ -276,7 +261,7 @@ def test_the_epoch_line_has_rate_losses_accuracies_and_throughput():
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.0, ""), (5.0, "about 10 s left"), (1800.0, "about 1 h 0 min left")])
 def test_the_log_says_how_long_the_epochs_after_this_one_take(seconds, text):
-    row = EpochMetrics(1, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, seconds, 1.0, 1.0, 0.0)
+    row = EpochMetrics(1, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, seconds, 1.0, 1.0, 0.0, 0.0)
     assert time_left(row, 3) == text
 
 
@@ -339,17 +324,9 @@ def test_garbage_is_collected_before_a_micro_batch_is_halved(data, monkeypatch):
     assert calls == [((), 16)]
 
 
-def test_a_thread_draws_what_the_next_epoch_needs(data, monkeypatch):
-    drawn, draw = [], trainer.training_batches
-
-    def note(*given, epoch, **options):
-        drawn.append((epoch, threading.current_thread() is threading.main_thread()))
-        return draw(*given, epoch=epoch, **options)
-
-    monkeypatch.setattr(trainer, "training_batches", note)
+def test_the_start_of_an_epoch_is_a_part_of_it(data):
     training = start(changed(SPEC, epochs=3), data)
     list(training.epochs())
-    assert drawn == [(1, True), (2, False), (3, False)]
     assert all(0 < row.epoch_start_seconds < row.seconds for row in training.history)
 
 
@@ -404,15 +381,3 @@ def test_a_training_is_not_repeated_if_it_had_enough_steps_or_must_stop(data, tm
 def test_factors_of_learning_rates_find_parameters_in_checkpointed_blocks(data):
     spec = changed(SPEC, lr_scale={"3.conv1": 0.5}, activation_checkpointing=True)
     assert [group["lr_scale"] for group in start(spec, data).state.optimizer.param_groups] == [1.0, 0.5]
-
-
-def test_a_checkpoint_within_an_epoch_fits_with_and_without_activation_checkpointing(data):
-    spec = changed(SPEC, model_args={"blocks": 3, "width": 4})
-    plain, spared = start(spec, data), start(changed(spec, activation_checkpointing=True), data)
-    saved = plain.state.state_dict()
-    saved["progress"]["step"] = 1
-    saved["ranks"][0]["buffers"] = {name: each + 7 for name, each in plain.module.named_buffers()}
-    buffers = list(spared.module.buffers())
-    spared.state.load_state_dict(saved)
-    assert all(now is before for now, before in zip(spared.module.buffers(), buffers, strict=True)), "filled in place"
-    assert all(map(torch.equal, buffers, saved["ranks"][0]["buffers"].values()))

@@ -34,7 +34,7 @@ def waited(monkeypatch, launched):
 def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_fit(device, fits, first, second):
     """20 images, after micro-batches of 4 and of 2."""
     split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
-    objective = SimpleNamespace(zeros=lambda device: torch.zeros(()))
+    objective = SimpleNamespace(begin_validation=lambda device: torch.zeros(()))
     used = []
 
     def measure(images):
@@ -61,7 +61,7 @@ def test_an_error_that_smaller_batches_do_not_help_is_raised(message, expected):
         used.append(len(images))
         raise RuntimeError(message)
 
-    validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
+    validating = Validation(split, SimpleNamespace(begin_validation=lambda device: torch.zeros(())), single_process())
     with pytest.raises(RuntimeError, match=message):
         validating.sums(measure, micro=4)
     assert used == expected
@@ -70,7 +70,7 @@ def test_an_error_that_smaller_batches_do_not_help_is_raised(message, expected):
 def test_the_host_is_ahead_of_a_gpu_by_one_batch(launched, waited):
     """So that it sees a request to stop in time: it could launch a whole validation before the GPU begins it."""
     split = type("Split", (), {"__len__": lambda self: 6, "batches": lambda self, order: (each for each in order)})()
-    validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
+    validating = Validation(split, SimpleNamespace(begin_validation=lambda device: torch.zeros(())), single_process())
     ahead = []
 
     def measure(images):

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import slurm_queries
+from trainyard.utils import locks
 from trainyard.utils.errors import StorageError
 from trainyard.utils.locks import LockHeldError, hold
 
@@ -34,8 +35,7 @@ def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    messages = []
-    with hold(path, wait_seconds=PATIENCE_SECONDS, notify=messages.append):
+    with hold(path, wait_seconds=PATIENCE_SECONDS):
         pass
 
 
@@ -62,11 +62,12 @@ def test_a_requeued_job_waits_for_its_own_predecessor_and_for_no_other_program_o
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     messages = []
 
-    def end(message):
-        messages.append(message)
+    def end(message, *arguments):
+        messages.append(message % arguments)
         holder.kill()
 
-    lock = hold(path, is_given_up=slurm_queries.is_given_up, notify=end)
+    monkeypatch.setattr(locks.log, "info", end)
+    lock = hold(path, is_given_up=slurm_queries.is_given_up)
     with nullcontext() if restarts else pytest.raises(LockHeldError, match=" in job 7, since"), lock:
         assert f"in use by process {holder.pid} on " in messages[0]
     holder.kill()

@@ -1,34 +1,29 @@
 """Commands in messages are as short as they can be, and name programs by what is on PATH."""
 
-import sys
 from pathlib import Path
 
 from project import ROOT
-from trainyard.utils.typed_commands import installed_program, snakemake_call
+from trainyard.utils.typed_commands import installed_program, run_call
 
 
-def test_a_command_of_snakemake_is_short_in_trainyards_folder(monkeypatch):
+def test_a_command_names_its_config_unless_it_is_the_default(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PWD", str(ROOT))
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert snakemake_call(Path("my.yaml"), "--", "data") == (
-        "snakemake --profile profiles/local --configfile my.yaml -- data"
-    )
+    assert run_call(Path("my.yaml"), "--", "data") == "trainyard run --config my.yaml -- data"
+    assert run_call(Path("trainyard.yaml")) == "trainyard run"
 
 
 def test_a_command_of_snakemake_has_the_folder_that_it_runs_in_if_the_shell_is_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.chdir(tmp_path / "work")
-    assert snakemake_call(Path("best.yaml"), "--", "sweeps").endswith(
-        "--configfile work/best.yaml --directory work -- sweeps"
-    )
+    assert run_call(Path("best.yaml"), "--", "sweeps").endswith("--config work/best.yaml --directory work -- sweeps")
     (tmp_path / "link").symlink_to("work")
     monkeypatch.setenv("PWD", str(tmp_path / "link"))
-    assert "--directory" not in snakemake_call(Path("best.yaml"), "--", "sweeps")
+    assert "--directory" not in run_call(Path("best.yaml"), "--", "sweeps")
     for gone in ("/gone/away", ""):  # of another machine, or removed since; or it is not set
         monkeypatch.setenv("PWD", gone)
-        assert snakemake_call(Path("best.yaml"), "--", "sweeps").endswith("--configfile best.yaml -- sweeps")
+        assert run_call(Path("best.yaml"), "--", "sweeps").endswith("--config best.yaml -- sweeps")
 
 
 def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
     them; on a busy one 7 to 11 s, 3.2 s and 0.6 s:
 
     - No API server, which starts although the dashboard is off: 1.4 s less.
-    - No monitor (autoscaler) and no log monitor: 0.6 s less, and 1 s less at shutdown.
+    - No monitor (autoscaler) and no log monitor: 0.6 s less.
     - The registration of the node is polled every 20 ms instead of every second: 0.5 s less on average.
     - No dashboard agent and no agent of runtime environments, for which the raylet waits before it registers the node.
 
@@ -64,33 +64,6 @@ def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
         (services, "get_node", _polling_faster(services.get_node)),
         (services, "start_ray_process", _trimmed(services.start_ray_process, worker_program)),
     ]
-    with _replaced(replacements):
-        yield
-
-
-@contextlib.contextmanager
-def trimmed_ray_shutdown() -> Iterator[None]:
-    """Within the block, Ray kills its processes at once: saves 2 s, since they do not react to SIGTERM.
-
-    `stop_request.shielded_children` blocks it. Ray would wait for a second for each of its two daemons to end.
-    """
-    from ray._private import node
-
-    if not is_enabled():
-        yield
-        return
-    kill = node.Node.kill_all_processes
-
-    def kill_at_once(self: Any, check_alive: bool = True, allow_graceful: bool = False, wait: bool = False) -> None:
-        kill(self, check_alive=check_alive, wait=wait)
-
-    with _replaced([(node.Node, "kill_all_processes", kill_at_once)]):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(replacements: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace attributes during the block: pairs of owner and name, with their new values."""
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)

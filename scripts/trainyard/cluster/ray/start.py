@@ -1,7 +1,6 @@
 """A private Ray on this machine for one driver program, removed completely when the driver ends."""
 
 import contextlib
-import importlib
 import logging
 import os
 import secrets
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from trainyard.cluster import host, node_folders
-from trainyard.cluster.ray.patches import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.ray.environment import ENVIRONMENT
+from trainyard.cluster.ray.patches import trimmed_ray_init
 from trainyard.cluster.stop_request import ignore_signal, shielded_children
 from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.errors import UserError, storage_error
+from trainyard.utils.guard import TREE_VARIABLE, kill_tree
 from trainyard.utils.guarded_process import processes_ended
 
 if TYPE_CHECKING:
@@ -30,36 +31,6 @@ LONGEST_DIRECTORY: Final = 38
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 
-ENVIRONMENT: Final[dict[str, str | None]] = {  # None: must not be set
-    "RAY_ADDRESS": None,
-    "RAY_TMPDIR": None,
-    "RAY_AUTH_TOKEN": None,
-    "RAY_AUTH_MODE": "token",  # without a token anyone who reaches the port runs code as this user
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # It watches the memory of the whole machine and kills the newest worker. Slurm enforces the limit of the job.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # Otherwise the driver waits for `cpus` idle workers when it connects, and hangs if one of them fails to start.
-    "RAY_prestart_worker_first_driver": "0",
-    # Listen on loopback only, which `_node_ip_address="127.0.0.1"` does not achieve.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Failed health checks, which take seconds each: the end of the raylet is seen at once, and one that was suspended
-    # has not failed.
-    "RAY_health_check_failure_threshold": str(10**9),
-    # Otherwise Ray kills the guards of users' programs, whose parents have ended.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
-    # While Ray starts, its handler of SIGTERM would wait for the raylet to end by itself.
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # The default, 15, makes trials give way to everything else that computes on the node.
-    "RAY_worker_niceness": "0",
-    # Records of each call, for a dashboard and for logs that nobody reads.
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_event_stats": "0",
-    # The raylet connects to its own object store, whose thread may not listen yet: try each 10 ms, not each second.
-    "RAY_raylet_client_connect_timeout_milliseconds": "10",
-    "RAY_raylet_client_num_connect_attempts": "1000",  # for 10 s, as by default
-    # The future default of Ray, which warns on stderr when it is unset.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 _TOKEN: Final = secrets.token_hex(32)  # for authentication in this process; Ray's C++ part reads it only once
 
 
@@ -89,8 +60,6 @@ def start_ray(
     Do not import Ray before, except for a parent: its C++ part reads the environment on import. Call this from the
     main thread: Ray's daemons use PR_SET_PDEATHSIG, which is sent when the *thread* that started them ends.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
     has_ended = threading.Event()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(
@@ -105,13 +74,14 @@ def start_ray(
             file.write(_TOKEN)
         stack.enter_context(environment_variables({**mark, **ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}))
         began = time.perf_counter()
-        importlib.import_module("ray")
+        import ray  # noqa: F401  (its seconds are measured)
+
         seconds = {"import_ray_seconds": time.perf_counter() - began}
         if parent:
             seconds["import_ray_seconds"] += parent.import_seconds
             parent.import_seconds = 0.0  # of a second Ray
-            stack.callback(parent.end_workers)
-        stack.callback(_shut_down)
+            stack.callback(parent.await_workers)
+        stack.callback(_shut_down, mark[TREE_VARIABLE])
         began = time.perf_counter()
         with trimmed_ray_init(parent.serve(directory) if parent else ()):
             _start(directory, gpus=gpus, cpus=cpus)
@@ -175,8 +145,12 @@ def _reap_raylet(has_ended: threading.Event) -> None:
             threading.Thread(target=wait, args=(child.pid,), daemon=True).start()
 
 
-def _shut_down() -> None:
+def _shut_down(tree: str) -> None:
+    """Kill the processes with this mark, and let Ray forget them.
+
+    Ray's own shutdown would wait for a second for each of its two daemons, which do not react to SIGTERM.
+    """
     import ray
 
-    with trimmed_ray_shutdown():
-        ray.shutdown()
+    kill_tree(tree)
+    ray.shutdown()

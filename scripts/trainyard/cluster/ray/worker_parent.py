@@ -28,13 +28,14 @@ from typing import Any, Final, NoReturn
 
 import psutil
 
+from trainyard.cluster.ray.environment import ENVIRONMENT
 from trainyard.cluster.ray.patches import SWITCH
-from trainyard.cluster.ray.start import ENVIRONMENT
 from trainyard.cluster.ray.worker_request import FORKED
 from trainyard.utils.environment_variables import COMPILE_THREADS, environment_variables
-from trainyard.utils.guard import signal_at_end_of_parent
+from trainyard.utils.guard import KILL_SECONDS, send_signal, signal_at_end_of_parent
 
-RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
+# The program of a worker, and what Ray imports when it first sends a message.
+RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker", "pydantic.v1.fields")
 TITLE: Final = "trainyard: parent of the workers"  # its command line, as `ps` shows it
 REQUEST_PROGRAM: Final = Path(__file__).with_name("worker_request.py")
 BACKLOG: Final = 1024  # requests that wait while the parent imports
@@ -43,11 +44,10 @@ BACKLOG: Final = 1024  # requests that wait while the parent imports
 ANSWER_SECONDS: Final = 30.0
 RECEIVE_SECONDS: Final = 5.0
 MESSAGE_BYTES: Final = 1 << 16
-END_SECONDS: Final = 5.0  # after SIGKILL
 # The kernel's OOM killer shall select a worker, not the driver or Ray. Ray sets this for the process that it started.
 OOM_SCORE: Final = "1000"
 FIRST_JOB: Final = "01000000"  # the ID of the first job of a new Ray, in which a driver is the only one
-_seconds: dict[str, float] = {}  # in which each module was imported ahead of its use
+preload_seconds = 0.0  # in which the parent of a worker has imported the modules that the driver named
 
 
 class WorkerParent:
@@ -62,7 +62,7 @@ class WorkerParent:
         # There is no raylet yet: workers end with this process, or with their parent, which ends with the raylet.
         of_workers = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         with environment_variables(ENVIRONMENT | of_workers):  # which Ray's C++ part reads on import
-            self.import_seconds = sum(map(_preload, RAY_MODULES))
+            self.import_seconds = _preload(RAY_MODULES)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._is_prepared = False
         with control:
@@ -89,17 +89,10 @@ class WorkerParent:
             self._send(b"\0", listener.fileno())
         return [sys.executable, "-I", "-S", str(REQUEST_PROGRAM), str(path), str(ANSWER_SECONDS)]
 
-    def end_workers(self) -> None:
-        """Kill the workers that are left, and wait for their end."""
+    def await_workers(self) -> None:
+        """Wait for the end of the workers, which the parent kills once their raylet has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):  # the parent was killed, and they with it
-            workers = self._process.children()
-            _kill(workers)
-            deadline = time.monotonic() + END_SECONDS
-            for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    end = os.pidfd_open(worker.pid)  # readable once it has ended, whether or not it was reaped
-                    select.select([end], [], [], max(0.0, deadline - time.monotonic()))
-                    os.close(end)
+            psutil.wait_procs(self._process.children(), KILL_SECONDS)
 
     def _send(self, message: bytes, *descriptors: int) -> None:
         with contextlib.suppress(OSError):  # the parent was killed
@@ -126,18 +119,13 @@ def prepared_parent(modules: Sequence[str], *, threads: int) -> WorkerParent | N
     return _parent
 
 
-def preload_seconds(modules: Sequence[str]) -> float:
-    """The time in which these modules were preloaded in this process, or in the one that it was forked from."""
-    return sum(_seconds.get(module, 0.0) for module in modules)
-
-
-def _preload(module: str) -> float:
-    """Import a module; returns the time that this took."""
+def _preload(modules: Sequence[str]) -> float:
+    """Import modules; returns the time that this took."""
     began = time.perf_counter()
-    with contextlib.suppress(Exception):  # whoever uses it reports why it cannot be imported
-        importlib.import_module(module)
-    _seconds[module] = time.perf_counter() - began
-    return _seconds[module]
+    for module in modules:
+        with contextlib.suppress(Exception):  # whoever uses it reports why it cannot be imported
+            importlib.import_module(module)
+    return time.perf_counter() - began
 
 
 def _run(control: socket.socket, of_program: str) -> NoReturn:
@@ -158,8 +146,8 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
     threads, *modules = json.loads(message)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # as Ray does; OpenBLAS reads it on import
     os.environ.setdefault(COMPILE_THREADS, str(threads))  # torch._dynamo reads it on import
-    for module in modules:
-        _preload(module)
+    global preload_seconds
+    preload_seconds = _preload(modules)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     if command := _fork_workers(control):
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
@@ -186,14 +174,9 @@ def _fork_workers(control: socket.socket) -> list[str] | None:
         with socket.socket(fileno=fds[0]) as listener:
             if command := _fork_workers_of(listener, control):
                 return command
-        _kill(psutil.Process().children())  # they take the driver for their raylet
+        for worker in psutil.Process().children():  # they take the driver for their raylet
+            send_signal(worker.pid, signal.SIGKILL)
     return None
-
-
-def _kill(workers: list[psutil.Process]) -> None:
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
 
 
 def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[str] | None:
@@ -232,9 +215,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _become_worker(request: dict[str, Any], standard: list[int], parent: int, connection: socket.socket) -> list[str]:
     """Make this forked process what the one that sent the request would be as a worker; returns its command line."""
     try:
-        signal_at_end_of_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        signal_at_end_of_parent(signal.SIGKILL, parent)
         os.setpgid(0, request["group"])  # Ray kills the process group of a worker that has ended
         for number, fd in enumerate(standard):
             os.dup2(fd, number)

@@ -12,19 +12,16 @@ PATCHED = """
 import sys
 import ray
 from ray._private import node, services, worker
-from trainyard.cluster.ray.patches import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.ray.patches import trimmed_ray_init
 ray.__version__ = sys.argv[1] or ray.__version__
 
 def functions():
     return [node.Node.start_api_server, node.Node.start_monitor, node.Node.start_log_monitor,
-            worker.listen_error_messages, services.get_node, services.start_ray_process, node.Node.kill_all_processes]
+            worker.listen_error_messages, services.get_node, services.start_ray_process]
 
 before = functions()
 with trimmed_ray_init():
     within = functions()
-assert functions() == before
-with trimmed_ray_shutdown():
-    within[-1] = node.Node.kill_all_processes
 assert functions() == before
 print(sum(one is not other for one, other in zip(before, within)))
 """
@@ -45,8 +42,8 @@ def output(code, *arguments, switch=None):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "7"), ("", "0", "0"), ("9.9.0", None, "0")])
-def test_ray_is_patched_only_while_it_starts_and_ends(version, switch, patched):
+@pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "6"), ("", "0", "0"), ("9.9.0", None, "0")])
+def test_ray_is_patched_only_while_it_starts(version, switch, patched):
     assert output(PATCHED, version, switch=switch) == patched
 
 

@@ -14,7 +14,10 @@ from project import ROOT, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, TITLE, fork_parent, prepared_parent
-from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
+from trainyard.config.sweep import TrainSweep
+from trainyard.config.train import Train
+from trainyard.kinds.train import TrainTrials
+from trainyard.packing.messages import WORKER_MODULES
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace; after
 # `null`, those of another Ray.
@@ -114,11 +117,12 @@ def has_ended(*numbers):
 
 def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_use_a_gpu(start):
     _, (plain, _) = start()
-    _, (forked, other) = start(*WORKER_MODULES, *TRAINING_MODULES, seconds=PATIENCE_SECONDS)
+    modules = TrainTrials.preload(TrainSweep(dataset="d", train=Train(model="resnet18"), grid={"lr": [0.1]}))
+    _, (forked, other) = start(*WORKER_MODULES, *modules, seconds=PATIENCE_SECONDS)
     assert forked["same"] == plain["same"]
     assert plain["same"]["niceness"] == os.nice(0), "trials would give way to everything else on the node"
     assert (plain["parent_name"], "torch" in plain["modules"]) == ("raylet", False)
-    assert {*TRAINING_MODULES} <= {*forked["modules"]}
+    assert {*modules} <= {*forked["modules"]}
     assert forked["parent"] == other["parent"] != forked["pid"]
     assert forked["parent_threads"] == 1, "a fork copies one thread only; a lock that another held stays locked"
     assert not forked["cannot_use_cuda"], "CUDA works in no fork of a process that has initialized it"
@@ -129,7 +133,8 @@ def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_u
 
 
 def test_a_worker_of_users_programs_has_nothing_of_theirs_and_is_replaced_by_one_like_it(start):
-    program, (_, ended) = start(*WORKER_MODULES, seconds=PATIENCE_SECONDS)
+    kinds = (f"trainyard.kinds.{kind}" for kind in ("command", "function", "trees"))
+    program, (_, ended) = start(*WORKER_MODULES, *kinds, seconds=PATIENCE_SECONDS)
     first, second = replace(program, 1)
     assert second["pid"] != ended["pid"]
     assert second["parent"] == first["parent"] == ended["parent"]
@@ -238,7 +243,7 @@ def test_nothing_of_a_driver_that_ends_without_ray_is_left(tmp_path):
     done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=True)
     parent, is_named, code = map(int, done.stdout.split())
     assert (is_named, code) == (1, 0), done.stderr
-    subprocess.run(["flock", "--timeout", "1", str(tmp_path / "lock"), "true"], check=True)
+    subprocess.run(["flock", "--timeout", "60", str(tmp_path / "lock"), "true"], check=True)
     wait_until(lambda: has_ended(parent), what="its end")
 
 

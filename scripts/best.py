@@ -1,0 +1,39 @@
+"""Print the answer of sweeps, as far as they have run: the best configuration, how sure that is, and what they used.
+
+It is what `trainyard run` prints at its end. It writes nothing, and works while the sweeps run.
+"""
+
+import argparse
+
+from trainyard.cli import command_line
+from trainyard.cli.status_view import describe_other_run
+from trainyard.cli.sweep_answer import describe_sweep
+from trainyard.config.load import read_config
+from trainyard.planning.history_files import read_state
+from trainyard.results.answer import answer_sweep
+from trainyard.utils.errors import UserError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the answers; returns 1 if there is no best trial yet."""
+    config, results = read_config(arguments.config), arguments.results
+    names = arguments.sweeps or list(config.sweeps)
+    if not names:
+        raise UserError(f"{arguments.config} has no sweeps")
+    for name in names:
+        command_line.check_name(config, "sweeps", name)
+    if other := describe_other_run(config, arguments.config, results):
+        print(other)
+    has_best = False
+    for name in names:
+        state = read_state(config.sweeps[name], name, results)
+        answer = answer_sweep(state)
+        has_best |= answer.ranking.best_trial is not None
+        print("\n".join(describe_sweep(state, answer, config.pricing)))
+    return int(not has_best)
+
+
+if __name__ == "__main__":
+    parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml depth")
+    parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help="name in `sweeps` of the config (default: all)")
+    command_line.run_program(main, parser.parse_args())

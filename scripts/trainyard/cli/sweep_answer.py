@@ -1,0 +1,32 @@
+"""The answer of a sweep in the terminal: the same lines after a run and whenever a user asks for it."""
+
+from trainyard.checks.script_checks import describe_spoiled_results
+from trainyard.config.config import Pricing
+from trainyard.planning.accounting import describe_cost
+from trainyard.planning.history import History
+from trainyard.results.answer import Answer
+from trainyard.results.best_config import find_config, find_files, paste_line
+from trainyard.results.completeness import describe_failure, summarize_sweep
+from trainyard.results.provenance import describe_mismatch
+
+
+def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str]:
+    """What has run of a sweep, its answer as far as it has run, where the best is, and what it used: a line each."""
+    ranking = answer.ranking
+    failed = [last for record in state.failed if (last := record.last)]
+    best, *more = answer.lines
+    if ranking.best_trial and len(state.unfinished) > len(failed):
+        best = f"so far: {best}"
+    lines = [*map(describe_failure, failed[:1]), best, *more]
+    if not state.unfinished:
+        lines += filter(None, [answer.deciding, describe_mismatch(state)])
+    lines += describe_spoiled_results(state.sweep)
+    if ranking.best_trial:
+        files, line = find_files(state, ranking), paste_line(state, ranking)
+        its = "the first one's" if ranking.front else "its"
+        lines += [f"{its} files: {files}"] * bool(files)
+        lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
+        path = find_config(state, answer)
+        lines += [f"{its} config: {path}"] * bool(path)
+    lines += filter(None, [describe_cost(state, pricing)])
+    return [summarize_sweep(state), *(f"  {line}" for line in lines)]

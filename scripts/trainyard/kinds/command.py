@@ -1,0 +1,90 @@
+"""Trials that run a command of the user, each below a guard."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from trainyard.cluster import host
+from trainyard.config.placeholders import GPUS, PORT
+from trainyard.config.sweep import CommandSweep
+from trainyard.kinds.program import ProgramTrials
+from trainyard.packing.messages import TrialRequest
+from trainyard.packing.trial_kind import Report
+from trainyard.planning.journal import Resumed
+from trainyard.planning.task import output_name
+from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.runner import (
+    ProgramRun,
+    as_own_job,
+    find_checkpoint,
+    run_user_program,
+    trial_command,
+    trial_environment,
+)
+from trainyard.programs.trial_messages import TrialEnded
+from trainyard.programs.user_environment import program_environment
+from trainyard.utils.files import copy_matching
+from trainyard.utils.guarded_process import ProcessGuard, claim_folder
+
+
+class CommandTrials(ProgramTrials):
+    """Runs commands of the user."""
+
+    def prepare(self) -> tuple[str, dict[str, Any]]:
+        """Start the guard. The environment is that before the variables of a trial: scripts of conda activate it."""
+        prepared = super().prepare()
+        self._guard = ProcessGuard()
+        self._environment = program_environment(self.setup.python)
+        return prepared
+
+    def run(self, request: TrialRequest, report: Report) -> TrialEnded:
+        """Run the command of a trial, from its newest checkpoint if it has one."""
+        setup, sweep, folder = self.setup, self.setup.sweep, request.folder
+        assert isinstance(sweep, CommandSweep)
+        if request.taken_over and sweep.checkpoint:
+            copy_matching(request.taken_over[0], sweep.checkpoint, folder)
+        with ExitStack() as held:
+            folder.mkdir(parents=True, exist_ok=True)
+            purpose = f"trial {request.trial}"
+            claim = held.enter_context(claim_folder(folder, purpose=purpose, grace_seconds=sweep.grace_seconds))
+            checkpoint = None
+            if request.attempt > 1:
+                checkpoint = find_checkpoint(folder, sweep.checkpoint, bad=request.bad_checkpoints)
+            if checkpoint:
+                report(Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict()))
+            port = held.enter_context(host.reserved_port())
+            placeholders = {
+                "trial": request.trial,
+                "attempt": request.attempt,
+                "trial_dir": str(folder),
+                "cpus": setup.threads,
+                GPUS: setup.gpus,
+                PORT: port,
+                "resume_from": str(folder / checkpoint.name) if checkpoint else "",
+                "dataset": str(self.dataset.folder) if self.dataset else "",
+            }
+            start = Path(setup.cwd) if sweep.has_workdirs else None
+            resume = sweep.resume if checkpoint else None
+            environment = trial_environment(
+                self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
+            )
+            run = ProgramRun(
+                command=trial_command(request.spec, placeholders, resume=resume, start=start),
+                cwd=str(folder) if sweep.has_workdirs else setup.cwd,
+                environment=as_own_job(environment, folder=folder, cpus=setup.threads, port=port),
+                output=folder / output_name(request.attempt),
+                metrics=MetricsCollector(
+                    sweep.metrics, folder, resumes=checkpoint is not None, ranks=max(1, setup.gpus * setup.nodes)
+                ),
+                claim=claim,
+                timeout_seconds=sweep.timeout_seconds,
+                deadline=request.deadline,
+                grace_seconds=sweep.grace_seconds,
+                stop_request=self.stop_request,
+                earlier_outputs=request.earlier_outputs if checkpoint else (),
+                records_end=True,
+            )
+            return run_user_program(run, self._guard, report)
+
+
+KIND = CommandTrials
