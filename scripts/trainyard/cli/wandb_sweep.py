@@ -39,13 +39,17 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
     method, cap = raw.get("method", "grid"), raw.get("run_cap")
     words = list(raw.get("command") or _DEFAULT_COMMAND)
-    if not any(str(word).startswith("${args") for word in words):
+    if has_file := any("${args_json_file}" in str(word) for word in words):
+        found.sweep["settings"] = "json"
+        if dotted := [name for name in raw.get("parameters") or {} if "." in name]:
+            raise UserError(f"parameters.{dotted[0]}: a dotted name cannot be in the file of ${{args_json_file}} here")
+    elif not any(str(word).startswith("${args") for word in words):
         words.append("${args}")
         found.note("`command`: {args} was added, since the program took its parameters from `wandb.config`")
-    as_text = not {"${args_no_boolean_flags}", "${args_no_hyphens}"} & set(words)
+    as_text = not (has_file or {"${args_no_boolean_flags}", "${args_no_hyphens}"} & set(words))
     fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):
-        key = names[name] = key_for(name)
+        key = names[name] = name if has_file else key_for(name)
         values = _values(name, parameter, found)
         if isinstance(values, list) and as_text:  # as W&B passes them in `--name=value`
             values = [value if type(value) in (int, float, str) else str(value) for value in values]
@@ -70,7 +74,8 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
             found.note(f"`method: {method}`: searched by Optuna's TPE instead")
     found.sweep["slots"] = {"gpus_per_node": 1}
     found.note("`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU")
-    found.note("the program must take its parameters from its command line: `wandb.config` alone has none here")
+    if not has_file:
+        found.note("the program must take its parameters from its command line: `wandb.config` alone has none here")
     for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
         found.note(f"`{key}`: there is nothing like it")
     return found
@@ -209,7 +214,7 @@ def _literal(word: str, raw: Mapping[str, Any]) -> str:
                 raise UserError("program: is required, since the command has ${program}")
             text += shlex.quote(str(raw["program"]))
         else:
-            known = {"interpreter": "python", "envvar": f'"${match[2]}"'}
+            known = {"interpreter": "python", "envvar": f'"${match[2]}"', "args_json_file": "{settings}"}
             if match[1] not in known:
                 raise UserError(f"command: there is nothing like {match[0]}: pass the parameters as options")
             text += known[match[1]]

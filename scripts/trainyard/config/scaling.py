@@ -20,6 +20,7 @@ from pydantic import (
 
 from trainyard.config.metric_names import DEFAULT_METRIC, MINIMIZED_IN_WORDS
 from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
+from trainyard.config.settings import SETTINGS
 from trainyard.config.train import (
     PROFILE,
     RESULT_VERSION,
@@ -212,8 +213,9 @@ class ScriptScaling(CommandOptions, Scaling):
 
     script: Command = Field(
         description="Your own distributed training script with its options, as after `python`. Placeholders such as "
-        "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{out_dir}`, `{resume_from}`, `{nodes}`, "
-        "`{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
+        "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{settings}`, `{out_dir}`, "
+        "`{resume_from}`, `{nodes}`, `{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are "
+        "predefined.",
     )
     launcher: Command = Field(
         "torchrun",
@@ -257,6 +259,7 @@ class ScriptScaling(CommandOptions, Scaling):
         """Everything that changes the result of a run; its scale is in the path of its folder."""
         options = self.model_dump(mode="json", include={"env", "args", "workdir", "mode", "retrain"})
         options |= {"launcher": self.launcher_name, "launcher_options": self.launcher_options}
+        options |= {SETTINGS: self.settings.digest} if self.settings else {}
         return [options | {"script": insert_resume_option(self.script, None, self.args)}, dataset]
 
     @property

@@ -48,6 +48,7 @@ from trainyard.config.placeholders import (
     dotted_items,
     insert_resume_option,
 )
+from trainyard.config.settings import SETTINGS
 from trainyard.config.train import (
     PROFILE,
     FunctionPath,
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
 
 Unit = Literal["GPU", "CPU"]
 
-VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
+VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$")  # a number is the index of a list
 
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
@@ -1219,8 +1220,8 @@ class CommandSweep(CommandOptions, ProgramSweep):
     command: Command = Field(
         description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
         "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
-        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}`, `{gpus}` and "
-        "`{port}` are predefined. Trainyard quotes values, so write no quotes around a placeholder.",
+        "other styles); `{settings}`, `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}`, "
+        "`{gpus}` and `{port}` are predefined. Trainyard quotes values, so write no quotes around a placeholder.",
     )
 
     @field_validator("command")
@@ -1287,17 +1288,23 @@ class CommandSweep(CommandOptions, ProgramSweep):
         """The command with these arguments; it must use all of them, and nothing else."""
         self._check_columns(settings)
         self.check_arguments(self.command, settings, (*TRIAL_PLACEHOLDERS, PORT, GPUS), program="the command")
-        if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
-            raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
-        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1, GPUS: 1}
+        reserved = settings.keys() & set(TRIAL_PLACEHOLDERS)
+        if self.settings:  # which has names of its own
+            reserved &= self.find_names(self.command)
+        if reserved:
+            raise ValueError(f"{min(reserved)} is predefined: give the argument another name")
+        texts: dict[str, Any] = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume", SETTINGS], "")
+        texts |= {"attempt": 1, "cpus": 1, PORT: 1, GPUS: 1}
         check_values(self.command, settings, texts)
-        return UserProgram(command=self.command, args=settings, code=self.code_digest)
+        digest = self.settings.digest if self.settings else ""
+        return UserProgram(command=self.command, args=settings, code=self.code_digest, settings_digest=digest)
 
     @property
     def spec_content(self) -> dict[str, Any]:
-        """The same, and the command without the option to resume, which changes no result."""
+        """The same, `settings`, and the command without the option to resume, which changes no result."""
         command = insert_resume_option(self.command, None, self._argument_names)
-        return super().spec_content | {"command": command}
+        settings = {SETTINGS: self.settings.digest} if self.settings else {}
+        return super().spec_content | {"command": command} | settings
 
     @property
     def can_resume(self) -> bool:

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -21,6 +21,7 @@ from trainyard.config.placeholders import (
     insert_resume_option,
     takes_all,
 )
+from trainyard.config.settings import SETTINGS, Settings, read_settings
 from trainyard.config.train import Section, Train, TrialSpec, hint, invalid, value_at
 from trainyard.utils.files import digest_of, expand_path, file_digest
 from trainyard.utils.text import suggest
@@ -54,6 +55,7 @@ class UserProgram(TrialSpec):
     function: str | None = None
     args: dict[str, Any] = {}
     code: str = ""  # digest of the files of `code`
+    settings_digest: str = ""  # of the file of `settings`
 
     @property
     def content(self) -> dict[str, Any]:
@@ -300,6 +302,15 @@ class CommandOptions(ProgramOptions):
         description="Option that is added to the command if there is a checkpoint, e.g. `--resume {resume_from}`: in "
         "place of `{resume}`, or at the end.",
     )
+    settings: Annotated[
+        Settings | None, BeforeValidator(read_settings, json_schema_input_type=str | Settings | None)
+    ] = Field(
+        None,
+        description="A JSON, YAML or TOML file such as `base.yaml`, whose copy with the arguments at their places "
+        "(`optimizer.lr`, `layers.0.width`) is `{settings}`. An argument that it does not have must be named in the "
+        "command. `json`, `yaml` or `toml`: a file with the arguments alone. Its content is part of what identifies a "
+        "trial.",
+    )
     grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         GRACE_SECONDS,
         description="Grace period between SIGTERM and SIGKILL when your program must end: the time to write a "
@@ -333,7 +344,7 @@ class CommandOptions(ProgramOptions):
         return {name.partition(".")[0] for name in used}
 
     def check_arguments(
-        self, command: Command, args: Collection[str], predefined: Collection[str], *, program: str
+        self, command: Command, args: Mapping[str, Any], predefined: Collection[str], *, program: str
     ) -> None:
         """Raise a PydanticCustomError unless a command uses all arguments, and nothing else but what is predefined.
 
@@ -341,12 +352,23 @@ class CommandOptions(ProgramOptions):
         """
         used, names, error = self.find_names(command), [*args, *predefined, "args"], ""
         check_all_arguments(command, args)
-        known = {*names, *STYLES, *(["resume"] if self.resume is not None else [])}
+        options = {"resume": "the option that replaces it", SETTINGS: "the file that it is made from"}
+        known = {*names, *STYLES, *(name for name in options if getattr(self, name) is not None)}
+        takes_rest = any(takes_all(name, args) for name in used)
         if unknown := sorted(used - known):
-            of_resume = "or give `resume`, the option that replaces it"
-            remedy = of_resume if unknown[0] == "resume" else suggest(unknown[0], names)
+            own = options.get(unknown[0])
+            remedy = f"or give `{unknown[0]}`, {own}" if own else suggest(unknown[0], names)
             error = f"{program} has {{{unknown[0]}}}, which is neither an argument nor predefined; {remedy}"
-        elif (unused := sorted(set(args) - used)) and not any(takes_all(name, args) for name in used):
+        elif self.settings is not None:
+            if SETTINGS in args:
+                error = f"{SETTINGS} is predefined: give the argument another name"
+            elif SETTINGS not in used:
+                error = f"`settings` is not used: write {{settings}} in {program}, where it takes its file"
+            elif takes_rest:
+                error = "{args} and {settings} both have all arguments: write one of the two"
+            else:
+                self.settings.check(args, find_placeholders(command) | find_placeholders(self.resume or ""))
+        elif (unused := sorted(set(args) - used)) and not takes_rest:
             verb, belongs = ("is", "it belongs") if len(unused) == 1 else ("are", "they belong")
             placeholders = " ".join(f"{{{name}}}" for name in unused)
             error = f"{', '.join(unused)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"

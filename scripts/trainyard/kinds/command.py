@@ -6,6 +6,7 @@ from typing import Any
 
 from trainyard.cluster import host
 from trainyard.config.placeholders import GPUS, PORT
+from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import CommandSweep
 from trainyard.kinds.program import ProgramTrials
 from trainyard.packing.messages import TrialRequest
@@ -63,6 +64,8 @@ class CommandTrials(ProgramTrials):
                 "resume_from": str(folder / checkpoint.name) if checkpoint else "",
                 "dataset": str(self.dataset.folder) if self.dataset else "",
             }
+            if sweep.settings:
+                placeholders[SETTINGS] = sweep.settings.write(folder, request.spec.args)
             start = Path(setup.cwd) if sweep.has_workdirs else None
             resume = sweep.resume if checkpoint else None
             environment = trial_environment(

@@ -11,6 +11,7 @@ from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.scaling import split_scale, study_of_trial
+from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import Training
 from trainyard.config.trials import Trial
@@ -86,6 +87,7 @@ def paste_line(state: History, ranking: Ranking) -> str | None:
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
                     GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
                     PORT: _FREE_PORT}  # fmt: skip
+    placeholders[SETTINGS] = str(next(_folder_of(state, best.trial).absolute().glob(f"{SETTINGS}.*"), ""))
     command = insert_resume_option(command, None, arguments)
     switch_of = find_switches(command, Path.cwd())
     if sweep.has_workdirs:
@@ -100,13 +102,19 @@ def paste_line(state: History, ranking: Ranking) -> str | None:
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
 
 
+def _folder_of(state: History, trial: str) -> Path:
+    """The folder of the attempt that is the result of a trial."""
+    result = state.record(trial).result
+    assert result is not None
+    return state.folder / "trials" / folder_name(trial, result.generation, result.takeover)
+
+
 def find_files(state: History, ranking: Ranking) -> Path | None:
     """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
     best = ranking.best_trial
-    result = state.record(best.trial).result if best else None
-    if best is None or result is None or state.sweep.trains:
+    if best is None or state.sweep.trains:
         return None
-    folder = state.folder / "trials" / folder_name(best.trial, result.generation, result.takeover)
+    folder = _folder_of(state, best.trial)
     checkpoint = find_checkpoint(folder, state.sweep.checkpoint_pattern)
     if checkpoint:
         return folder / checkpoint.name

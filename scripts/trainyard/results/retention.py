@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.config.metric_names import DURATION
+from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Event
@@ -30,7 +31,8 @@ Folders = Mapping[Path, Collection[Path]]
 def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -> dict[str, Folders]:
     """The folders of ended trials that `keep` reduces, by trial, each with what it keeps beside its outputs.
 
-    The outputs and the file of metrics stay, because they are read again if `metrics` change. Of `best N`, the best N
+    The outputs and the file of metrics stay, because they are read again if `metrics` change, and the file of
+    settings, with which a user can run the program again. Of `best N`, the best N
     configurations whose trials have all ended stay whole, and so do those of which a trial has not. Trials that are
     `known` to be reduced are left out.
     """
@@ -45,7 +47,10 @@ def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
             metrics = sweep.program_metrics
             found[name] = {
-                each: metric_files(metrics, each) + metric_files(metrics, each, earlier=True) for each in folders
+                each: metric_files(metrics, each)
+                + metric_files(metrics, each, earlier=True)
+                + list(each.glob(f"{SETTINGS}.*"))
+                for each in folders
             }
     return found
 

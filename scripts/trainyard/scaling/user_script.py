@@ -19,6 +19,7 @@ from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of, split_scale
+from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.planning.attempts import epochs_before
@@ -191,6 +192,8 @@ class UserScript:
             "dataset": self._dataset,
             "seed": repeat_of(self._run) - 1,
         }
+        if study.settings:
+            predefined[SETTINGS] = study.settings.write(self._out, study.args)
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
         options = study.launcher_options
         if study.workdir == "trial":

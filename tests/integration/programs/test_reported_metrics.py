@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in
+from trainyard.config.load import read_config
+from trainyard.planning.trial_space import TrialSpace
 
 CASES = Path(__file__).parent / "cases"
 CPU_SLOTS = {"cpus": 2}
@@ -169,3 +171,39 @@ def test_a_nan_in_one_column_ends_no_trial_whose_metric_is_another(project):
     )
     sweep.run()
     assert list(sweep.trials("n")["status"]) == ["finished"]
+
+
+READS_YAML = """
+import argparse
+import json
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+config = json.load(open(parser.parse_args().config))
+assert type(config["amp"]) is bool and config["depth"] == 2
+print("score=" + str(config["optimizer"]["lr"] + config["amp"]))
+"""
+
+
+def test_a_program_reads_the_settings_of_its_trial_and_the_line_to_paste_has_those_of_the_best(project):
+    (project.folder / "base.json").write_text('{"optimizer": {"lr": 0.5}, "amp": true, "depth": 2}')
+    sweep = Sweep(
+        project,
+        "json_lines.py",
+        command="python train.py --config {settings}",
+        settings="base.json",
+        grid={"optimizer.lr": [0.25, 0.5], "amp": [True, False]},
+        metrics={"pattern": "score=(?P<score>{number})"},
+        keep="metrics",
+    )
+    (project.folder / "train.py").write_text(READS_YAML)
+    sweep.run()
+    assert sweep.trials(["optimizer.lr", "amp"])["score"].to_dict() == {
+        (0.25, True): 1.25, (0.25, False): 0.25, (0.5, True): 1.5, (0.5, False): 0.5
+    }  # fmt: skip
+    best = (sweep.folder / "best.yaml").read_text()
+    line = re.search(r"# By hand:\n# (.*)", best)[1]
+    assert "score=1.5" in project.run("bash", "-c", line).stdout
+    (project.folder / "base.json").unlink()  # best.yaml has its content
+    again = TrialSpace(read_config(sweep.folder / "best.yaml").sweeps["s-best"], "no dataset")
+    assert list(again.trials) == [sweep.trials("score")["trial"][1.5]]

@@ -1,5 +1,6 @@
 """A sweep of Weights & Biases as a sweep of the config: its trials are what agents would run, with the same options."""
 
+import json
 import math
 import re
 import shlex
@@ -140,6 +141,23 @@ def test_hyperband_becomes_asha():
     assert "print it in each epoch" in "".join(last.notes)
 
 
+def test_the_file_of_parameters_is_a_file_of_settings_with_their_types(tmp_path):
+    parameters = {
+        "amp": {"values": [True, False]},
+        "dataset": {"value": "a"},
+        "lr": {"value": 1e-05},
+        "net": {"parameters": {"n": {"value": 2}}},
+    }
+    command = ["${env}", "python", "${program}", "--config=${args_json_file}"]
+    found = imported(command=command, parameters=parameters, method="grid")
+    sweep = check_config({"sweeps": {"s": found.sweep}}).sweeps["s"]
+    assert sweep.command == "python train.py --config={settings}"
+    path = sweep.settings.write(tmp_path, expand(sweep).trials[0].spec.args)
+    assert json.loads(Path(path).read_text()) == {
+        "amp": True, "dataset": "a", "lr": 1e-05, "net": {"n": 2}
+    }  # fmt: skip
+
+
 def test_the_metric_is_found_in_common_lines_and_in_the_summary_of_wandb():
     found = imported(parameters={"lr": {"values": [1, 2]}}, metric={"name": "val/acc", "goal": "maximize", "target": 1})
     assert (found.sweep["metric"], found.sweep["mode"]) == ("val_acc", "max")
@@ -163,6 +181,14 @@ def test_the_metric_is_found_in_common_lines_and_in_the_summary_of_wandb():
         (
             {"command": ["python", "${program}", "${args_json}"]},
             "command: there is nothing like ${args_json}: pass the",
+        ),
+        (
+            {"command": ["python", "${args_json_file}"], "parameters": {"net.depth": {"value": 1}}},
+            "parameters.net.depth: a dotted name cannot be in the file of ${args_json_file} here",
+        ),
+        (
+            {"command": ["python", "${args_json_file}"], "parameters": {"weight-decay": {"values": [1, 2]}}},
+            "'weight-decay' is not a key",
         ),
         ({"method": "grid", "parameters": {"lr": {"min": 0.1, "max": 1}}}, "parameters.lr: a grid needs `values`"),
         ({"program": None}, "program: is required"),

@@ -136,6 +136,16 @@ def test_what_changes_the_result_starts_a_script_without_the_checkpoints_of_befo
     assert "--from-it" not in first + second
 
 
+def test_a_script_finds_its_settings_in_its_folder(tmp_path, monkeypatch, handlers):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.json").write_text('{"lr": 0.5, "depth": 2}')
+    python = python_that_runs(tmp_path, f'for last; do :; done; cp "$last" {tmp_path}/seen.json')
+    options = {"script": "t.py {settings}", "settings": "base.json", "args": {"lr": 0.1}, "scales": ["1x1"]}
+    study = ScriptScaling.model_validate({**options, "env": python})
+    UserScript(study, "1x1", tmp_path, tmp_path).run()
+    assert json.loads((tmp_path / "seen.json").read_text()) == {"lr": 0.1, "depth": 2}
+
+
 def test_naming_another_environment_runs_a_script_again_and_nothing_else_does():
     def folder(**options):
         study = ScriptScaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})

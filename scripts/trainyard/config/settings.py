@@ -1,0 +1,141 @@
+"""The file of settings that a program reads: the user's own, with the values of a trial at their places."""
+
+import json
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, time
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import yaml
+from pydantic import Field, model_validator
+
+from trainyard.config.placeholders import dotted_items, unnamed_items
+from trainyard.config.train import Section, invalid
+from trainyard.utils.files import atomic_write, digest_of, expand_path
+from trainyard.utils.text import suggest
+
+SETTINGS: Final = "settings"  # the placeholder
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    # As most programs read YAML: `1e-3` is text, and stays so.
+    ".json": json.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".toml": tomllib.loads,
+}  # fmt: skip
+
+
+class Settings(Section):
+    """A file of settings as it was when the config was read, so that all trials have the same."""
+
+    file: str = Field(description="Its name, whose suffix tells its format.")
+    text: str | None = Field(None, description="Its content; without it, the file of a trial has the arguments alone.")
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Settings":
+        if self._suffix not in _PARSERS:
+            endings = "must end in .json, .yaml, .yml or .toml"
+            raise invalid(f"{self.file} {endings}; json, yaml or toml alone is a file with the arguments only")
+        try:
+            is_mapping = self.text is None or isinstance(self.content, dict)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise invalid(f"{self.file} cannot be read: {' '.join(str(error).split())}") from None
+        if not is_mapping:
+            raise invalid(f"{self.file} must be a mapping of settings")
+        return self
+
+    @property
+    def _suffix(self) -> str:
+        return PurePath(self.file).suffix
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the format and the content."""
+        return digest_of([self._suffix, self.text])
+
+    @cached_property
+    def content(self) -> Any:
+        """What a program reads from the file, before the values of a trial are set."""
+        return _PARSERS[self._suffix](self.text or "")
+
+    def check(self, args: Mapping[str, Any], named: Collection[str]) -> None:
+        """Raise a PydanticCustomError if the file has no place for an argument that is not among those `named`."""
+        content, absent = self._fill(args)
+        for key, _ in unnamed_items(dict.fromkeys(absent), named):
+            known = [name for name, _ in dotted_items(self.content)]
+            hint = suggest(key, [name for name in known if name.endswith(f".{key}")] or known)
+            raise invalid(f"{self.file} has no {key}: add it there if the program reads it; {hint}")
+        if self._suffix == ".toml":
+            _toml(content)
+
+    def write(self, folder: Path, args: Mapping[str, Any]) -> str:
+        """Write the file of a trial with these arguments in its folder; returns its path."""
+        content, _ = self._fill(args)
+        path = folder / f"{SETTINGS}{self._suffix}"
+        with atomic_write(path) as file:
+            if self._suffix == ".json":
+                json.dump(content, file, indent=2)
+            elif self._suffix == ".toml":
+                file.writelines(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in content.items())
+            else:
+                yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)
+        return str(path)
+
+    def _fill(self, args: Mapping[str, Any]) -> tuple[Any, list[str]]:
+        """The content with these arguments, and the keys of those for which it has no place."""
+        if self.text is None:
+            return args, []
+        content, absent = self.content, list[str]()
+        for key, value in dotted_items(args):
+            changed = _with_value(content, key, value)
+            if changed is None:
+                absent.append(key)
+            else:
+                content = changed
+        return content, absent
+
+
+def read_settings(given: Any) -> Any:
+    """The file that a config names, with its content, or the name of a format; anything else is for Pydantic."""
+    if not isinstance(given, str):
+        return given
+    if f".{given}" in _PARSERS:
+        return {"file": f"{SETTINGS}.{given}"}
+    try:
+        return {"file": given, "text": expand_path(given).read_text(encoding="utf-8-sig")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"{given} cannot be read ({error})") from None
+
+
+def _with_value(content: Any, key: str, value: Any) -> Any:
+    """A copy of a mapping or list with a value at a dotted key; None if it has no such key.
+
+    Only what changes is copied, since YAML's aliases are one object in several places.
+    """
+    items = content.items() if isinstance(content, dict) else enumerate(content if isinstance(content, list) else ())
+    for name, inner in items:
+        changed = value
+        if key == str(name):
+            if isinstance(inner, dict) and value is not None:
+                raise invalid(f"{key} is a section of the settings: give values for its keys, such as {key}.lr")
+        elif key.startswith(f"{name}."):
+            changed = _with_value(inner, key.removeprefix(f"{name}."), value)
+            if changed is None:
+                continue
+        else:
+            continue
+        copy = content.copy()
+        copy[name] = changed
+        return copy
+    return None
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML, in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if value is None:
+        raise invalid("TOML has no null: give a value, or use YAML or JSON")
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
