@@ -46,7 +46,12 @@ JOBS = pd.DataFrame(
 
 
 def plotted(
-    table: pd.DataFrame, keys: Sequence[str], metric: str, mode: Mode | None = None, log: Any = None
+    table: pd.DataFrame,
+    keys: Sequence[str],
+    metric: str,
+    mode: Mode | None = None,
+    log: Any = None,
+    paired: Any = None,
 ) -> PlottedTrials:
     """The trials of a table, ranked by one of its columns; without a mode, it is guessed.
 
@@ -60,4 +65,4 @@ def plotted(
         for row in table.to_dict("records")
     ]
     configurations = rank_configurations(trials, chosen)
-    return PlottedTrials(table, keys, Ranking(metric, chosen, mode is None, configurations), log or {})
+    return PlottedTrials(table, keys, Ranking(metric, chosen, mode is None, configurations), log or {}, paired)

@@ -123,12 +123,17 @@ def _parse(command: str) -> shell_syntax.CommandLine:
 
 
 def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a shell would not take a value as it is.
+    """Raise a ValueError if a placeholder has no value, or a shell would not take one as it is.
 
     In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
     not quoted.
     """
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
+    for name in sorted(find_placeholders(command)):
+        try:
+            values(name)
+        except KeyError:
+            raise ValueError(f"{{{name}}} has no value here: give one, or write {{args}} instead") from None
     script = _script_index(command) if isinstance(command, list) else None
     shell_line = command if isinstance(command, str) else "" if script is None else command[script]
     for name, where in _parse(shell_line).placeholders:

@@ -226,6 +226,12 @@ class Choice(Section):
         return self
 
 
+def _is_flat(value: Any) -> bool:
+    """Whether a value is a mapping whose values can be columns."""
+    is_flat = isinstance(value, dict) and not any(isinstance(inner, dict) for inner in value.values())
+    return is_flat and bool(value) and all(map(str.isidentifier, value))
+
+
 GridValues = Annotated[
     Annotated[Choices, Tag("list")] | Annotated[Choice, Tag("choices")] | Annotated[Range, Tag("mapping")],
     Discriminator(_kind_of_values),
@@ -680,7 +686,8 @@ class Sweep(Study):
     grid: Grid = Field(
         {},
         description="All combinations: for each key of `train`, `trees` or `args` (dots for nested keys), a list or a "
-        "range `{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`.",
+        "range `{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`. Values that "
+        "belong together are a list of mappings, `model: [{name: vit, lr: 0.001}, ...]`.",
     )
     trials: Annotated[list[dict[str, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
         [], description="List of configurations, each a mapping of such keys."
@@ -982,7 +989,37 @@ class Sweep(Study):
         """What makes the trials, by part of the config: the values of each key."""
         listed = [{key: [value] for key, value in values.items()} for values in self.trials]
         drawn = [part.values for part in (self.sample, self.search) if part]
-        return [*([self.grid] if self.grid else []), *listed, *drawn]
+        by_column = {column: values for columns in self.grid_columns.values() for column, values in columns.items()}
+        return [*([by_column] if by_column else []), *listed, *drawn]
+
+    @cached_property
+    def grid_columns(self) -> dict[str, dict[str, GridValues]]:
+        """The columns of each key of the grid, with their values: of a list of mappings, `model.lr` and so on.
+
+        Mappings that replace a section of all trials, have sections themselves, or are drawn as well, stay whole.
+        """
+        drawn = [part.values for part in (self.sample, self.search) if part]
+        whole = {*self.base}.union(*self.trials, *drawn)
+        found: dict[str, dict[str, GridValues]] = {}
+        for key, values in self.grid.items():
+            is_paired = isinstance(values, list) and key not in whole and all(map(_is_flat, values))
+            options: list[dict[str, Any]] = options_of(values) if is_paired else []
+            names = dict.fromkeys(name for option in options for name in option)
+            columns: dict[str, GridValues] = {f"{key}.{name}": [each.get(name) for each in options] for name in names}
+            found[key] = columns or {key: values}
+        return found
+
+    @property
+    def paired(self) -> dict[str, str]:
+        """The key of the grid whose mappings have a column, by column. Those of a key vary only together."""
+        return {column: key for key, columns in self.grid_columns.items() for column in columns if column != key}
+
+    @model_validator(mode="after")
+    def _check_paired(self) -> "Sweep":
+        if twice := self.paired.keys() & self.grid.keys():
+            column = min(twice)
+            raise invalid(f"grid has {column}, which the mappings of {self.paired[column]} have: give one of the two")
+        return self
 
     @property
     def _keys_of_parts(self) -> list[str]:

@@ -216,7 +216,10 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     if sweep.grid:
         choices, conditions = [options_of(values) for values in sweep.grid.values()], _conditions(sweep.grid)
         for combination in itertools.product(*choices):
-            yield "grid", _applicable(conditions, dict(zip(sweep.grid, combination, strict=True)))
+            found = dict[str, Any]()
+            for key, value in _applicable(conditions, dict(zip(sweep.grid, combination, strict=True))).items():
+                found |= {key: value} if key in sweep.grid_columns[key] else dotted_items({key: value})
+            yield "grid", found
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:

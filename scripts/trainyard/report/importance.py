@@ -39,7 +39,7 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
         text = f"no importance: from the varied keys, a random forest cannot predict\nthe {ranked.label} of a trial"
         style.write_in_center(axes, f"{text} (R² {found.explained:.2f})")
         return
-    names = style.short_names(ranked.settings)
+    names = style.short_names(list(ranked.settings))
     shares = found.shares.sort_values("mean", ascending=False)
     style.figure_of(axes).set_figheight(1.5 + 0.35 * len(shares))
     axes.barh(
@@ -67,6 +67,8 @@ def why_unknown(ranked: PlottedTrials) -> str:
 def measure_importance(ranked: PlottedTrials) -> Importance:
     """The importance of each key by permutation (Breiman 2001) of the trials that a random forest was not fitted to.
 
+    Keys that vary only together are one, since nothing tells their effects apart.
+
     The trials are divided into five folds. A forest is fitted to four of them, and predicts the metric of the fifth,
     also with the values of one key shuffled among its trials. Half of what this adds to the mean squared error is the
     variance that the key explains, alone and together with other keys (its total effect, Jansen 1999). Outliers count
@@ -78,7 +80,10 @@ def measure_importance(ranked: PlottedTrials) -> Importance:
 
     rows = ranked.finished
     rows = rows.sample(MAX_TRIALS, random_state=0) if len(rows) > MAX_TRIALS else rows
-    features = np.column_stack([style.to_numbers(rows[key]) for key in ranked.settings])
+    columns = [
+        rows[keys[0]] if len(keys) == 1 else rows[keys].astype(str).sum(axis=1) for keys in ranked.settings.values()
+    ]
+    features = np.column_stack(list(map(style.to_numbers, columns)))
     metric = ranked.values[rows.index].clip(*ranked.limits).to_numpy()
     metric = np.log(metric) if ranked.is_log else metric
     errors, shares = np.zeros(len(rows)), []
@@ -91,5 +96,5 @@ def measure_importance(ranked: PlottedTrials) -> Importance:
         shares.append(shuffled.importances / (2 * metric.var()))
     folds = np.stack(shares)  # folds, keys, repeats
     error = folds.mean(axis=2).std(axis=0, ddof=1) / FOLDS**0.5
-    of_keys = pd.DataFrame({"mean": folds.mean(axis=(0, 2)), "error": error}, ranked.settings)
+    of_keys = pd.DataFrame({"mean": folds.mean(axis=(0, 2)), "error": error}, list(ranked.settings))
     return Importance(1 - float((errors**2).mean() / metric.var()), of_keys, len(rows))

@@ -43,7 +43,7 @@ def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     if kind == "sweeps":
         sweep = config.sweeps[name]
         keys = set(sweep.varied_keys) - constant_keys(sweep)
-        settings = sum(not is_seed(key) for key in keys)
+        settings = len({sweep.paired.get(key, key) for key in keys if not is_seed(key)})
         empty |= set() if sweep.objectives else {"front"}
         empty |= {"parallel"} if len(keys) < 2 else set()
         has_enough = count_configured(sweep) >= trials_for_importance(settings)

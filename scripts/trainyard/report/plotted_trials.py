@@ -29,14 +29,22 @@ class PlottedTrials:
     """The trials of a sweep, its varied keys, and the metric that ranks the trials.
 
     In `table`, trials.csv, a missing value of a key that is no number is the name `(none)`. `log` says of each key
-    whether its scale is logarithmic, if that is known.
+    whether its scale is logarithmic, if that is known. `paired` has the name of keys that vary only together.
     """
 
     def __init__(
-        self, table: pd.DataFrame, keys: Sequence[str], ranking: Ranking, log: Mapping[str, bool | None] | None = None
+        self,
+        table: pd.DataFrame,
+        keys: Sequence[str],
+        ranking: Ranking,
+        log: Mapping[str, bool | None] | None = None,
+        paired: Mapping[str, str] | None = None,
     ) -> None:
         self.table, self.keys, self.ranking, self.log = table, keys, ranking, log or {}
-        self.settings = [key for key in keys if not is_seed(key)]  # the varied keys that one chooses
+        self.settings: dict[str, list[str]] = {}  # the varied keys that one chooses, by name: those that vary together
+        for key in keys:
+            if not is_seed(key):
+                self.settings.setdefault((paired or {}).get(key, key), []).append(key)
         # The metric of each trial; NaN without one that an axis can show.
         self.values: pd.Series[float] = style.within_axes(table["trial"].map(ranking.scores).astype(float))
         known = self.values.dropna()
@@ -161,4 +169,4 @@ def rank_trials(state: History, trials: pd.DataFrame, ranking: Ranking) -> Plott
     keys = [key for key in state.varied_keys if key not in state.constant_keys]
     names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
     shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})
-    return PlottedTrials(shown, keys, ranking, {key: state.sweep.is_log(key) for key in keys})
+    return PlottedTrials(shown, keys, ranking, {key: state.sweep.is_log(key) for key in keys}, state.sweep.paired)

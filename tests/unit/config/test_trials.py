@@ -301,3 +301,43 @@ def test_a_varied_section_is_shown_without_its_defaults():
     sweep = TrainSweep(dataset="d", grid={"augment": [{}, {"flip": True, "crop_padding": 0}], "augment.mixup": [0.0]})
     values = [trial.values for trial in expand(sweep).trials]
     assert values == [{"augment": {}, "augment.mixup": 0.0}, {"augment": {"flip": True}, "augment.mixup": 0.0}]
+
+
+PAIRED = {"model": [{"name": "a", "lr": 0.1}, {"name": "b", "lr": 0.01}], "seed": [0, 1]}
+
+
+def test_each_key_of_paired_values_is_a_column_and_what_a_trial_runs_is_the_mapping():
+    sweep = CommandSweep(command="x {args}", grid=PAIRED)
+    names = [{"model.name": name, "model.lr": lr, "seed": seed} for name, lr in [("a", 0.1), ("b", 0.01)]
+             for seed in (0, 1)]  # fmt: skip
+    assert [trial.values for trial in expand(sweep).trials] == names
+    assert sweep.varied_keys == ["model.name", "model.lr", "seed"]
+    assert expand(sweep).trials[3].spec.args == {"model": {"name": "b", "lr": 0.01}, "seed": 1}
+    whole = CommandSweep(command="x {args}", grid={"model": {"choices": PAIRED["model"]}, "seed": [0, 1]})
+    assert identities(sweep) == identities(whole)
+    assert identities(sweep) == identities(CommandSweep(command="x {args}", trials=names)), "as best.yaml has them"
+
+
+def test_a_key_that_only_some_mappings_have_is_left_out_in_the_others():
+    sweep = CommandSweep(command="x {args}", grid={"optim": [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}]})
+    assert [trial.values.get("optim.momentum") for trial in expand(sweep).trials] == [0.9, None]
+    assert constant_keys(sweep) == frozenset()
+
+
+@pytest.mark.parametrize("more", [{"args": {"model": {"depth": 2}}}, {"trials": [{"model": {"name": "c"}}]}])
+def test_mappings_that_replace_a_section_or_stand_elsewhere_too_stay_one_value(more):
+    sweep = CommandSweep(command="x {args}", grid=PAIRED, **more)
+    assert expand(sweep).trials[0].values == {"model": {"name": "a", "lr": 0.1}, "seed": 0}
+    assert expand(sweep).trials[0].spec.args["model"] == {"name": "a", "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("command", "grid", "message"),
+    [
+        ("x {args}", {"model.lr": [1]}, "grid has model.lr, which the mappings of model have: give one of the two"),
+        ("x {model.name} {model.width} {seed}", {}, r"{model.width} has no value here: give one, or write {args}"),
+    ],
+)
+def test_paired_values_that_cannot_be_meant_are_errors(command, grid, message):
+    with pytest.raises(ValueError, match=message):
+        raise expand(CommandSweep(command=command, grid=PAIRED | grid)).errors[0][1]

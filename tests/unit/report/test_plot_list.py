@@ -15,6 +15,10 @@ SWEEPS = {
     "few trials": ({"grid": {"lr": [1, 2, 3], "width": [1, 2, 3, 4, 5, 6]}}, ("parallel",)),
     "enough trials": ({"grid": {"lr": [1, 2, 3, 4], "width": [1, 2, 3, 4, 5]}}, ("parallel", "importance")),
     "seeds beside one key": ({"grid": {"lr": [1, 2, 3, 4], "seed": [1, 2, 3, 4, 5]}}, ("parallel",)),
+    "one group of keys": (
+        {"grid": {"model": [{"n": n, "lr": n} for n in range(5)], "seed": [*range(5)]}},
+        ("parallel",),
+    ),
     "trials with other keys": ({"grid": {"lr": [1, 2]}, "trials": [{"width": 1}]}, ("parallel",)),
     "one key beside a constant one": ({"trials": [{"lr": 1, "width": 2}, {"lr": 2, "width": 2}]}, ()),
     "too few for five keys": ({"sample": {"count": 24, "values": dict.fromkeys("abcde", RANGE)}}, ("parallel",)),

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
-from trainyard.config.sweep import MetricLimits
+from trainyard.config.sweep import CommandSweep, MetricLimits
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import expand
 from trainyard.planning.trial_value import TrialValue
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
@@ -288,6 +289,17 @@ def test_importance_is_that_of_the_key_that_decides():
     assert 0.5 < found.shares.loc["lr", "mean"] < 1, "of a variance of 0.0133 + 0.0025"
     assert found.shares.loc["model", "mean"] > 2 * abs(found.shares.loc["noise", "mean"])
     assert "seed" not in found.shares.index, "nobody chooses a seed because it is important"
+
+
+def test_the_importance_of_keys_that_vary_only_together_is_that_of_all_of_them():
+    grid = {"model": [{"name": n, "lr": lr} for n, lr in (("a", 0.1), ("b", 0.1), ("c", 0.01))], "width": [*range(8)]}
+    config = CommandSweep(command="x {args}", grid=grid)
+    table = pd.DataFrame([each.values for each in expand(config).trials])
+    table = table.assign(trial=table.index.astype(str), status="finished", score=table["model.name"] == "b")
+    table["score"] = table["score"] + table["width"] / 100
+    found = importance.measure_importance(plotted(table, config.varied_keys, "score", paired=config.paired))
+    assert list(found.shares.index) == ["model", "width"]
+    assert found.shares.loc["model", "mean"] > 5 * found.shares.loc["width", "mean"]
 
 
 @pytest.mark.parametrize(
