@@ -187,11 +187,7 @@ def _check_average(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
 def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """What the patterns find in the sample; that each matches was checked when the config was read."""
     place, metrics = f"{checked.place}.metrics.pattern", checked.study.program_metrics
-    if metrics is None or not metrics.patterns:
-        return
-    if not metrics.sample_lines:
-        message = "not compared with the output of your program before it runs"
-        yield Finding(place, "unknown", message, "give `sample`, lines of its output")
+    if metrics is None or not metrics.patterns or not metrics.sample_lines:
         return
     notes = ReadingNotes()
     parser = PatternParser(metrics.compiled, notes)

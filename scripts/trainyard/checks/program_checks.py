@@ -75,9 +75,9 @@ def missing_file(place: str, file: str, problem: str, *, has_scheduler: bool, is
 
     It is a warning if only the nodes of a cluster may have it: not even the folder below `/` is here.
     """
-    path, here = expand_path(file), "a relative path begins in the folder where Snakemake runs: here"
+    path = expand_path(file)
     is_elsewhere = has_scheduler and path.is_absolute() and not Path(*path.parts[:2]).exists()
-    remedy = "" if path.is_absolute() else f"{here} {Path.cwd()}"
+    remedy = "" if path.is_absolute() else f"a relative path begins in this folder: {Path.cwd()}"
     return Finding(place, "fails" if is_sure and not is_elsewhere else "warns", f"{file}: {problem}", remedy)
 
 
@@ -181,7 +181,12 @@ def describe_environment(study: Sweep | Scaling) -> str:
 
 def _first_word(command: Command) -> str:
     """The program of a simple command, after assignments of variables; "" if it is not known."""
-    words = command if isinstance(command, list) else []
+    if isinstance(command, list):
+        return next(iter(command), "")
     with suppress(ValueError):  # quotes that only a shell understands
-        words = words or [word for word in shlex.split(str(command)) if not _ASSIGNMENT.fullmatch(word)]
-    return words[0] if words else ""
+        for word in shlex.split(command):
+            if not _ASSIGNMENT.fullmatch(word):
+                return word
+            if "=(" in word:  # an array of bash
+                break
+    return ""

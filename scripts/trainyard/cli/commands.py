@@ -49,7 +49,8 @@ WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbos
 
 def main() -> None:
     """Run the verb of the command line: Snakemake in this process, or a program in place of it."""
-    verb, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    verb = (sys.argv[1:2] or [""])[0]
+    words = sys.argv[2:] if verb in ("init", "import") else name_config(sys.argv[2:])
     try:
         if verb in ("", "-h", "--help", "help"):
             print(usage())
@@ -94,6 +95,17 @@ def find_program(verb: str) -> Path:
     if path.exists() and path.parent == SCRIPTS:
         return path
     raise UserError(f"there is no {verb!r}; {suggest(verb, VERBS)}; `trainyard --help` explains them")
+
+
+def name_config(words: Sequence[str]) -> list[str]:
+    """The words with `--config` before a config file that is given without it, as in `trainyard run my.yaml`."""
+    named = list[str]()
+    for word in words:
+        is_value = bool(named) and named[-1].startswith(("--config", "--out"))
+        if word.endswith((".yaml", ".yml")) and not is_value:
+            named.append("--config")
+        named.append(word)
+    return named
 
 
 def build_call(verb: str, words: Sequence[str]) -> list[str]:

@@ -41,7 +41,7 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
         config = Config.model_validate(raw)
         problems = list(_cross_checks(config, config.datasets))
     except ValidationError as error:
-        items = error.errors(include_url=False)[:MAX_CHECKED]
+        items = _without_followers(error.errors(include_url=False)[:MAX_CHECKED])
         problems = [*map(_describe, items), *_errors_of_rest(raw, [item["loc"] for item in items])]
     if problems := list(dict.fromkeys(problems)):  # the members of a union can report the same error
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
@@ -218,6 +218,12 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
         )
 
 
+def _without_followers(items: Sequence[Any]) -> list[Any]:
+    """The errors without those of missing keys beside an unknown one, by which such a key may be meant."""
+    with_unknown = {item["loc"][:-1] for item in items if item["type"] == "extra_forbidden"}
+    return [item for item in items if item["type"] != "missing" or item["loc"][:-1] not in with_unknown]
+
+
 def _describe(item: Any) -> str:
     """One validation error as `place: reason`."""
     return f"{'.'.join(_find(item['loc']).path) or 'the file'}: {_reason(item)}"
@@ -232,7 +238,7 @@ def _reason(item: Any) -> str:
         expected = item["ctx"].get("expected_tags") or item["ctx"]["expected"]
         options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
         given = item["ctx"].get("tag", item["input"])
-        return f"{given!r} is not known; {suggest(str(given), options)}"
+        return f"{given!r} is not known; {_suggest(str(given), options)}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         known = ", ".join(place.keys)
         return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
@@ -265,12 +271,30 @@ def _unknown_key(section: "_Place", key: str) -> str:
         return f"is for {' or '.join(owners)}, not for `{section.kind}`{_REASONS.get((section.kind, key), '')}"
     if key == "guess":
         return GUESS
-    hint = suggest(key, section.keys)
+    hint = _suggest(key, section.keys)
     if "options" in section.keys and hint.startswith("known"):
         hint += f"; an argument of Optuna's sampler is given as options: {{{key}: ...}}"
     return f"unknown key; {hint}"
 
 
+def _suggest(word: str, known: Sequence[str]) -> str:
+    """What may be meant by a word of the config, also by one of another tool's."""
+    own = WORDS_OF_OTHERS.get(word)
+    return f"did you mean {own!r}?" if own in known else suggest(word, known)
+
+
+WORDS_OF_OTHERS: Final = {  # of W&B, Ray Tune, Optuna and Slurm: what they are here
+    "bayes": "tpe",
+    "min": "low",
+    "max": "high",
+    "parameters": "values",
+    "space": "values",
+    "samples": "trials",
+    "num_samples": "trials",
+    "n_trials": "trials",
+    "gpus": "gpus_per_node",
+    "time": "timeout_minutes",
+}
 OWN_AUGMENTATION: Final = "augment in your own dataset, with `on_the_fly: true` and torchvision's transforms.v2"
 USE_ENV: Final = "give `env`, which may also be an interpreter, the folder of an environment, or `trainyard`"
 REPLACED: Final = {  # options of earlier versions: what to do instead

@@ -57,12 +57,18 @@ def _place(error: yaml.MarkedYAMLError) -> str:
 
 
 def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
-    """What is wrong, and in which context, with a remedy for a tab, which editors do not show, and for a backslash."""
+    """What is wrong, and in which context, with a remedy for the mistakes that are made most often."""
     began = f" (begun in line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
     problem = f"{error.context}{began}: {error.problem}" if error.context else str(error.problem)
-    mark, lines = error.problem_mark, text.splitlines()
-    has_tab = mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]
-    remedy = "; indent with spaces, not with tabs" if has_tab else ""
+    mark = error.problem_mark
+    line = next(iter(text.splitlines()[mark.line :]), "") if mark else ""
+    remedy = ""
+    if mark and "\t" in line[: mark.column + 1]:
+        remedy = "; indent with spaces, not with tabs"
+    elif "(?P<" in line:
+        remedy = "; put the pattern in single quotes: '...'"
+    elif error.problem == "did not find expected key":
+        remedy = f"; indent {line.strip()!r} as a key above it"
     if "escape character" in problem:
         remedy = "; put text with backslashes, such as a pattern, in single quotes"
     return " ".join(problem.split()) + remedy

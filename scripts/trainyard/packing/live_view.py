@@ -121,7 +121,7 @@ class LiveView:
         seconds = f"{event.seconds or 0.0:.1f} s"
         match event.status:
             case TrialStatus.FAILED:
-                retry = "will be retried" if event.retried else "no retries left"
+                retry = "may be retried" if event.retried else "no retries left"
                 return f"FAILED ({retry}): {event.error}; see {event.log}"
             case TrialStatus.DIVERGED:
                 failed = f"; then it failed: {event.failure}; see {event.log}" if event.failure else ""

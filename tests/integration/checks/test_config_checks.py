@@ -24,7 +24,7 @@ DIGITS = {"d": {"source": "digits"}}
 
 
 def relative():
-    return f"a relative path begins in the folder where Snakemake runs: here {Path.cwd()}"
+    return f"a relative path begins in this folder: {Path.cwd()}"
 
 
 @pytest.fixture
@@ -144,6 +144,7 @@ PROGRAM = "no such program on the PATH of the command: activate your environment
         ("./absent.sh", "./absent.sh: no such file: {relative}"),
         ("cd x && pyhton train.py", None),
         ("for n in 1 2; do echo $n; done", None),
+        ("E=(a b c); x ${E[0]}", None),
         ("mine --lr 1", None),
         ("$HOME/train; (x)", None),
         ("~/train", None),

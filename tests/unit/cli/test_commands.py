@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program, main
+from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program, main, name_config
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import TYPED
 
@@ -110,3 +110,17 @@ def test_a_verb_runs_the_program_of_its_name(tmp_path):
 
 def test_every_verb_of_the_help_does_something():
     assert all(verb in OF_SNAKEMAKE or find_program(verb).exists() for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["my.yaml"], ["--config", "my.yaml"]),
+        (["-n", "my.yml"], ["-n", "--config", "my.yml"]),
+        (["--config", "my.yaml"], ["--config", "my.yaml"]),
+        (["--configfile", "my.yaml", "-n"], ["--configfile", "my.yaml", "-n"]),
+        (["sweeps"], ["sweeps"]),
+    ],
+)
+def test_a_config_file_needs_no_option(words, named):
+    assert name_config(words) == named

@@ -274,6 +274,15 @@ MISTAKES = {
             {"dataset": "digits", "trials": [{}], "stop": {"method": "asha"}, "metric": "best_val_accuracy"},
             ": metric is best_val_accuracy, which no epoch reports; known: epoch, lr, train_loss",
         ),
+        (
+            {"command": "./x", "search": {"method": "bayes", "trials": 2, "values": {"lr": [0.1]}}},
+            ".search.method: 'bayes' is not known; did you mean 'tpe'?",
+        ),
+        (
+            {"command": "./x", "search": {"trials": 2, "values": {"lr": {"min": 0.1, "high": 1}}}},
+            ".search.values.lr.min: unknown key; did you mean 'low'?",
+        ),
+        ({"command": "./x {lr}", "slots": {"gpus": 4}}, ".slots.gpus: unknown key; did you mean 'gpus_per_node'?"),
         ({"dataset": "digits", "comand": "./x"}, ".comand: unknown key; did you mean 'command'?"),
         ({"dataset": "digits", "funktion": "a:b"}, "funktion: unknown key; did you mean 'function'?"),
         ("x", ": must be a mapping, not 'x'; known: args, budget, checkpoint, code, comm"),
@@ -702,6 +711,8 @@ def test_numbers_that_are_not_finite_change_the_identity():
         ("a:\n\tb: 2", r"line 2, column 1: not valid YAML: .*; indent with spaces, not with tabs"),
         ('a: "\\d"', "not valid YAML: .*; put text with backslashes, such as a pattern, in single quotes"),
         ("a: {b: 1\nc: 2", r"line 2, column 2: not valid YAML: .*begun in line 1\): did not find expected ',' or '}'"),
+        ("metrics: {pattern: acc=(?P<acc>{number})}", r"; put the pattern in single quotes: '\.\.\.'"),
+        ("a:\n  b:\n    c: 1\n   d: 2", r"line 4, column 4: .*; indent 'd: 2' as a key above it"),
         ("- 1", "the file"),
         ("a: \xff", "not valid YAML: 'utf-8' codec can't decode"),
         ('{"a": 1', "line 1, column 8: not valid JSON: Expecting"),
@@ -713,6 +724,12 @@ def test_a_file_that_is_not_a_config_is_rejected(tmp_path, text, message):
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=message):
         read_config(path)
+
+
+def test_a_key_that_is_missing_beside_a_misspelt_one_is_no_second_error():
+    with pytest.raises(ConfigError) as error:
+        check_config({"sweeps": {"s": {"comand": "./x {lr}", "grid": {"lr": [1, 2]}}}}, source="c.yaml")
+    assert str(error.value) == "1 error in c.yaml:\n  sweeps.s.comand: unknown key; did you mean 'command'?"
 
 
 def test_references_are_checked_even_if_other_sections_have_errors():
