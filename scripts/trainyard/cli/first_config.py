@@ -186,7 +186,8 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         sweep["metrics"] = {key: value for key in keys if (value := getattr(observed.metrics, key))}
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
     sweep["slots"] = InLine({"gpus_per_node": 1})
-    notes = [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]
+    notes = [f"yaml-language-server: $schema={SCRIPTS.parent / 'workflow/schemas/config.schema.json'}"]
+    notes += [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]
     if observed.metrics:
         notes += [f"`metrics`, `metric` and `mode` are a guess: {observed.guess}. Correct them if it is wrong."]
     notes += [f"TODO: {line}" for line in todos(script, varied, observed)]

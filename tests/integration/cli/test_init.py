@@ -136,8 +136,9 @@ def test_the_output_of_transformers_trainer_is_read_in_spite_of_quotes_and_bars(
     assert "a short run reported eval_accuracy 6 times (0.45, 0.675, 0.7875, ..., 0.8859)" in output
     assert (sweep["metric"], sweep["mode"]) == ("eval_accuracy", "max")
     assert Metrics(**sweep["metrics"]).groups == ["eval_loss", "eval_accuracy", "epoch"]
-    first = (project.folder / "trainyard.yaml").read_text().splitlines()[1]
-    assert first.startswith("# `metrics`, `metric` and `mode` are a guess: a short run reported eval_accuracy 6 times")
+    lines = (project.folder / "trainyard.yaml").read_text().splitlines()
+    assert lines[2].startswith("# `metrics`, `metric` and `mode` are a guess: a short run reported eval_accuracy 6 times")
+    assert lines[0].startswith("# yaml-language-server: $schema=/"), "editors complete its keys"
 
 
 def test_a_file_with_epochs_comes_before_a_progress_bar(init):
