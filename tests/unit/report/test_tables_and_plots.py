@@ -902,7 +902,7 @@ def test_a_seed_is_a_name_and_no_quantity(tmp_path):
     assert lr.containers, "the spread over the seeds"
     assert {line.get_linestyle() for line in seed.lines if len(line.get_xdata()) > 1} == {"None"}, "no trend"
     assert not seed.containers
-    assert rows.settings == ["lr"]
+    assert list(rows.settings) == ["lr"]
 
 
 def test_large_whole_numbers_have_the_scale_of_their_range():
