@@ -383,6 +383,22 @@ _SAMPLERS: Final = {  # Optuna's
 _SCALAR: Final = re.compile(r"(bool|int|float|str)( \| None)?")  # the type of what YAML can give
 
 
+class Mean(Section):
+    """The mean over the last epochs of a trial."""
+
+    mean: PositiveInt = Field(description="Their number.")
+
+
+def _check_score(value: Any) -> Any:
+    count = value.get("mean") if isinstance(value, dict) and len(value) == 1 else None
+    if value in ("last", "best") or isinstance(value, Mean) or (type(count) is int and count > 0):
+        return value
+    raise invalid(f"{value!r} is not valid; use last, best or, say, {{mean: 3}}")
+
+
+Score = Literal["last", "best"] | Mean
+
+
 class Stop(Section):
     """Early stopping: ends trials whose metric is worse than in other trials at the same epoch."""
 
@@ -405,9 +421,10 @@ class Stop(Section):
         """Whether a trial is complete after this epoch, if it began with the `first`. Many programs count from 0."""
         return self.epochs in (epoch, epoch + (first == 0))
 
-    def rule(self, metric: str, mode: Mode) -> dict[str, Any]:
+    def rule(self, metric: str, mode: Mode, score: Score = "last") -> dict[str, Any]:
         """What decides whether a trial is stopped before its last epoch, as the journal records it."""
-        return self.model_dump(include={"method", *_OF_RULE[self.method]}) | {"metric": metric, "mode": mode}
+        rule = self.model_dump(include={"method", *_OF_RULE[self.method]}) | {"metric": metric, "mode": mode}
+        return rule if score == "last" or self.method == "median" else rule | {"score": str(score)}
 
 
 _OF_RULE: Final = {  # the keys that decide
@@ -708,6 +725,12 @@ class Sweep(Study):
         description="Whether a larger or a smaller `metric` is better. By default `min` for "
         f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
     )
+    score: Annotated[Score, BeforeValidator(_check_score, json_schema_input_type=Score)] = Field(
+        "last",
+        description="Which of its epochs a trial counts by, in all tables, `search` and `stop`: the `last` one; the "
+        "`best` one by `metric`, which also gives the values of `objectives` and `constraints`; or, as `{mean: 3}`, "
+        "the mean of the last three values.",
+    )
     objectives: dict[str, Mode] = Field(
         {},
         description="Several metrics to optimize, each with its mode, as in `{val_accuracy: max, latency_ms: min}`: "
@@ -944,6 +967,11 @@ class Sweep(Study):
         """The metric and mode by which `search` and `stop` compare trials."""
         metric = self.metric or DEFAULT_METRIC
         return metric, self.mode or guess_mode(metric)
+
+    @property
+    def scored(self) -> dict[str, Any]:
+        """The `score`, where it is part of a digest; {} for the last epoch."""
+        return {} if self.score == "last" else {"score": str(self.score)}
 
     @property
     def goals(self) -> dict[str, Mode]:

@@ -9,11 +9,12 @@ from itertools import accumulate
 from typing import Any, Final
 
 from trainyard.config.metric_names import Mode
-from trainyard.config.sweep import Stop
+from trainyard.config.sweep import Score, Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Epoch, TrialEvent
+from trainyard.planning.trial_value import score_of
 
 MEDIAN_TRIALS: Final = 5  # others that must have reached an epoch, of which the median is taken
 
@@ -28,6 +29,7 @@ class EarlyStoppingRule:
         mode: Mode,
         tries: Iterable[Attempt] = (),
         *,
+        score: Score = "last",
         is_ignored: Callable[[str], bool] = lambda trial: False,
     ) -> None:
         """`tries` are the earlier attempts that `retrain` has not overruled.
@@ -36,7 +38,7 @@ class EarlyStoppingRule:
         """
         self._metric = metric
         self._is_ignored = is_ignored
-        self.content = stop.rule(metric, mode)  # what it decides by, for the journal
+        self.content = stop.rule(metric, mode, score)  # what it decides by, for the journal
         first, factor = stop.grace_period, stop.reduction_factor
         rungs = [first]  # at which trials are first compared: of each bracket
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
@@ -44,7 +46,8 @@ class EarlyStoppingRule:
         self._unjudged: dict[str, set[float]] = defaultdict(set)  # epochs of each trial
         self._elsewhere: dict[str, Mapping[str, Any]] = {}  # the last row of each trial that another job runs
         count = len(rungs)
-        self._brackets = [_Comparison(stop.model_copy(update={"grace_period": rung}), mode) for rung in rungs]
+        stops = [stop.model_copy(update={"grace_period": rung}) for rung in rungs]
+        self._brackets = [_Comparison(each, mode, score) for each in stops]
         self._shares = list(accumulate(math.ceil(count * factor**left / (left + 1)) for left in reversed(range(count))))
         for attempt in tries:
             for row in attempt.epochs:
@@ -69,6 +72,7 @@ class EarlyStoppingRule:
             history.stop,
             *history.sweep.compared_by,
             attempts,
+            score=history.sweep.score,
             is_ignored=lambda trial: trial in history.space.further,
         )
 
@@ -135,8 +139,8 @@ class EarlyStoppingRule:
 class _Comparison:
     """ASHA and the median rule. A verdict looks at a sorted list of what trials have at the epoch."""
 
-    def __init__(self, stop: Stop, mode: Mode) -> None:
-        self._stop, self._mode = stop, mode
+    def __init__(self, stop: Stop, mode: Mode, score: Score) -> None:
+        self._stop, self._mode, self._score = stop, mode, score
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
         # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
         self._standings: dict[float, list[float]] = {}
@@ -182,7 +186,8 @@ class _Comparison:
         if self._stop.method == "median":
             affected = self._median_epochs(curve, epoch)
         else:
-            next_rung = self._rung_at(epoch) * self._stop.reduction_factor
+            is_of_rung = self._score == "last"
+            next_rung = self._rung_at(epoch) * self._stop.reduction_factor if is_of_rung else math.inf
             affected = [at for at in self._standings if epoch <= at < next_rung]
         before = {at: self._standing(curve, at) for at in affected}
         curve.record(epoch, value)
@@ -201,7 +206,7 @@ class _Comparison:
         return epochs[start : bisect_right(epochs, max(epoch, curve.last))]
 
     def _standing(self, curve: "_Curve", epoch: float) -> float | None:
-        """What a trial is compared by at an epoch: for `asha` its last value since the rung, for `median` its mean.
+        """What a trial is compared by at an epoch: for `asha` its last score since the rung, for `median` a mean.
 
         None if it has not reached the epoch.
         """
@@ -209,7 +214,14 @@ class _Comparison:
             return curve.mean(epoch) if curve.covers(epoch) else None
         rung = self._rung_at(epoch)
         latest = max((at for at in curve.values if rung <= at <= epoch), default=None)
-        return None if latest is None else curve.values[latest]
+        return None if latest is None else self._score_at(curve, latest)
+
+    def _score_at(self, curve: "_Curve", epoch: float) -> float:
+        """The score of a trial by its values up to an epoch, of which it has one."""
+        value = curve.values[epoch]
+        if self._score == "last" or value == -math.inf:  # a trial that has diverged is the worst
+            return value
+        return score_of([curve.values[at] for at in sorted(curve.values) if at <= epoch], self._score, "max")
 
     def _standings_at(self, epoch: float) -> list[float]:
         """The standings of all trials at an epoch."""
@@ -234,7 +246,7 @@ class _Comparison:
         if first < epoch and (trial, rung) in self._judged:
             return ""
         self._judged.add((trial, rung))
-        value, reached = values[first], self._standings_at(first)
+        value, reached = self._score_at(self._curves[trial], first), self._standings_at(first)
         places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:

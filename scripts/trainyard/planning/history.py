@@ -84,7 +84,8 @@ class History:
         self.sessions = self.fold.sessions  # runs of the driver
         self.flops |= self.fold.flops
         self.stop = self._find_stop()
-        self.stop_rule = self.stop.rule(*self.sweep.compared_by) if self.stop else None  # as the journal records it
+        # As the journal records it.
+        self.stop_rule = self.stop.rule(*self.sweep.compared_by, self.sweep.score) if self.stop else None
 
     def _find_stop(self) -> Stop | None:
         """The settings of early stopping, with the number of epochs if all trials have the same."""

@@ -297,10 +297,11 @@ class SuggestionSource:
 
     def _with_values(self, end: Attempt, *, is_new: bool = False) -> Attempt:
         """An end whose metrics are the values by which trials are compared."""
-        is_timed = DURATION in (*self._state.sweep.goals, *self._state.sweep.constraints)
-        if is_new and is_timed:  # which may continue earlier attempts
+        sweep = self._state.sweep
+        is_timed = DURATION in (*sweep.goals, *sweep.constraints)
+        if is_new and (is_timed or sweep.score != "last"):  # which may continue earlier attempts
             self._state.refresh()
-        return replace(end, metrics=judged_metrics(self._state, end))
+        return replace(end, metrics=judged_metrics(self._state, end, *sweep.compared_by))
 
     def _find_evidence(self) -> None:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones."""

@@ -87,11 +87,11 @@ class TrialSpace:
 
     @property
     def _compared_by(self) -> dict[str, Any]:
-        return dict(zip(("metric", "mode"), self.sweep.compared_by, strict=True))
+        return dict(zip(("metric", "mode"), self.sweep.compared_by, strict=True)) | self.sweep.scored
 
     @property
     def _judged_by(self) -> dict[str, Any]:
-        return self.sweep.model_dump(mode="json", include={"objectives", "constraints"})
+        return self.sweep.model_dump(mode="json", include={"objectives", "constraints"}) | self.sweep.scored
 
     @property
     def has_patience(self) -> bool:

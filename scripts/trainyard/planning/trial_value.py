@@ -4,14 +4,19 @@ Ranking, answer, tables, plots, search and best.yaml take it from here.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trainyard.config.metric_names import DURATION, Mode
+from trainyard.config.sweep import Mean, Score
 from trainyard.config.trials import early_end
 from trainyard.planning.attempts import Attempt, whole_seconds
 from trainyard.planning.history import History
+from trainyard.programs.metric_rows import BURST_ROWS, Row
 from trainyard.programs.progress import Progress
+from trainyard.utils.text import count_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class TrialValue:
     work: TrialWork = TrialWork()
     epoch: float | None = None  # that it was reported with; None if the trial did not report the metric by epochs
     best: EpochValue | None = None  # of all epochs, the first one of several; None likewise
+    score: Score = "last"
+    count: int = 1  # of the values of which it is the mean
+    is_of_some: bool = False  # whether the program reported more epochs than are kept, so that others may be better
 
     @property
     def was_better(self) -> bool:
@@ -56,16 +64,33 @@ class TrialValue:
         of, progress = "", self.work.progress
         if self.work.epochs is not None:
             of = f" of {self.work.epochs:.6g}"
-        if progress and progress.begins_at_0 and progress.number == self.epoch:
+        if progress and progress.begins_at_0 and progress.number == self.work.last_epoch:
             of += " counted from 0"
+        at = f"{self.epoch:.6g}{of}"
+        if self.score == "best":
+            return f", its best, at epoch {at}"
+        if self.score != "last":
+            return f", the mean of its last {count_of(self.count, 'value')}, up to epoch {at}"
         report = "last epoch," if self.epoch == self.work.last_epoch else "last report, epoch"
         if self.epoch == self.work.best_round:
             report = "best round,"
-        return f" at its {report} {self.epoch:.6g}{of}"
+        return f" at its {report} {at}"
 
 
-def judged_metrics(state: History, attempt: Attempt) -> dict[str, float]:
-    """The value of each metric by which trials are compared, None for NaN and infinity: the last one it reported.
+def describe_score(score: Score) -> str:
+    """Of which epoch values are, as in `last epoch`."""
+    return f"mean of the last {score.mean} epochs" if isinstance(score, Mean) else f"{score} epoch"
+
+
+def score_of(values: Sequence[float], score: Score, mode: Mode) -> float:
+    """What a trial counts by, of the values of its epochs, in their order."""
+    if isinstance(score, Mean):
+        return statistics.fmean(values[-score.mean :])
+    return values[-1] if score == "last" else (max if mode == "max" else min)(values)
+
+
+def reported_metrics(state: History, attempt: Attempt) -> dict[str, float]:
+    """The last value of each metric that a trial reported, None for NaN and infinity.
 
     `seconds` is the duration of the trial, unless a program reports its own; Trainyard's loop reports that of an epoch.
     """
@@ -74,33 +99,73 @@ def judged_metrics(state: History, attempt: Attempt) -> dict[str, float]:
     return attempt.metrics | found if state.sweep.trains else found | attempt.metrics
 
 
-def value_of(
-    state: History, attempt: Attempt, values: Mapping[str, float], metric: str, mode: Mode
-) -> TrialValue | None:
-    """The value of a metric that a trial has by an attempt with a result; None if it has not reported the metric.
+def judged_metrics(state: History, attempt: Attempt, metric: str, mode: Mode) -> dict[str, float]:
+    """The value of each metric by which trials are compared, by the `score` of the sweep; NaN for no finite number.
 
-    `values` are the trial's `judged_metrics`, with NaN for None.
+    The best epoch is that of the `metric` which ranks trials.
     """
-    if metric not in values:
+    reported = reported_metrics(state, attempt)
+    found = {name: math.nan if value is None else float(value) for name, value in reported.items()}
+    if isinstance(state.sweep.score, Mean):
+        return {name: _score(state, attempt, found, name, mode).value for name in found}
+    if state.sweep.score == "best" and metric in found:
+        epoch = _score(state, attempt, found, metric, mode).epoch
+        rows = [row for row in _epochs_of(state, attempt, metric) if row["epoch"] == epoch]
+        found |= {name: _number(row[name]) for row in rows for name in row.keys() & found.keys() - {DURATION}}
+    return found
+
+
+def value_of(state: History, attempt: Attempt, metric: str, mode: Mode) -> TrialValue | None:
+    """The value of a metric that a trial has by an attempt with a result; None if it has not reported the metric."""
+    reported = reported_metrics(state, attempt)
+    if metric not in reported:
         return None
-    value = values[metric]
-    work = work_of(state, attempt)
-    rows = _reports(state, attempt, metric, until=work.best_round)
-    reports = [EpochValue(float(row[metric]), row["epoch"]) for row in rows]
-    if len(reports) < 2 or reports[-1].value != value:
-        return TrialValue(value, work)
-    best = (max if mode == "max" else min)(reports, key=lambda report: report.value)
-    return TrialValue(value, work, reports[-1].epoch, best)
+    return replace(_score(state, attempt, reported, metric, mode), work=work_of(state, attempt))
 
 
-def _reports(state: History, attempt: Attempt, metric: str, *, until: float | None) -> list[dict[str, float]]:
-    """The rows of a trial that have a finite value of a metric; none of its duration, which is no epoch's."""
+def _score(state: History, attempt: Attempt, reported: Mapping[str, float], metric: str, mode: Mode) -> TrialValue:
+    """The value of a metric by the `score` of the sweep; `reported` has the last one."""
+    score, value = state.sweep.score, _number(reported[metric])
+    rows = _epochs_of(state, attempt, metric)
+    reports = [EpochValue(_number(row[metric]), row["epoch"] or 0) for row in rows if metric in row]
+    finite = [report for report in reports if math.isfinite(report.value)]
+    if not finite:
+        return TrialValue(value)
+    best = (max if mode == "max" else min)(finite, key=lambda report: report.value)
+    if isinstance(score, Mean):
+        values = [report.value for report in reports[-score.mean :]]
+        mean = score_of(values, score, mode)
+        return TrialValue(
+            mean, epoch=reports[-1].epoch, best=best, score=score, count=len(values), is_of_some=_has_gaps(rows)
+        )
+    if score == "best" and len(reports) > 1:
+        # A program may report a further value at its end.
+        if math.isfinite(value) and score_of([best.value, value], score, mode) != best.value:
+            return TrialValue(value)
+        return TrialValue(best.value, epoch=best.epoch, best=best, score=score, is_of_some=_has_gaps(rows))
+    if len(finite) < 2 or finite[-1].value != value:
+        return TrialValue(value)
+    return TrialValue(value, epoch=finite[-1].epoch, best=best)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None or not math.isfinite(value) else float(value)
+
+
+def _has_gaps(rows: Sequence[Row]) -> bool:
+    """Whether some epochs are left out, as of a program that reports many a second."""
+    epochs = [row["epoch"] or 0 for row in rows]
+    return len(rows) >= BURST_ROWS and max(map(operator.sub, epochs[1:], epochs)) > epochs[1] - epochs[0]
+
+
+def _epochs_of(state: History, attempt: Attempt, metric: str) -> list[Row]:
+    """The epochs of a trial, up to the last one of a model that is not kept whole; none for its duration."""
     if metric == DURATION:
         return []
     rows = [row for row in state.record(attempt.trial).epochs_of(attempt) if "epoch" in row]
-    if until is not None:
-        rows = [row for row in rows if row["epoch"] <= until]
-    return [row for row in rows if row.get(metric) is not None and math.isfinite(row[metric])]
+    any_spec = next(iter(state.trials.values())).spec  # the config may not have this trial any more
+    best_round = attempt.metrics.get(any_spec.best_epoch)
+    return rows if best_round is None else [row for row in rows if row["epoch"] <= best_round]
 
 
 def work_of(state: History, attempt: Attempt) -> TrialWork:

@@ -210,7 +210,12 @@ class CheckpointFile(NamedTuple):
 def find_checkpoint(
     folder: Path, pattern: str | None, *, bad: Collection[CheckpointFile] = ()
 ) -> CheckpointFile | None:
-    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None.
+    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None."""
+    return next((each for each in list_checkpoints(folder, pattern)[:2] if each not in bad), None)
+
+
+def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
+    """All checkpoints, the newest first.
 
     An empty file is no checkpoint: its program was killed before it wrote any of it. A link counts as the file itself.
     """
@@ -221,8 +226,7 @@ def find_checkpoint(
             file = CheckpointFile(str(path.relative_to(folder)), status.st_mtime_ns, status.st_size)
             if file.size or path.is_dir():
                 found.setdefault((status.st_dev, status.st_ino), file)
-    newest = sorted(found.values(), key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
-    return next((each for each in newest if each not in bad), None)
+    return sorted(found.values(), key=lambda each: (each.modified_ns, each.name), reverse=True)
 
 
 def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> GuardedProcess:

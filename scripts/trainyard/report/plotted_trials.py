@@ -13,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
+from trainyard.planning.trial_value import describe_score
 from trainyard.report import style
 from trainyard.report.style import readable_metric
 from trainyard.results.ranking import Ranking, describe_best
@@ -55,7 +56,7 @@ class PlottedTrials:
         self.best: pd.Series[Any] | None = rows.iloc[0] if len(rows) else None
         self.label = readable_metric(ranking.metric)
         has_epochs = any(value.epoch is not None for value in ranking.finished.values())
-        self.value_label = f"{self.label} (last epoch)" if has_epochs else self.label
+        self.value_label = f"{self.label} ({describe_score(ranking.score)})" if has_epochs else self.label
         self.is_minimized = ranking.mode == "min"
         self.direction = f"{self.value_label} ({'lower' if self.is_minimized else 'higher'} is better)"
         self.is_percent = style.are_fractions(ranking.metric, known)

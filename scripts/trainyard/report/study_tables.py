@@ -112,7 +112,8 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
     ranked = [trial.trial for each in ranking.configurations for trial in each.trials]
     places = {trial: place for place, trial in enumerate(ranked)}
     ordered = trials.sort_values("trial", key=lambda names: names.map(places), kind="stable")
-    columns, metric = list(trials), metric_column(trials, ranking.metric)
+    columns, scored = list(trials), f"{ranking.metric}_score"
+    metric = scored if scored in columns else metric_column(trials, ranking.metric)
     if metric in columns and metric not in RESERVED:
         columns.remove(metric)
         columns.insert(columns.index("status") + 1, metric)

@@ -15,9 +15,10 @@ from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import Training
 from trainyard.config.trials import Trial
-from trainyard.planning.history import History
+from trainyard.planning.attempts import find_continued
+from trainyard.planning.history import History, TrialRecord
 from trainyard.planning.task import folder_name, output_name
-from trainyard.programs.runner import find_checkpoint
+from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_checkpoints
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.results.answer import Answer
@@ -110,15 +111,40 @@ def _folder_of(state: History, trial: str) -> Path:
 
 
 def find_files(state: History, ranking: Ranking) -> Path | None:
-    """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
+    """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output.
+
+    If it counts by its best epoch, it is the checkpoint that was there then.
+    """
     best = ranking.best_trial
     if best is None or state.sweep.trains:
         return None
-    folder = _folder_of(state, best.trial)
-    checkpoint = find_checkpoint(folder, state.sweep.checkpoint_pattern)
+    folder, pattern, value = _folder_of(state, best.trial), state.sweep.checkpoint_pattern, best.value
+    if ranking.score == "best" and value and value.epoch is not None:
+        checkpoint = _checkpoint_at(
+            value.epoch, state.record(best.trial), list_checkpoints(folder, pattern or "**/*best*")
+        )
+    else:
+        checkpoint = find_checkpoint(folder, pattern)
     if checkpoint:
         return folder / checkpoint.name
     return folder if any(not each.match(output_name("*")) for each in folder.glob("*")) else None
+
+
+def _checkpoint_at(epoch: float, record: TrialRecord, checkpoints: Sequence[CheckpointFile]) -> CheckpointFile | None:
+    """The checkpoint that a trial had at an epoch, the last one before or at it; None if later ones replaced it.
+
+    A program saves shortly before or after it reports an epoch: the closest report counts. Of several of an epoch, it
+    is the one that is called best.
+    """
+    assert record.result is not None
+    attempts = [*(each for each, _ in find_continued(record.attempts, record.result)), record.result]
+    times = {at: time for each in reversed(attempts) for at, time in each.epoch_times.items()}  # of the first reports
+
+    def age(file: CheckpointFile) -> tuple[float, bool, int]:
+        closest = min(times, key=lambda at: abs(times[at] - file.modified_ns / 1e9))
+        return closest, "best" in file.name.lower(), file.modified_ns
+
+    return max((each for each in checkpoints if age(each)[0] <= epoch), key=age, default=None)
 
 
 def find_config(state: History, answer: Answer) -> Path | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trainyard.config.metric_names import is_counter, is_timing
 from trainyard.planning.history import History
-from trainyard.planning.trial_value import judged_metrics
+from trainyard.planning.trial_value import reported_metrics
 from trainyard.results.ranking import RankedTrial, Ranking
 from trainyard.utils.text import count_of
 
@@ -107,7 +107,7 @@ def _report_of(state: History, trial: str, *, with_epochs: bool = True) -> Repor
     record = state.record(trial)
     result = record.result
     assert result is not None
-    rows = [*(record.epochs_of(result) if with_epochs else []), judged_metrics(state, result)]
+    rows = [*(record.epochs_of(result) if with_epochs else []), reported_metrics(state, result)]
     return ReportedResults(tuple(frozenset(_results_in(row)) for row in rows))
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainyard.config.metric_names import DURATION, Mode, guess_mode, is_timing
-from trainyard.config.sweep import MetricLimits, is_seed
+from trainyard.config.sweep import Mean, MetricLimits, Score, is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
 from trainyard.planning.trial_space import is_placeholder
-from trainyard.planning.trial_value import TrialValue, judged_metrics, value_of
+from trainyard.planning.trial_value import TrialValue, describe_score, judged_metrics, value_of
 from trainyard.results.comparability import describe_work, find_incomplete
 from trainyard.results.evidence import SURE, Evidence, weigh
 from trainyard.utils.text import count_of
@@ -104,6 +104,7 @@ class Ranking:
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
     objectives: Mapping[str, Mode] = field(default_factory=dict)
     constraints: Mapping[str, MetricLimits] = field(default_factory=dict)
+    score: Score = "last"
 
     def __post_init__(self) -> None:
         self.infeasible = [each for each in self.configurations if each.n and not self.meets_constraints(each.means)]
@@ -191,15 +192,14 @@ def rank_sweep(state: History) -> Ranking:
         if not is_placeholder(name):
             values = record.values_of(keys)
             result = record.result
-            reported = judged_metrics(state, result) if result else {}
-            # The journal has None for NaN and infinity.
-            found = {each: math.nan if value is None else float(value) for each, value in reported.items()}
-            value = value_of(state, result, found, metric, chosen) if result and not candidates else None
-            judged = {each: found.get(each, math.nan) for each in (*sweep.objectives, *sweep.constraints)}
+            value = value_of(state, result, metric, chosen) if result and not candidates else None
+            names = [*sweep.objectives, *sweep.constraints]
+            found = judged_metrics(state, result, metric, chosen) if result and names else {}
+            judged = {each: found.get(each, math.nan) for each in names}
             trials.append(RankedTrial(name, values, record.status, value, name in fresh, judged))
     wanted = sweep.target[0] or metric
     ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
-    judged_by = sweep.objectives, sweep.constraints
+    judged_by = sweep.objectives, sweep.constraints, sweep.score
     return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
 
 
@@ -246,7 +246,8 @@ def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
     """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
     mean, extreme = "mean " * ranking.has_seeds, EXTREMES[ranking.mode]
-    return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed})"
+    of_each = f"; of each trial the {describe_score(ranking.score)}" * (ranking.has_seeds and ranking.score != "last")
+    return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed}{of_each})"
 
 
 def describe_ranking(ranking: Ranking) -> list[str]:
@@ -266,13 +267,15 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     first, *others = _describe_front(ranking) if ranking.front else _describe_first(ranking)
     settings = {trial.trial: trial.values for trial in ranking.finished}
-    return [first, *describe_work(ranking.work, settings), *others, *_describe_earlier(ranking), *beyond]
+    return [first, *describe_work(ranking.work, settings), *others, *_describe_values(ranking), *beyond]
 
 
-def _describe_earlier(ranking: Ranking) -> list[str]:
-    """How many trials had a better value before their last epoch, and the best of these."""
+def _describe_values(ranking: Ranking) -> list[str]:
+    """How many trials had a better value before their last epoch, and the best of these; or what their scores lack."""
     if is_timing(ranking.metric):
         return []
+    if ranking.score != "last":
+        return _describe_scores(ranking)
     better = {trial: value.best for trial, value in ranking.finished.items() if value.best and value.was_better}
     if not better:
         return []
@@ -281,6 +284,18 @@ def _describe_earlier(ranking: Ranking) -> list[str]:
     who = "" if trial in ranking.counting[0].trials else "another configuration, "
     first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by {who}trial {trial.trial}"
     return [f"values are those of the last epoch: {count}, {first}{_with_values(trial, ranking)}"]
+
+
+def _describe_scores(ranking: Ranking) -> list[str]:
+    """How many trials have too few values for a mean, and how many reported more than are kept."""
+    values, score = ranking.finished.values(), ranking.score
+    total, lines = count_of(len(values), "finished trial"), list[str]()
+    if isinstance(score, Mean) and (few := sum(each.count < score.mean for each in values)):
+        lines.append(f"{few} of {total} reported {ranking.metric} fewer than {score.mean} times: theirs is of these")
+    if some := sum(each.is_of_some for each in values):
+        fast = "reported faster than one epoch a second, of which not all are kept"
+        lines.append(f"{some} of {total} {fast}: their {describe_score(score)} is of those")
+    return lines
 
 
 def _describe_closest(ranking: Ranking) -> str:

@@ -44,11 +44,13 @@ def trials_table(state: History, ranking: Ranking) -> pd.DataFrame:
     `energy_kwh`, if GPUs have counted it, is that of all attempts. A diverged trial has no metrics, so that no
     comparison includes it. A metric with the same name as another column is in the column `reported_<name>`. With
     objectives, `is_on_pareto_front` says whether the trial's configuration is on it; with constraints, `is_feasible`,
-    whether the trial's own values meet them, if it has reported all of them.
+    whether the trial's own values meet them, if it has reported all of them. With a `score`, `<metric>_score` is the
+    value that ranks the trial, and `<metric>_score_epoch` its epoch.
     """
     keys = state.varied_keys
     front = {trial.trial for each in ranking.front for trial in each.trials}
     judged = {trial.trial: trial.judged for trial in ranking.trials}
+    scored = {trial.trial: trial.value for trial in ranking.trials}
     results = {record.name: record.result for record in state.records}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     known = dict.fromkeys(metric for trial in state.trials.values() for metric in trial.spec.known_metrics)
@@ -69,6 +71,10 @@ def trials_table(state: History, ranking: Ranking) -> pd.DataFrame:
         result = results[record.name]
         metrics = result.metrics if result else {}
         row |= _metric_columns({name: metrics.get(name) for name in reported}, row)
+        if ranking.score != "last":
+            value = scored.get(record.name)
+            row[f"{ranking.metric}_score"] = value and value.value
+            row[f"{ranking.metric}_score_epoch"] = value and value.epoch
         if ranking.objectives:
             row["is_on_pareto_front"] = record.name in front
         if ranking.constraints:

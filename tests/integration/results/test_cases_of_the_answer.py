@@ -65,6 +65,19 @@ def test_programs_that_end_early_by_themselves_are_said_to_have_different_number
     assert describe_finished_work(state) == [different], "as `status` shows it"
 
 
+def test_with_score_best_the_best_epoch_wins_and_the_checkpoint_of_it_is_named(project):
+    state = ran(project, "03-best-epoch-not-last", "early", score="best")
+    overfits = trial_with(state, weight_decay=0.0)
+    first = describe_ranking(rank_sweep(state))[0]
+    best = f"0.93, its best, at epoch 4 of 7, by trial {overfits} with weight_decay = 0.0"
+    assert first == f"best val_acc (highest, guessed from its name): {best}"
+    written = (state.folder / "best.yaml").read_text()
+    assert f"# Sweep early: {first}" in written
+    (checkpoint,) = (state.folder / "trials").glob(f"{overfits}*/best.ckpt")
+    assert f"# Its files: {checkpoint}\n" in written
+    assert checkpoint.read_text() == "epoch 4"
+
+
 def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(project):
     """The first one would have the best loss if it were complete."""
     state = ran(
