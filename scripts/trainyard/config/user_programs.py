@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -218,9 +218,60 @@ class Metrics(Section):
         return self.file is not None and not re.search(_TEXT_FILE, self.file)
 
 
-def metrics_digest(metrics: Metrics | None) -> str:
-    """The digest of a section `metrics`; "" if there is none."""
-    return metrics.digest if metrics else ""
+INCOMPLETE: Final = "it ended with exit code 0 before it was complete"
+STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no checkpoint"
+
+
+class Complete(Section):
+    """When a program is done: one of these.
+
+    If it ends with exit code 0 before, the next attempt follows at once, from its checkpoint if it has one. That uses
+    up no retry. After two attempts in a row without progress (a later epoch, or else another checkpoint), it has
+    failed.
+    """
+
+    epoch: PositiveFloat | None = Field(
+        None, description="The last epoch that it has reported, by its `metrics`, is this one or a later one."
+    )
+    line: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="A line of its output matches this regular expression; `{number}` as in `pattern`."
+    )
+    file: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Its folder (`{trial_dir}` or `{out_dir}`) has this file, or one that matches this pattern."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "Complete":
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise invalid("give one of epoch, line and file")
+        try:
+            _compile(self.line or "")
+        except re.error as error:
+            raise invalid(f"{self.line} is not a regular expression: {error}") from None
+        if self.file and ("{" in self.file or ".." in self.file or Path(self.file).is_absolute()):
+            raise invalid(f"{self.file} must be relative to the program's folder: nothing in braces is replaced")
+        return self
+
+    def is_line(self, text: str) -> bool:
+        """Whether this line of output says that the program is complete."""
+        return self.line is not None and _compile(self.line).search(text) is not None
+
+    def missing(self, folder: Path, *, epoch: float | None, has_line: bool) -> str:
+        """Why a program is not complete, in words; "" if it is. `epoch` is the last that it has reported."""
+        if self.epoch is not None and (epoch is None or epoch < self.epoch):
+            seen = "it has reported no epoch" if epoch is None else f"its last epoch is {epoch:.6g}"
+            return f"{INCOMPLETE}: {seen}, and `complete` says {self.epoch:.6g}"
+        if self.line is not None and not has_line:
+            return f"{INCOMPLETE}: no line of its output matches {self.line}"
+        if self.file is not None and not any(folder.glob(self.file)):
+            return f"{INCOMPLETE}: there is no {self.file} in {folder}"
+        return ""
+
+
+def metrics_digest(metrics: Metrics | None, complete: Complete | None = None) -> str:
+    """The digest of what the output of a program is read by; "" if that is nothing."""
+    digest = metrics.digest if metrics else ""
+    return digest_of([digest, complete.model_dump(exclude_none=True)], length=10) if complete else digest
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -265,6 +316,11 @@ class Study(Section):
         return None
 
     @property
+    def completion(self) -> Complete | None:
+        """When a user's program is done; None if it is at exit code 0."""
+        return None
+
+    @property
     def command_line(self) -> Command | None:
         """The command of a user's program, as it is started; None if no command is."""
         return None
@@ -290,6 +346,11 @@ class CommandOptions(ProgramOptions):
 
     metrics: Metrics | None = Field(
         None, description="Where your program reports metrics such as `val_accuracy` or `images_per_second`."
+    )
+    complete: Complete | None = Field(
+        None,
+        description="When your program is done, if it can end before with exit code 0: `{epoch: 10}`, "
+        "`{line: training complete}` or `{file: done.json}`.",
     )
     checkpoint: str | None = Field(
         None,
@@ -327,6 +388,18 @@ class CommandOptions(ProgramOptions):
     def program_metrics(self) -> Metrics | None:
         """The section `metrics`."""
         return self.metrics
+
+    @property
+    def completion(self) -> Complete | None:
+        """The section `complete`."""
+        return self.complete
+
+    @model_validator(mode="after")
+    def _check_complete(self) -> "CommandOptions":
+        if self.complete and self.complete.epoch and (self.metrics is None or self.metrics.numbers_rows):
+            remedy = "give a pattern with a group (?P<epoch>{number}), or a line or a file"
+            raise invalid(f"complete: epoch needs `metrics` that find the epoch: {remedy}")
+        return self
 
     @property
     def used_names(self) -> set[str]:

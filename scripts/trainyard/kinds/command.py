@@ -1,6 +1,8 @@
 """Trials that run a command of the user, each below a guard."""
 
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,8 @@ class CommandTrials(ProgramTrials):
             folder.mkdir(parents=True, exist_ok=True)
             purpose = f"trial {request.trial}"
             claim = held.enter_context(claim_folder(folder, purpose=purpose, grace_seconds=sweep.grace_seconds))
-            checkpoint = None
-            if request.attempt > 1:
-                checkpoint = find_checkpoint(folder, sweep.checkpoint, bad=request.bad_checkpoints)
+            newest = partial(find_checkpoint, folder, sweep.checkpoint, bad=request.bad_checkpoints)
+            checkpoint = newest() if request.attempt > 1 else None
             if checkpoint:
                 report(Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict()))
             port = held.enter_context(host.reserved_port())
@@ -77,7 +78,11 @@ class CommandTrials(ProgramTrials):
                 environment=as_own_job(environment, folder=folder, cpus=setup.threads, port=port),
                 output=folder / output_name(request.attempt),
                 metrics=MetricsCollector(
-                    sweep.metrics, folder, resumes=checkpoint is not None, ranks=max(1, setup.gpus * setup.nodes)
+                    sweep.metrics,
+                    folder,
+                    complete=sweep.complete,
+                    resumes=checkpoint is not None,
+                    ranks=max(1, setup.gpus * setup.nodes),
                 ),
                 claim=claim,
                 timeout_seconds=sweep.timeout_seconds,
@@ -87,7 +92,8 @@ class CommandTrials(ProgramTrials):
                 earlier_outputs=request.earlier_outputs if checkpoint else (),
                 records_end=True,
             )
-            return run_user_program(run, self._guard, report)
+            end = run_user_program(run, self._guard, report)
+            return replace(end, has_saved=newest() not in (None, checkpoint))
 
 
 KIND = CommandTrials

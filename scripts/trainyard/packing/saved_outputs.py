@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
+from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.planning.attempts import (
     Attempt,
     epochs_before,
@@ -16,7 +16,7 @@ from trainyard.planning.history import LOST, History
 from trainyard.planning.journal import Ended, Journal, Reread
 from trainyard.planning.task import output_file
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
-from trainyard.programs.metrics import ParsedOutput, first_unread, latest_saved_metrics, parse_saved_output
+from trainyard.programs.metrics import ParsedOutput, first_unread, parse_earlier_outputs, parse_saved_output
 from trainyard.programs.output import saved_progress
 from trainyard.utils.guarded_process import completed_seconds
 from trainyard.utils.text import count_of
@@ -41,6 +41,8 @@ def record_completed(journal: Journal, state: History, trials: Iterable[str]) ->
         completed = replace(attempt, outcome=TrialStatus.FINISHED, seconds=seconds, error="")
         parsed = _parse(state, completed)
         outcome, error = _judge(state, completed, parsed)
+        if outcome is TrialStatus.INTERRUPTED:  # it goes on
+            continue
         printed = saved_progress(output)
         ended = Ended(
             trial=trial,
@@ -116,7 +118,7 @@ def _record(
         metrics_digest=state.metrics_digest,
         rows=parsed.rows,
         metrics=parsed.metrics,
-        outcome=outcome if attempt.outcome in FINAL else None,
+        outcome=outcome if attempt.is_readable else None,
         error=error,
         units=parsed.units or None,
     )
@@ -127,13 +129,14 @@ def _record(
 def _parse(state: History, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
     output = output_file(state.folder, attempt)
-    metrics = state.sweep.program_metrics
+    metrics, complete = state.sweep.program_metrics, state.sweep.completion
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
-    is_whole = attempt.outcome in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
+    is_whole = attempt.is_readable and attempt.outcome is not TrialStatus.STOPPED
     parsed = parse_saved_output(
         metrics,
         output.parent,
         output,
+        complete=complete,
         seconds=seconds,
         resumed=attempt.resumed is not None,
         began=attempt.start,
@@ -146,20 +149,23 @@ def _parse(state: History, attempt: Attempt) -> ParsedOutput:
         parsed = replace(parsed, rows=[shift_epoch(row, before) for row in parsed.rows])
     if parsed.had_nothing_to_do:
         outputs = [output_file(state.folder, each) for each in continued]
-        latest = parsed.metrics or latest_saved_metrics(metrics, output.parent, outputs)
-        if latest:
+        earlier = parse_earlier_outputs(metrics, output.parent, outputs, complete=complete)
+        if latest := parsed.metrics or earlier.metrics:
             parsed = replace(parsed, metrics=latest, missing="")
+        parsed = replace(parsed, incomplete=parsed.incomplete and earlier.incomplete)
     return parsed
 
 
 def _judge(state: History, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
     """The status of an attempt by its newly parsed output, and the error or the reason for its early end."""
-    if attempt.outcome not in FINAL:
+    if not attempt.is_readable:
         return attempt.outcome, attempt.error
     if diverged := find_divergence(parsed.metrics, state.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
     if attempt.failure:
         return TrialStatus.FAILED, attempt.failure
+    if parsed.incomplete and not attempt.why:
+        return TrialStatus.INTERRUPTED, parsed.incomplete
     if problem := parsed.missing or first_unread(parsed.unread, state.sweep.monitored_metrics):
         return TrialStatus.UNREADABLE, problem
     if attempt.why and attempt.rule:

@@ -13,6 +13,7 @@ from trainyard.cluster import host
 from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import full_seconds
+from trainyard.config.user_programs import INCOMPLETE, STALLED
 from trainyard.packing.failure_policy import MACHINE_ERROR, TrialFailure
 from trainyard.packing.messages import TrialMessage, TrialRequest
 from trainyard.packing.slot_pool import CurrentTrial, Phase, Slot, SlotPool
@@ -20,7 +21,7 @@ from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.workers import WorkerDiedError, Workers
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, whole_seconds
 from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, Resumed, Started
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.task import Task
@@ -46,6 +47,22 @@ LOSS_WARNING: Final = (
 )
 LOST: Final = "other jobs had given this one up, since it gave no sign of life, and have taken the trial"
 log = logging.getLogger(__name__)
+
+
+def _count_stalls(current: CurrentTrial, end: TrialEnded) -> int:
+    """How many attempts in a row ended before their program was complete, and made no progress, up to this one.
+
+    One makes progress if its last epoch is a later one than those of the earlier ones that ended so. Without epochs, it
+    does if it has saved a checkpoint.
+    """
+    task, attempt = current.task, current.attempt
+    ended = [each for each in task.earlier if each.is_incomplete and each.generation == task.generation]
+    before = [each.epochs[-1]["epoch"] for each in ended if each.epochs]
+    if before or attempt.epochs:
+        is_further = bool(attempt.epochs) and attempt.epochs[-1]["epoch"] > max(before, default=-math.inf)
+    else:
+        is_further = end.has_saved
+    return 0 if is_further else task.stalls + 1
 
 
 class TrialLoop:
@@ -275,6 +292,11 @@ class TrialLoop:
         """Record how an attempt ended, and do what follows; returns whether the slot is ready for the next trial."""
         slot, task = current.slot, current.task
         is_cancelled = current.is_cancelled and not self.queue.is_closed
+        goes_on = end.status is TrialStatus.INTERRUPTED and end.error.startswith(INCOMPLETE)
+        if goes_on:
+            task = replace(task, earlier=(*task.earlier, current.attempt), stalls=_count_stalls(current, end))
+            if task.stalls > 1:
+                end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {STALLED}")
         has_failed = end.status is TrialStatus.FAILED and not is_cancelled and not self.queue.is_closed
         was_stopped = end.status is TrialStatus.STOPPED
         self._warn_once("metrics", task, end.warning)
@@ -290,7 +312,8 @@ class TrialLoop:
             output = str(self._write_log(current.attempt, end.traceback or end.error))
         failure = end.error if has_failed and status is TrialStatus.DIVERGED else None
         end = replace(end, status=status, error=error)
-        is_retried = status is TrialStatus.FAILED and self._decide_retry(current, end)
+        is_retried = status is TrialStatus.FAILED and self._decide_retry(current, end) and not goes_on
+        goes_on = goes_on and status is TrialStatus.INTERRUPTED and not is_cancelled
         self._record_end(
             current,
             end,
@@ -298,11 +321,12 @@ class TrialLoop:
             rule=self._run.rule.content if was_stopped and self._run.rule else None,
             log=output if status in (TrialStatus.DIVERGED, TrialStatus.UNREADABLE, TrialStatus.FAILED) else None,
             failure=failure,
-            retried=is_retried if status is TrialStatus.FAILED else None,
+            retried=is_retried or goes_on if status is TrialStatus.FAILED or goes_on else None,
         )
         if status in FINAL:
             if status in (TrialStatus.FINISHED, TrialStatus.UNREADABLE):
-                self.queue.note_finished(task.trial, full_seconds(task.spec, end.seconds or 0.0, end.metrics))
+                seconds = whole_seconds([*task.earlier, current.attempt], current.attempt) or 0.0
+                self.queue.note_finished(task.trial, full_seconds(task.spec, seconds, end.metrics))
                 self._check_metrics(task, end)
             self.queue.update_order()
         elif is_retried:
@@ -310,6 +334,9 @@ class TrialLoop:
         elif is_cancelled:
             self._run.order.release(task.trial)
             log.info("trial %s: %s", task.trial, error)
+        elif goes_on and not self.queue.is_closed:
+            log.info("trial %s: %s; it goes on", task.trial, error)
+            self.queue.go_on(task)
         elif status is TrialStatus.INTERRUPTED:
             self._interrupted += 1
             self._interrupted_themselves += end.interrupts_itself
@@ -334,7 +361,8 @@ class TrialLoop:
         diverged = find_divergence(end.metrics, self._monitored)
         if has_failed and MACHINE_ERROR.search(end.error):
             diverged = ""
-        if diverged and (has_failed or end.status in (TrialStatus.FINISHED, TrialStatus.STOPPED)):
+        is_incomplete = end.error.startswith(INCOMPLETE)
+        if diverged and (has_failed or is_incomplete or end.status in WITH_RESULT):
             return TrialStatus.DIVERGED, diverged  # many programs fail then, and would again
         return end.status, end.error
 

@@ -230,6 +230,10 @@ class TrialQueue:
         if not elsewhere or self._may_run_here(task.trial, places, [*places, *elsewhere]):
             self.add([task])
 
+    def go_on(self, task: Task) -> None:
+        """Add a task in front of all others."""
+        self._tasks.appendleft(task)
+
     def awaits_probe(self, failed: str) -> bool:
         """Whether a trial from the end of the order must still run; `failed` is the last of the trials that failed.
 

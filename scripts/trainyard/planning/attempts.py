@@ -8,6 +8,7 @@ from typing import Any
 
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
+from trainyard.config.user_programs import INCOMPLETE
 from trainyard.planning.claims import ClaimLog, GivenUp, Take
 from trainyard.planning.journal import (
     SESSIONS,
@@ -64,8 +65,18 @@ class Attempt:
     progress: Progress | None = None  # the last that its program printed
     units: dict[str, str] = field(default_factory=dict)  # of its metrics that have one, as `ms`
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
-    is_retried: bool = False  # whether it failed, and the trial is run again
+    is_retried: bool = False  # whether it failed or was not complete, and the trial is run again
     values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether its program ended with exit code 0 before it was `complete`."""
+        return self.error.startswith(INCOMPLETE)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its output tells how it has ended."""
+        return self.outcome in FINAL or self.is_incomplete
 
     @property
     def gpu_model(self) -> str:
@@ -138,7 +149,7 @@ def read_again(attempt: Attempt, reading: Reread) -> Attempt:
 
     If it has ended in another way since, it stays as it is.
     """
-    if (reading.outcome is None) is (attempt.outcome in FINAL):
+    if (reading.outcome is None) is attempt.is_readable:
         return attempt
     outcome = reading.outcome or attempt.outcome
     epoch_times = attempt.epoch_times
@@ -209,13 +220,14 @@ class Fold:
     def end_of(self, trial: str) -> tuple[str, Ended] | None:
         """How the last attempt at a trial has ended, with the session that says so; None if it has not, by itself.
 
-        One that was interrupted may be continued once its session has given it back.
+        One that was interrupted may be continued once its session has given it back, unless it is `retried`.
         """
         key = trial, self.last_attempt(trial)
         if committed := self.claims.ends.get(key):
             return self.claims.owners[trial].session, committed
         recorded = self._ends.get(key)
-        return recorded if recorded and recorded[1].status is not TrialStatus.INTERRUPTED else None
+        is_over = recorded and (recorded[1].status is not TrialStatus.INTERRUPTED or recorded[1].retried)
+        return recorded if is_over else None
 
     def is_given_back(self, trial: str, take: Take) -> bool:
         """Whether a trial that was taken and has not ended may be taken again."""

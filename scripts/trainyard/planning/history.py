@@ -220,8 +220,8 @@ class History:
 
     @cached_property
     def metrics_digest(self) -> str:
-        """The digest of the present `metrics`."""
-        return metrics_digest(self.sweep.program_metrics)
+        """The digest of the present `metrics` and `complete`."""
+        return metrics_digest(self.sweep.program_metrics, self.sweep.completion)
 
     @cached_property
     def rules(self) -> str:
@@ -260,7 +260,7 @@ class History:
         metrics = self.sweep.program_metrics
         has_patterns = metrics is not None and bool(metrics.patterns)
         is_last = attempt is self.record(attempt.trial).last
-        if not has_patterns and not (attempt.outcome in FINAL and (metrics is None or is_last)):
+        if not has_patterns and not (attempt.is_readable and (metrics is None or is_last)):
             return False
         return output_file(self.folder, attempt).exists()
 

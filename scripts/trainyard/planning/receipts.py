@@ -68,7 +68,7 @@ def staging_terms(dataset: Dataset) -> str:
 
 def training_terms(study: Scaling, run: str) -> str:
     """The terms of a run of a scaling study, whose dataset is an input of its rule."""
-    return f"{result_digest(study, run, '')} {metrics_digest(study.program_metrics)}"
+    return f"{result_digest(study, run, '')} {metrics_digest(study.program_metrics, study.completion)}"
 
 
 def table_terms(config: Config, kind: str, name: str) -> str:

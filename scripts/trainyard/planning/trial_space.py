@@ -140,7 +140,7 @@ class TrialSpace:
             content += [sweep.search.model_dump() | self._compared_by, sweep.spec_content]
         stop = sweep.stop.model_dump() | self._compared_by if sweep.stop else None
         # A change of these causes the saved output to be parsed again; no trial runs.
-        metrics = metrics_digest(sweep.program_metrics)
+        metrics = metrics_digest(sweep.program_metrics, sweep.completion)
         monitored = sweep.metric if sweep.keeps_output else None
         best = [sweep.repeats, sweep.repeat_best, sweep.target] if sweep.repeat_best else None
         options = [stop, metrics, monitored, best, sweep.budget and sweep.budget.model_dump(), self._judged_by]

@@ -178,5 +178,7 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
     if spec.epochs is None and progress and progress.number == last_epoch:
         epochs = progress.total
     units = {name: attempt.units.get(name, "") for name in attempt.metrics}
+    if state.sweep.completion:  # which says what complete is
+        progress = None
     best_round = attempt.metrics.get(spec.best_epoch) if spec.best_epoch else None
     return TrialWork(last_epoch, epochs, progress, early_end(spec, attempt.metrics) is not None, best_round, units)

@@ -5,12 +5,12 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.metric_names import is_counter, is_timing
-from trainyard.config.user_programs import Metrics, find_mismatch
+from trainyard.config.user_programs import Complete, Metrics, find_mismatch
 from trainyard.programs.metric_files import (
     BEFORE,
     EventFiles,
@@ -56,6 +56,7 @@ class MetricsCollector:
         metrics: Metrics | None,
         folder: Path,
         *,
+        complete: Complete | None = None,
         resumes: bool = False,
         began: float | None = None,
         ranks: int = 1,
@@ -71,7 +72,8 @@ class MetricsCollector:
         With `hold_first_row`, the first row is held until it is known whether its epoch is reported again. Early
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
-        self.section, self.folder = metrics, folder
+        self.section, self.folder, self.complete = metrics, folder, complete
+        self._has_line = False  # that says that the program is complete
         self._notes = ReadingNotes()
         self._parser = PatternParser(
             metrics.compiled if metrics else [], self._notes, ranks=ranks, hold_first_row=hold_first_row
@@ -89,7 +91,7 @@ class MetricsCollector:
         self._last_lines = deque[str](maxlen=KEPT_LINES)
         # The files of earlier attempts, without which this one has reported nothing.
         self._before, self._resumes = dict[Path, State](), resumes
-        if metrics and (resumes or began is not None):
+        if (metrics or complete) and (resumes or began is not None):
             self._before = file_states(folder, until=math.inf if began is None else began)
         elif metrics:
             for path in metric_files(metrics, folder):
@@ -123,6 +125,13 @@ class MetricsCollector:
         is_text = not self.section.has_event_files
         left = suggest_pattern(self.section.file or "", self._left_files, self.folder) if is_text else ""
         return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}{left}"
+
+    @property
+    def incomplete(self) -> str:
+        """Why the program is not complete if it ended with exit code 0; "" if it is. Only after the `final` call."""
+        if self.complete is None:
+            return ""
+        return self.complete.missing(self.folder, epoch=self._epoch, has_line=self._has_line)
 
     @property
     def had_nothing_to_do(self) -> bool:
@@ -162,6 +171,7 @@ class MetricsCollector:
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
         self._parser.add_line(line)
+        self._has_line = self._has_line or (self.complete is not None and self.complete.is_line(line))
         self._last_lines.append(line.strip()[:KEPT_CHARACTERS])
 
     def new_rows(self, *, final: bool = False, torn: bool = False) -> list[Row]:
@@ -245,6 +255,7 @@ class ParsedOutput:
     rows: list[Row] = field(default_factory=list)
     metrics: Row = field(default_factory=dict)  # the last value of each
     missing: str = ""  # why there are none
+    incomplete: str = ""  # as in `MetricsCollector`
     unread: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`
     units: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`
     warning: str = ""
@@ -258,6 +269,7 @@ def parse_saved_output(
     folder: Path,
     output: Path,
     *,
+    complete: Complete | None = None,
     seconds: float,
     resumed: bool = False,
     began: float = 0.0,
@@ -269,12 +281,19 @@ def parse_saved_output(
     `resumed` is as in `merge_row`, `began` and `ranks` are as in `MetricsCollector`, and `torn` is as in
     `MetricsCollector.new_rows`.
     """
-    if metrics is None:
+    if metrics is None and complete is None:
         return ParsedOutput()
     collector = MetricsCollector(
-        metrics, folder, resumes=resumed, began=began if resumed else 0.0, ranks=ranks, burst=math.inf
+        metrics,
+        folder,
+        complete=complete,
+        resumes=resumed,
+        began=began if resumed else 0.0,
+        ranks=ranks,
+        burst=math.inf,
     )
-    for line in read_saved_lines(output, torn=torn) if metrics.patterns else ():
+    has_lines = bool(metrics and metrics.patterns) or bool(complete and complete.line)
+    for line in read_saved_lines(output, torn=torn) if has_lines else ():
         collector.add_line(line)
     rows = list[Row]()
     for row in collector.new_rows(final=True, torn=torn):
@@ -284,6 +303,7 @@ def parse_saved_output(
         rows,
         collector.latest,
         collector.missing,
+        collector.incomplete,
         collector.unread,
         collector.units,
         collector.take_warning(),
@@ -293,11 +313,15 @@ def parse_saved_output(
     )
 
 
-def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:
-    """The metrics in the first of these saved outputs that has any; {} if none has. Their programs were ended.
+def parse_earlier_outputs(
+    metrics: Metrics | None, folder: Path, outputs: Iterable[Path], *, complete: Complete | None = None
+) -> ParsedOutput:
+    """The metrics of the first of these saved outputs that has any, and whether one was complete.
 
-    An output may be missing: its program did not start, or the disk was full.
+    Their programs were ended. An output may be missing: its program did not start, or the disk was full.
     """
     there = (output for output in outputs if output.exists())
-    read = (parse_saved_output(metrics, folder, output, seconds=0.0, torn=True) for output in there)
-    return next((each.metrics for each in read if each.metrics), {})
+    read = [parse_saved_output(metrics, folder, each, complete=complete, seconds=0.0, torn=True) for each in there]
+    latest = next((each for each in read if each.metrics), ParsedOutput())
+    incomplete = [each.incomplete for each in read]
+    return replace(latest, incomplete=incomplete[0] if incomplete and all(incomplete) else "")

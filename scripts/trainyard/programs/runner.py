@@ -22,10 +22,10 @@ from trainyard.cluster.job_script import SRUN_ENDED
 from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
 from trainyard.config.placeholders import build_argv, insert_resume_option
-from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trial_status import WITH_RESULT, TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
 from trainyard.programs.metric_rows import Row
-from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
+from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs
 from trainyard.programs.output import OutputReader
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded, timeout_error
@@ -76,8 +76,9 @@ class ProgramRun:
 def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch = lambda epoch: False) -> TrialEnded:
     """Run a program; it is stopped early after an epoch for which `report` returns True.
 
-    With `metrics`, a program that reports none is `unreadable`, unless nothing was left to do for it. While it ends in
-    its grace period, its output is read on: it may report the epoch that it saves.
+    With `metrics`, a program that reports none is `unreadable`, unless nothing was left to do for it. One that is not
+    `complete` is interrupted. While it ends in its grace period, its output is read on: it may report the epoch that it
+    saves.
     """
     began, metrics = time.monotonic(), run.metrics
     output = OutputReader(run.output, on_line=run.on_line)
@@ -123,10 +124,9 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch =
     if status is TrialStatus.RUNNING:
         status, reason = _judge_exit(run, process, output, exit_code)
     latest = metrics.latest
-    if status is TrialStatus.FINISHED and metrics.missing:
-        latest = _earlier_metrics(run)
-        status, reason = (status, "") if latest else (TrialStatus.UNREADABLE, metrics.missing)
-    is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
+    is_judged = status in WITH_RESULT or failed_by_itself(reason)
+    if status is TrialStatus.FINISHED:
+        status, reason, latest = _judge_output(run)
     tail = output.tail()
     return TrialEnded(
         status=status,
@@ -141,7 +141,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch =
         progress=output.progress,
         units=metrics.units or None,
         unread=metrics.unread,
-        metrics_digest=metrics_digest(metrics.section),
+        metrics_digest=metrics_digest(metrics.section, metrics.complete),
     )
 
 
@@ -179,12 +179,23 @@ def _judge_exit(
     return TrialStatus.FAILED, f"{how}: {error or 'no output'}"
 
 
-def _earlier_metrics(run: ProgramRun) -> Row:
-    """The metrics of the attempts that a program continues, if nothing was left to do for it; else {}."""
+def _judge_output(run: ProgramRun) -> tuple[TrialStatus, str, Row]:
+    """The status of a program that succeeded, the reason and its metrics.
+
+    If nothing was left to do for it, what the attempts that it continues have reported counts, too.
+    """
     metrics = run.metrics
-    if not metrics.had_nothing_to_do:
-        return {}
-    return metrics.latest or latest_saved_metrics(metrics.section, metrics.folder, run.earlier_outputs)
+    latest, missing, incomplete = metrics.latest, metrics.missing, metrics.incomplete
+    if (missing or incomplete) and metrics.had_nothing_to_do:
+        before = parse_earlier_outputs(metrics.section, metrics.folder, run.earlier_outputs, complete=metrics.complete)
+        latest = latest or before.metrics
+        missing = missing if not latest else ""
+        incomplete = incomplete and before.incomplete
+    if incomplete:
+        return TrialStatus.INTERRUPTED, incomplete, latest
+    if missing:
+        return TrialStatus.UNREADABLE, missing, latest
+    return TrialStatus.FINISHED, "", latest
 
 
 def failed_by_itself(error: str, *, external: Collection[signal.Signals] = EXTERNAL_SIGNALS) -> bool:

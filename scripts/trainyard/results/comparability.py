@@ -77,7 +77,8 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
     more = len(incomplete) - len(ends)
     named = ", ".join(ends) + (f" and {more} more" if more else "")
     are = "is not complete: its program" if len(incomplete) == 1 else "are not complete: their programs"
-    return [f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended early with exit code 0, {named}"]
+    ended = f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended early with exit code 0, {named}"
+    return [f"{ended}; `complete` says when they are, and they go on until then"]
 
 
 def _describe_epochs(

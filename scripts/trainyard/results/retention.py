@@ -45,11 +45,12 @@ def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -
         if is_concluded(state, name):
             attempts = {(each.generation, each.takeover) for each in state.record(name).attempts}
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
-            metrics = sweep.program_metrics
+            metrics, complete = sweep.program_metrics, sweep.completion
             found[name] = {
                 each: metric_files(metrics, each)
                 + metric_files(metrics, each, earlier=True)
                 + list(each.glob(f"{SETTINGS}.*"))
+                + list(each.glob(complete.file) if complete and complete.file else ())
                 for each in folders
             }
     return found

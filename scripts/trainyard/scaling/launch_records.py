@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import Complete, Metrics
 from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metric_rows import Row, join_rows, merge_row, shift_epoch
 from trainyard.programs.metrics import ParsedOutput, parse_saved_output
@@ -124,7 +124,13 @@ class Launches:
             for began, rows in self._launched()
         ]
 
-    def parse_outputs(self, metrics: Metrics | None, *, seconds: float, ranks: int) -> ParsedOutput:
+    def last_rows(self) -> list[Row]:
+        """The rows of the last launch."""
+        return [rows for _, rows in self._launched()][-1]
+
+    def parse_outputs(
+        self, metrics: Metrics | None, *, complete: Complete | None = None, seconds: float, ranks: int
+    ) -> ParsedOutput:
         """The metrics in the saved outputs of all launches, which took `seconds`, parsed again.
 
         `ranks` is as in `MetricsCollector`; why there are no metrics is that of the last launch.
@@ -136,6 +142,7 @@ class Launches:
                 metrics,
                 self._folder,
                 output,
+                complete=complete,
                 seconds=seconds,
                 resumed=place > 0,
                 began=last_began if output == self.output else 0.0,
@@ -152,10 +159,12 @@ class Launches:
             launches = dict(enumerate(each.before for each in self.epochs()))
             parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
         rows = join_rows(parts)
+        had_all = not all(each.incomplete for each in parsed)  # one of the launches that the last one continues
         return replace(
             parsed[-1],
             rows=rows,
             missing="" if rows and parsed[-1].had_nothing_to_do else parsed[-1].missing,
+            incomplete="" if had_all and parsed[-1].had_nothing_to_do else parsed[-1].incomplete,
             counts_epochs=all(each.counts_epochs for each in parsed if each.rows),
             of_several_ranks=frozenset().union(*(each.of_several_ranks for each in parsed)),
         )

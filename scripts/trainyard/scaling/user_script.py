@@ -22,6 +22,7 @@ from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of
 from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
+from trainyard.config.user_programs import INCOMPLETE, STALLED
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.history_files import dataset_digest
 from trainyard.programs.metric_rows import Row, shift_epoch
@@ -83,7 +84,7 @@ class UserScript:
                 log.info("the script is not run again: its output is parsed again")
                 launched = None
             else:
-                launched = self._launch()
+                launched = self._launch_until_complete()
             self._write_results(launched)
 
     def _write_results(self, launched: ParsedOutput | None) -> None:
@@ -127,13 +128,35 @@ class UserScript:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the script has succeeded, so that its output is only read again."""
-        return self._launches.end() is not None
+        """Whether the script has succeeded and is complete, so that its output is only read again."""
+        study, has_succeeded = self._study, self._launches.end() is not None
+        if study.complete is None or not has_succeeded:
+            return has_succeeded
+        parsed = self._launches.parse_outputs(study.metrics, complete=study.complete, seconds=0.0, ranks=self._ranks)
+        return not parsed.incomplete
+
+    def _launch_until_complete(self) -> ParsedOutput:
+        """Launch the script until it is complete.
+
+        Raises:
+            UserError: two launches in a row have made no progress.
+        """
+        stalls, reached, saved = 0, -math.inf, None
+        while (launched := self._launch()).incomplete:
+            epoch = max((row["epoch"] or 0 for row in launched.rows[-1:]), default=-math.inf)
+            newest = find_checkpoint(self._out, self._study.checkpoint)
+            is_further = epoch > reached if launched.rows else newest != saved
+            stalls = 0 if is_further else stalls + 1
+            if stalls > 1:
+                raise UserError(f"{self._run}: {launched.incomplete}; {STALLED}")
+            log.info("%s: %s; it goes on", self._run, launched.incomplete)
+            reached, saved = max(reached, epoch), newest
+        return launched
 
     def _launch(self) -> ParsedOutput:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
-        Returns what this launch has reported, without the rows.
+        Returns what this launch has reported, without the rows unless it is not complete.
         """
         from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
@@ -151,12 +174,19 @@ class UserScript:
             before = epochs_before(launches.epochs(), kept) if kept and numbers_rows else 0
             with launches.launch(resumes=kept is not None, **code_record(study, config=self._config)):
                 metrics = MetricsCollector(
-                    study.metrics, self._out, resumes=kept is not None, ranks=self._ranks, hold_first_row=False
+                    study.metrics,
+                    self._out,
+                    complete=study.complete,
+                    resumes=kept is not None,
+                    ranks=self._ranks,
+                    hold_first_row=False,
                 )
                 launches.add_kept(metrics.new_rows())
                 end = self._monitor(line, metrics, claim, Path(meeting), before=before)
                 if problem := rendezvous.problem(Path(meeting)):
                     raise UserError(problem)
+                if end.error.startswith(INCOMPLETE):
+                    return ParsedOutput(incomplete=end.error, rows=launches.last_rows())
                 if end.status is TrialStatus.INTERRUPTED:
                     kind = ContinuedError if end.error == OUT_OF_TIME else UserError
                     how = OUT_OF_TIME if end.error == OUT_OF_TIME else "ended by a signal"

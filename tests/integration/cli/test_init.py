@@ -137,7 +137,9 @@ def test_the_output_of_transformers_trainer_is_read_in_spite_of_quotes_and_bars(
     assert (sweep["metric"], sweep["mode"]) == ("eval_accuracy", "max")
     assert Metrics(**sweep["metrics"]).groups == ["eval_loss", "eval_accuracy", "epoch"]
     lines = (project.folder / "trainyard.yaml").read_text().splitlines()
-    assert lines[2].startswith("# `metrics`, `metric` and `mode` are a guess: a short run reported eval_accuracy 6 times")
+    assert lines[2].startswith(
+        "# `metrics`, `metric` and `mode` are a guess: a short run reported eval_accuracy 6 times"
+    )
     assert lines[0].startswith("# yaml-language-server: $schema=/"), "editors complete its keys"
 
 

@@ -93,7 +93,7 @@ def test_a_program_that_exits_with_0_before_its_total_is_said_to_be_incomplete(p
     assert ": 2 at its last epoch, 10 of 10, by trial " in first
     assert incomplete == (
         "1 of 2 finished trials is not complete: its program ended early with exit code 0, trial "
-        f"{stopped} at iteration 1 of 10"
+        f"{stopped} at iteration 1 of 10; `complete` says when they are, and they go on until then"
     )
     assert describe_finished_work(state) == [incomplete]
     turned = copy(state)

@@ -321,7 +321,9 @@ def test_a_program_that_stopped_half_way_while_its_driver_was_stopped_is_not_com
         record_completed(journal, state, state.unfinished)
     for known in (state, state_with(tmp_path, pattern="loss=(?P<loss>{number})")):
         (line,) = describe_finished_work(known)
-        assert line.endswith(f"ended early with exit code 0, trial {trial} at iteration 4 of 10")
+        assert line.endswith(
+            f"trial {trial} at iteration 4 of 10; `complete` says when they are, and they go on until then"
+        )
 
 
 @pytest.mark.parametrize(("metric", "outcome"), [("acc", "finished"), ("speed", "unreadable")])

@@ -20,7 +20,7 @@ from trainyard.programs.metrics import (
     KEPT_LINES,
     MetricsCollector,
     ParsedOutput,
-    latest_saved_metrics,
+    parse_earlier_outputs,
     parse_saved_output,
 )
 from trainyard.programs.output import LINE_CHARACTERS, LineSplitter
@@ -135,7 +135,7 @@ def test_an_earlier_output_that_is_missing_is_passed_over(tmp_path):
     (tmp_path / "output-1.log").write_text("acc 0.5\n")
     outputs = [tmp_path / "output-2.log", tmp_path / "output-1.log"]
     metrics = Metrics(pattern="acc (?P<acc>{number})")
-    assert latest_saved_metrics(metrics, tmp_path, outputs) == {"acc": 0.5}
+    assert parse_earlier_outputs(metrics, tmp_path, outputs).metrics == {"acc": 0.5}
 
 
 def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):

@@ -1,0 +1,175 @@
+"""Programs that end with exit code 0 before they are `complete`, in sweeps and in scaling studies."""
+
+import json
+
+import pytest
+from project import Project
+from sweep_journals import attempts_in, session_of
+from trainyard.config.load import check_config
+from trainyard.config.scaling import ScriptScaling
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import result_digest
+from trainyard.config.user_programs import INCOMPLETE
+from trainyard.packing.saved_outputs import read_outputs, record_completed
+from trainyard.planning.journal import Ended, Started
+from trainyard.planning.plan import plan_sweep
+from trainyard.results.retention import reduced_folders
+from trainyard.scaling import user_script
+from trainyard.scaling.user_script import UserScript
+from trainyard.utils.errors import UserError
+
+# As Megatron with `--exit-duration-in-mins`: ends after some iterations with exit code 0.
+PIECES = """
+import json, pathlib, sys
+folder, way, pieces = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+state = folder / "latest.json"
+first = json.loads(state.read_text()) + 1 if state.exists() and way != "stuck" else 1
+last = min(7, first + pieces - 1)
+for iteration in range(first, last + 1):
+    print(f" iteration {iteration:8d}/       7 | lm loss: {1 / iteration:.6E} |", flush=True)
+    state.write_text(json.dumps(iteration))
+if last == 7:
+    (folder / "done.json").touch()
+    print("training complete")
+"""
+METRICS = {"pattern": r"iteration +(?P<epoch>\d+)/.*lm loss: (?P<lm_loss>{number})"}
+WAYS = {"epoch": {"epoch": 7}, "line": {"line": "^training complete$"}, "file": {"file": "done.json"}}
+
+
+def sweep_of(complete, **options):
+    command = "python3 pieces.py {trial_dir} {way} {pieces}"
+    args = {"args": {"way": "goes-on", "pieces": 3}, "metrics": METRICS, "checkpoint": "latest.json"}
+    return {"command": command, **args, "complete": complete, "retries": 0, "slots": {"cpus": 2}} | options
+
+
+@pytest.mark.slow
+def test_a_program_in_pieces_goes_on_until_it_is_complete_and_uses_up_no_retry(tmp_path):
+    project = Project(tmp_path)
+    (tmp_path / "pieces.py").write_text(PIECES)
+    stuck = {"way": "stuck"}
+    sweeps = {name: sweep_of(way) for name, way in WAYS.items()} | {
+        "stuck": sweep_of(WAYS["epoch"], args=stuck | {"pieces": 3})
+    }
+    project.write({"sweeps": sweeps})
+    for name in WAYS:
+        output = project.run(*project.script("sweep", "--sweep", name)).stdout
+        tries = attempts_in(project.results / "sweeps" / name)
+        assert [each.outcome for each in tries] == ["interrupted", "interrupted", "finished"], name
+        assert "1 trial finished, 0 failed" in output
+        epochs = (project.results / "sweeps" / name / "epochs.csv").read_text().splitlines()
+        assert [line.split(",")[1] for line in epochs[1:]] == [str(epoch) for epoch in range(1, 8)], "once each"
+    project.run(*project.script("sweep", "--sweep", "stuck"), check=False)
+    tries = attempts_in(project.results / "sweeps/stuck")
+    assert [each.outcome for each in tries] == ["interrupted", "interrupted", "failed"]
+    assert tries[-1].error.startswith(
+        "it ended with exit code 0 before it was complete: its last epoch is 3, and `complete` says 7; two attempts"
+    )
+
+
+def state_with(results, complete, **options):
+    config = check_config({"sweeps": {"s": sweep_of(complete, **options)}})
+    return plan_sweep(config, "s", results).state
+
+
+def ended(results, output, *, complete=None, recorded=None, **end):
+    """A trial with an attempt that ended so and left this output; returns the trial and its folder."""
+    state = state_with(results, complete)
+    (trial,) = state.trials
+    with session_of(results / "sweeps/s") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        journal.record(
+            Ended(
+                trial=trial,
+                attempt=1,
+                metrics_digest=state.metrics_digest,
+                **end | {"status": TrialStatus(end["status"])},
+            )
+        )
+    log = results / "sweeps/s/trials" / trial / "output-1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(output)
+    if recorded:
+        log.with_suffix(".ended").write_text(json.dumps({"bytes": len(output), "seconds": 7.0}))
+    return trial, log.parent
+
+
+ITERATIONS = "".join(f"iteration {number}/7 | lm loss: {1 / number}\n" for number in range(1, 5))
+FINISHED = {"status": "finished", "metrics": {"lm_loss": 0.25}, "seconds": 7.0, "exit_code": 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "now", "status"),
+    [
+        (None, FINISHED, {"epoch": 7}, "interrupted"),
+        (None, FINISHED, {"epoch": 4}, "finished"),
+        (None, FINISHED, {"line": "iteration 4/"}, "finished"),
+        (None, FINISHED, {"file": "done.json"}, "interrupted"),
+        (None, FINISHED | {"status": "stopped", "why": "others were better"}, {"epoch": 7}, "stopped"),
+        ({"epoch": 7}, {"status": "interrupted", "error": INCOMPLETE}, None, "finished"),
+        ({"line": "compleet"}, {"status": "failed", "error": INCOMPLETE}, {"epoch": 4}, "finished"),
+        ({"epoch": 7}, {"status": "interrupted", "error": "it was interrupted"}, {"epoch": 4}, "interrupted"),
+    ],
+)  # fmt: skip
+def test_another_complete_judges_kept_outputs_again(tmp_path, before, end, now, status):
+    trial, _ = ended(tmp_path, ITERATIONS, complete=before, **end)
+    with session_of(tmp_path / "sweeps/s") as journal:
+        read_outputs(journal, state_with(tmp_path, now))
+    state = state_with(tmp_path, now)
+    assert state.record(trial).status == status
+    assert (trial in state.unfinished) == (status != "finished"), "what was stopped has no rule any more"
+
+
+@pytest.mark.parametrize(("complete", "count"), [({"epoch": 7}, 0), ({"epoch": 4}, 1)])
+def test_a_program_that_was_not_complete_while_its_driver_was_killed_goes_on(tmp_path, complete, count):
+    ended(tmp_path, ITERATIONS, complete=complete, recorded=True, status="interrupted")
+    state = state_with(tmp_path, complete)
+    with session_of(tmp_path / "sweeps/s") as journal:
+        assert len(record_completed(journal, state, state.unfinished)) == count
+
+
+def test_the_file_that_makes_a_trial_complete_is_kept(tmp_path):
+    trial, folder = ended(tmp_path, ITERATIONS, complete=WAYS["file"], **FINISHED)
+    (folder / "done.json").touch()
+    state = state_with(tmp_path, WAYS["file"])
+    assert reduced_folders(state, "metrics")[trial] == {folder: [folder / "done.json"]}
+
+
+def test_a_script_in_pieces_is_launched_until_it_is_complete(tmp_path, monkeypatch, handlers):
+    (tmp_path / "pieces.py").write_text(PIECES)
+    options = {"script": "pieces.py", "checkpoint": "latest.json", "scales": ["1x1"], "metrics": METRICS}
+    for way, pieces in (("goes-on", 3), ("stuck", 3)):
+        study = ScriptScaling.model_validate(
+            options | {"complete": {"epoch": 7}, "args": {}, "retrain": pieces + (way == "stuck")}
+        )
+        out = tmp_path / "1x1/out" / result_digest(study, "1x1", "no dataset")
+        line = ["python3", str(tmp_path / "pieces.py"), str(out), way, str(pieces)]
+        monkeypatch.setattr(user_script, "script_command", lambda *_, line=line, **__: line)
+        script = UserScript(study, "1x1", tmp_path, tmp_path)
+        if way == "stuck":
+            with pytest.raises(UserError, match="its last epoch is 3, and `complete` says 7; two attempts in a row"):
+                script.run()
+            continue
+        script.run()
+        history = (tmp_path / "1x1/history.csv").read_text().splitlines()
+        assert len(history) == 1 + 7, "each epoch once"
+        assert script.has_ended
+        other = ScriptScaling.model_validate({**study.model_dump(exclude_unset=True), "complete": {"line": "never"}})
+        assert not UserScript(other, "1x1", tmp_path, tmp_path).has_ended
+
+
+@pytest.mark.parametrize(
+    ("complete", "metrics", "error"),
+    [
+        ({}, METRICS, "give one of epoch, line and file"),
+        ({"epoch": 3, "line": "x"}, METRICS, "give one of epoch, line and file"),
+        ({"line": "("}, METRICS, "( is not a regular expression"),
+        ({"file": "/tmp/done"}, METRICS, "/tmp/done must be relative to the program's folder"),
+        ({"file": "{trial_dir}/done"}, METRICS, "nothing in braces is replaced"),
+        ({"epoch": 3}, None, "epoch needs `metrics` that find the epoch"),
+        ({"epoch": 3}, {"pattern": "a=(?P<a>{number})"}, "epoch needs `metrics` that find the epoch"),
+    ],
+)
+def test_what_cannot_say_when_a_program_is_complete_is_refused(complete, metrics, error):
+    with pytest.raises(UserError) as refused:
+        check_config({"sweeps": {"s": sweep_of(complete, metrics=metrics)}})
+    assert error in str(refused.value)
