@@ -38,6 +38,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`train`, in sweeps and scaling studies", train.Train),
     ("`train.schedule`", train.Schedule),
     ("`train.augment`", train.Augment),
+    ("`sweeps.<name>` and `scaling.<name>`", user_programs.Study),
     ("`sweeps.<name>`", sweep.Sweep),
     ("`sweeps.<name>` with `train`", sweep.TrainSweep),
     ("`sweeps.<name>` with `trees`", sweep.TreeSweep),

@@ -155,7 +155,8 @@ class StagingJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        excess = self._profile.describe_excess(self.rule, 0) if self._profile.submits else ""
+        minutes = self._profile.walltime_minutes(self.rule)
+        excess = self._profile.describe_excess(self.rule, 0, minutes) if self._profile.submits else ""
         return f"dataset {wildcards.name}: staging{excess}"
 
     @override
@@ -273,7 +274,7 @@ class SweepJobs(Jobs):
         needed = 0 if is_fixed else plan.needed_minutes
         effect = self._profile.limits(self.rule).describe(needed, gpus=plan.slots.gpus, max_gpus=most_gpus)
         if is_fixed:
-            effect += self._profile.describe_excess(self.rule, most.gpus_per_node)
+            effect += self._profile.describe_excess(self.rule, most.gpus_per_node, plan.fixed_minutes)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
     @override
@@ -328,8 +329,9 @@ class SweepJobs(Jobs):
             limit = self.limit_minutes(name)
             if math.isfinite(limit):
                 # A plan of its own: those of a partition file may not be known yet.
-                plan = plan_sweep(self._config, name, self._results, limit_minutes=limit)
-                if plan.forecast.pending and self._profile.fixed_minutes(self.rule) is None:
+                fixed = self._profile.fixed_minutes(self.rule)
+                plan = plan_sweep(self._config, name, self._results, limit_minutes=limit, fixed_minutes=fixed)
+                if plan.forecast.pending and plan.fixed_minutes is None:
                     plan.check_limit()
 
 
@@ -400,17 +402,33 @@ class TrainJobs(Jobs):
             effect += f"; {count} per GPU may keep it waiting: {ENOUGH_CPUS_PER_GPU} are enough for most"
         return f"{what}; {describe_scale(row)}{effect}"
 
+    def _minutes(self, study: Scaling, attempt: int = 1) -> float | None:
+        """The walltime that the jobs of a study request."""
+        of_study = self._profile.fixed_minutes(self.rule) or study.walltime_minutes
+        return of_study or self._profile.walltime_minutes(self.rule, attempt)
+
+    @override
+    def resources(self) -> dict[str, Callable[..., Any]]:
+        found = super().resources()
+        if not self._profile.has_scheduler or not any(each.walltime for each in self._config.scaling.values()):
+            return found  # `default-resources` has the walltime
+
+        def runtime(wildcards: Wildcards, attempt: int) -> float | None:
+            return self._minutes(self._config.scaling[wildcards.name], attempt)
+
+        return {"runtime": runtime, **found}
+
     def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
-        """Why the walltime that the profile sets for a scale is not enough, or too much; "" if it suits."""
-        minutes = self._profile.walltime_minutes(self.rule)
+        """Why the walltime of a scale is not enough, or too much; "" if it suits."""
+        minutes = self._minutes(study)
         if minutes is None:
             return ""
-        if excess := self._profile.describe_excess(self.rule, row.gpus // row.nodes):
+        if excess := self._profile.describe_excess(self.rule, row.gpus // row.nodes, minutes):
             return excess
         walltime = format_duration(60 * minutes)
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
             return ""
         if not (study.trains or study.checkpoint_pattern):
-            return f"; longer than the walltime of {walltime}, and it cannot resume: set `runtime`"
+            return f"; longer than the walltime of {walltime}, and it cannot resume: set `walltime`"
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
         return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"

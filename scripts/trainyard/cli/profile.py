@@ -95,13 +95,13 @@ class Profile:
 
     # ---- partitions
 
-    def walltime_minutes(self, rule: str = "") -> float | None:
+    def walltime_minutes(self, rule: str = "", attempt: int = 1) -> float | None:
         """The walltime that is set for a rule, or else for all jobs; None if it is not known before a job runs."""
         resource: Any = self._set.get(rule, {}).get("runtime") or self._defaults.get("runtime")
         if (text := _text(resource)).isdigit():
             return float(text)
         try:  # an expression, such as `60 * attempt`
-            context = {"input": [], "attempt": 1, "threads": 1, "rulename": rule, "async_run": None}
+            context = {"input": [], "attempt": attempt, "threads": 1, "rulename": rule, "async_run": None}
             return float(resource.evaluate(None, **context).value)
         except (WorkflowError, ValueError, TypeError, AttributeError):
             return None
@@ -125,13 +125,13 @@ class Profile:
         slurm = max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
         return min(slurm, self.limits(rule).minutes)
 
-    def describe_excess(self, rule: str, gpus: int) -> str:
-        """That the walltime that is set for a rule is longer than a job may take, for messages; "" if it is not."""
-        minutes, longest = self.walltime_minutes(rule), self.limit_minutes(rule, gpus)
+    def describe_excess(self, rule: str, gpus: int, minutes: float | None) -> str:
+        """That a walltime is longer than a job of a rule may take, for messages; "" if it is not."""
+        longest = self.limit_minutes(rule, gpus)
         if minutes is None or minutes <= longest:
             return ""
         walltime, most = format_duration(60 * minutes), format_duration(60 * longest)
-        return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: set `runtime`"
+        return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: lower it"
 
     def limits(self, rule: str) -> JobLimits:
         """The limits of the accounting on the jobs of a rule; none in a job, which submits no other."""

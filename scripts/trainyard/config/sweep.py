@@ -63,12 +63,14 @@ from trainyard.config.train import (
 from trainyard.config.trees import FIT_METRICS, ROUND_METRICS, Trees
 from trainyard.config.user_programs import (
     GRACE_SECONDS,
+    TIME_SPAN,
     CommandOptions,
     ProgramOptions,
     Study,
     UserProgram,
     code_digest,
     digest_of_code,
+    seconds_of,
 )
 from trainyard.config.weights import identifying
 from trainyard.utils.text import suggest
@@ -606,7 +608,7 @@ AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 AUTO_CPUS = 8  # the same for trees
 Goal = Annotated[
     str,
-    StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$"),
+    StringConstraints(pattern=rf"^(fastest|cheapest|deadline {TIME_SPAN})$"),
     hint("use fastest, cheapest or, say, deadline 2h"),
 ]
 
@@ -1068,8 +1070,7 @@ class Sweep(Study):
         """The deadline of the sweep, in seconds from the start of its job; None without one."""
         if self.goal is None or not self.goal.startswith("deadline"):
             return None
-        number, unit = re.findall(r"[0-9.]+|[a-z]+", self.goal)[1:]
-        return float(number) * {"min": 60, "h": 3600, "d": 86400}[unit]
+        return seconds_of(self.goal.removeprefix("deadline "))
 
 
 class TrainSweep(Sweep):

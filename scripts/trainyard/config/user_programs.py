@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, StringConstraints, field_validator, model_validator
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -290,11 +290,35 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
     return ""
 
 
+TIME_SPAN: Final = r"[0-9]+(\.[0-9]+)? ?(min|h|d)"
+Walltime = Annotated[
+    str, BeforeValidator(str), StringConstraints(pattern=f"^{TIME_SPAN}$"), hint("write it as 90min, 6h or 2d")
+]
+
+
+def seconds_of(duration: str) -> float:
+    """The seconds of a duration such as `90min`, `6h` or `2d`."""
+    number = duration.rstrip("dhimn ")
+    unit = duration[len(number) :].strip()
+    return float(number) * {"min": 60, "h": 3600, "d": 24 * 3600}[unit]
+
+
 class Study(Section):
     """What sweeps and scaling studies have in common. The kinds of both answer these questions."""
 
     keeps_output: ClassVar[bool] = False  # of its programs, in which metrics can be found again
     packages: ClassVar[tuple[str, ...]] = ("torch",)  # whose versions are recorded
+
+    walltime: Walltime | None = Field(
+        None,
+        description="Walltime of each job, such as `90min`, `6h` or `2d`. By default that which is predicted for a "
+        "sweep, and the profile's `runtime` for a study; the profile's `set-resources` comes before it.",
+    )
+
+    @property
+    def walltime_minutes(self) -> float | None:
+        """Minutes of `walltime`; None without it."""
+        return None if self.walltime is None else seconds_of(self.walltime) / 60
 
     @property
     def base_training(self) -> Train | None:

@@ -73,7 +73,7 @@ def plan_jobs(
             yield _plan_packed(plan, has_scheduler=runtime_minutes is not None)
             yield from (_plan_alternative(plan, each) for each in planned_alternatives(plan))
     for name, study in config.scaling.items():
-        runtime = fixed.get("train", runtime_minutes)
+        runtime = runtime_minutes and fixed.get("train", study.walltime_minutes or runtime_minutes)
         for scale in study.scales:
             for run in study.runs(scale):
                 if not is_trained(study, run, results / "scaling" / name, results):

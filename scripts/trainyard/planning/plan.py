@@ -288,10 +288,12 @@ def plan_sweep(
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
     No job may take longer than `limit_minutes`; with a goal, all together request at most `limit_gpus`. With
-    `fixed_minutes`, each requests this walltime. Durations are those on `gpu_models`, of which a job gets one; empty if
-    that is unknown. A caller that plans repeatedly passes the `fold` of the journal, which then reads new lines only.
+    `fixed_minutes`, or a `walltime` in the config, each requests this walltime. Durations are those on `gpu_models`, of
+    which a job gets one; empty if that is unknown. A caller that plans repeatedly passes the `fold` of the journal,
+    which then reads new lines only.
     """
     sweep = config.sweeps[name]
+    fixed_minutes = fixed_minutes or sweep.walltime_minutes
     state = read_state(sweep, name, results, gpu_models=gpu_models, fold=fold)
     return Plan(
         state,

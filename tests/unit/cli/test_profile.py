@@ -162,6 +162,23 @@ def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
     assert "; 1 GPU-hours requested" in found["plan"]
 
 
+def test_a_walltime_of_the_config_is_what_jobs_request(tmp_path):
+    config = {**CONFIG, "sweeps": {"one": CONFIG["sweeps"]["one"] | {"walltime": "6h"}}}
+    config["scaling"] = {"s": CONFIG["scaling"]["s"] | {"walltime": "90min"}, "other": CONFIG["scaling"]["s"]}
+    yard = Workflow(config, results=tmp_path, default_resources=parsed("runtime=60 * attempt"))
+    assert resources_of(yard.sweep, SimpleNamespace(name="one"))["runtime"] == 360
+    runtime = yard.train.resources()["runtime"]
+    assert runtime(SimpleNamespace(name="s", scale="1x2"), attempt=1) == 90
+    assert runtime(SimpleNamespace(name="other", scale="1x2"), attempt=2) == 120, "as the profile has it"
+    planned = {each.job: each.walltime_minutes for each in yard.planned_jobs()}
+    assert planned["sweep one"] == 360
+    assert (planned["train s 1x2"], planned["train other 1x2"]) == (90, 60)
+    set_for_all = {rule: Resources.parse(["runtime=30"], allow_expressions=True) for rule in ("sweep", "train")}
+    yard = Workflow(config, results=tmp_path, default_resources=parsed("runtime=60"), set_resources=set_for_all)
+    assert resources_of(yard.sweep, SimpleNamespace(name="one"))["runtime"] == 30, "the profile's own comes first"
+    assert yard.train.resources()["runtime"](SimpleNamespace(name="s", scale="1x2"), attempt=1) == 30
+
+
 @pytest.fixture
 def partitions(slurm):
     slurm.prints("sinfo", "\n".join(PARTITIONS))

@@ -283,6 +283,8 @@ MISTAKES = {
             ".search.values.lr.min: unknown key; did you mean 'low'?",
         ),
         ({"command": "./x {lr}", "slots": {"gpus": 4}}, ".slots.gpus: unknown key; did you mean 'gpus_per_node'?"),
+        ({"command": "./x", "walltime": "6 hours"}, ".walltime: '6 hours' is not valid; write it as 90min, 6h or 2d"),
+        ({"command": "./x", "walltime": 360}, ".walltime: 360 is not valid; write it as 90min, 6h or 2d"),
         ({"dataset": "digits", "comand": "./x"}, ".comand: unknown key; did you mean 'command'?"),
         ({"dataset": "digits", "funktion": "a:b"}, "funktion: unknown key; did you mean 'function'?"),
         ("x", ": must be a mapping, not 'x'; known: args, budget, checkpoint, code, comm"),
