@@ -1,15 +1,16 @@
-"""Write a config from a sweep of Weights & Biases (YAML), or from the sbatch script of a Slurm job array.
+"""Write a config from a sweep of Weights & Biases, the sbatch script of a job array, or a file of commands.
 
 Comments in the config say what could not be carried over. An existing file is never overwritten.
 """
 
 import argparse
 import logging
+import re
 from pathlib import Path
 
 from trainyard.cli import command_line
 from trainyard.cli.array_script import import_array_script
-from trainyard.cli.imported_sweep import ImportedSweep
+from trainyard.cli.imported_sweep import ImportedSweep, import_commands
 from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.config.parser import read_file
 from trainyard.utils.errors import UserError, storage_errors
@@ -35,8 +36,9 @@ def main(arguments: argparse.Namespace) -> None:
 def _read(source: Path, array: str | None) -> ImportedSweep:
     if not source.is_file():
         raise UserError(f"{source}: there is no such file")
-    if array or source.suffix not in (".yaml", ".yml", ".json"):
-        return import_array_script(source, array)
+    if source.suffix not in (".yaml", ".yml", ".json"):
+        is_script = source.suffix == ".py" or re.search(r"#SBATCH|SLURM_ARRAY", source.read_text(errors="replace"))
+        return import_array_script(source, array) if array or is_script else import_commands(source)
     raw = read_file(source)
     if not isinstance(raw, dict) or "parameters" not in raw:
         raise UserError(f"{source} is no sweep of Weights & Biases: it has no `parameters`")
@@ -45,7 +47,9 @@ def _read(source: Path, array: str | None) -> ImportedSweep:
 
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--out trainyard.yaml sweep.yaml", reads_config=False)
-    parser.add_argument("source", type=Path, metavar="FILE", help="sweep.yaml, or the script of a job array")
+    parser.add_argument(
+        "source", type=Path, metavar="FILE", help="sweep.yaml, the script of a job array, or a command per line"
+    )
     parser.add_argument("--out", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
                         help=f"config to write (default: {DEFAULT_CONFIG})")  # fmt: skip
     parser.add_argument("--array", metavar="IDS", help="task IDs of a job array, if its script does not have them")

@@ -11,7 +11,7 @@ from project import ROOT
 BUDGETS = {
     "README.md": 650,
     "CONTRIBUTING.md": 1100,
-    "config/README.md": 900,
+    "config/README.md": 910,
     "docs/architecture.md": 1800,
     "docs/compare.md": 700,
     "docs/data.md": 600,
@@ -30,7 +30,7 @@ BUDGETS = {
     "docs/training.md": 1520,
     "docs/trees.md": 280,
     "docs/troubleshooting.md": 1860,
-    "docs/your-script.md": 2450,
+    "docs/your-script.md": 2510,
 }
 APART = {"docs/options.md", "benchmarks/README.md"}  # generated; a record of measurements
 ALL = 24_000

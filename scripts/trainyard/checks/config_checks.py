@@ -20,13 +20,14 @@ from trainyard.checks.program_checks import (
     check_source,
 )
 from trainyard.checks.script_checks import check_script_source
+from trainyard.config.command_lines import LINE
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.scaling import ScriptScaling, TrainScaling
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
-from trainyard.config.trials import expand, trainings
+from trainyard.config.trials import count_configured, expand, trainings
 from trainyard.config.user_programs import CommandOptions
 from trainyard.data.known_images import KnownImages, known_images
 from trainyard.planning.journal import journal_files
@@ -83,9 +84,12 @@ def _check_budgets(config: Config, results: Path) -> Iterator[Finding]:
 
 def _check_trials(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
     """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
-    sweep = checked.study
+    sweep, trials = checked.study, expand(checked.study).trials
     cost = f", their cost by {sweep.cost}" if sweep.cost else ""
     yield Finding(checked.place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
+    equal = count_configured(sweep) - sweep.draw_count - len(trials)
+    if equal > 0:
+        yield Finding(checked.place, "warns", f"{equal} more are equal to one of them, and do not run again")
 
 
 def _check_keys(checked: CheckedStudy[ProgramSweep]) -> Iterator[Finding]:
@@ -128,8 +132,8 @@ def _check_folder(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
         what, count = "runs", study.run_count
     if count < 2 or "workdir" in study.model_fields_set or own & study.used_names:
         return
-    if "TRAINYARD_TRIAL_DIR" not in str(study.command_line):
-        folder = f"`{{{sorted(own)[-1]}}}`"
+    if "TRAINYARD_TRIAL_DIR" not in str(study.started_command):
+        folder = "`$TRAINYARD_TRIAL_DIR`" if LINE in study.used_names else f"`{{{sorted(own)[-1]}}}`"
         message = f"{count} {what} run in one folder, and may overwrite each other's files"
         own_folder = "`workdir: trial`, with absolute paths of its inputs"
         remedy = f"let the program write to {folder}, or set {own_folder}; `keep` if it writes none"

@@ -34,15 +34,15 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
 
     An absent script is a warning if another program gets its path: that may be one in a container.
     """
-    study, command = checked.study, checked.study.command_line
+    study, command = checked.study, checked.study.started_command
     assert command is not None
     place = f"{checked.place}.{study.command_key}"
     started = find_started(command, Path())
     for path, is_certain in started.absent:
         is_sure = is_certain and checked.absent == "fails"
         yield missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
-    for script in started.scripts:
-        yield Finding(place, "ok", f"{script.path} is there")
+    for there in dict.fromkeys(script.path for script in started.scripts):
+        yield Finding(place, "ok", f"{there} is there")
     scripts = read_started(started)
     options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent)
     yield from options.of_command(started, scripts, study.resume)
@@ -53,9 +53,9 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
 
 def script_problems(study: Study) -> list[ScriptFinding]:
     """What the scripts of a study do that concerns it; empty for a study without a script that can be read."""
-    if study.command_line is None:
+    if study.started_command is None:
         return []
-    started = find_started(study.command_line, Path())
+    started = find_started(study.started_command, Path())
     problems = find_problems(started, read_started(started))
     return [problem for problem in problems if concerns(study, problem)]
 

@@ -55,6 +55,14 @@ class ImportedSweep:
         return "".join(f"# {line}\n" for line in lines) + write_yaml(content)
 
 
+def import_commands(path: Path) -> ImportedSweep:
+    """The sweep of a file with a command in each line."""
+    found = ImportedSweep(path.stem, {"commands": str(path), "slots": {"gpus_per_node": 1}})
+    found.note("`slots`: how many commands run at once; `gpus_per_node: 4` runs four; without a GPU, `cpus: 4`")
+    found.note("`metrics`: nothing says what the programs report, so they are ranked by their seconds")
+    return found
+
+
 def key_for(name: str) -> str:
     """A key of the config for a parameter: the same name, unless it has other characters or another meaning."""
     parts = [re.sub(r"^(?=\d)", "_", re.sub(r"\W", "_", part, flags=re.ASCII)) for part in name.split(".")]

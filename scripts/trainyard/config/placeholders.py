@@ -126,7 +126,7 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
     """Raise a ValueError if a placeholder has no value, or a shell would not take one as it is.
 
     In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
-    not quoted.
+    not quoted; one may be the whole script.
     """
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
     for name in sorted(find_placeholders(command)):
@@ -135,6 +135,8 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
         except KeyError:
             raise ValueError(f"{{{name}}} has no value here: give one, or write {{args}} instead") from None
     script = _script_index(command) if isinstance(command, list) else None
+    if script is not None and PLACEHOLDER.fullmatch(command[script]):
+        return  # the value is the script
     shell_line = command if isinstance(command, str) else "" if script is None else command[script]
     for name, where in _parse(shell_line).placeholders:
         if script is None and where != shell_syntax.ARITHMETIC:

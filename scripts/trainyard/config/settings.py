@@ -3,7 +3,6 @@
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from datetime import date, time
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -64,7 +63,12 @@ class Settings(Section):
             hint = suggest(key, [name for name in known if name.endswith(f".{key}")] or known)
             raise invalid(f"{self.file} has no {key}: add it there if the program reads it; {hint}")
         if self._suffix == ".toml":
-            _toml(content)
+            try:
+                is_same = tomllib.loads(_toml(content)) == content
+            except (TypeError, ValueError):
+                is_same = False
+            if not is_same:
+                raise invalid("null, dates, nan and inf cannot be written as TOML here: use YAML, or other values")
 
     def write(self, folder: Path, args: Mapping[str, Any]) -> str:
         """Write the file of a trial with these arguments in its folder; returns its path."""
@@ -74,7 +78,7 @@ class Settings(Section):
             if self._suffix == ".json":
                 json.dump(content, file, indent=2)
             elif self._suffix == ".toml":
-                file.writelines(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in content.items())
+                file.write(_toml(content))
             else:
                 yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)
         return str(path)
@@ -99,10 +103,15 @@ def read_settings(given: Any) -> Any:
         return given
     if f".{given}" in _PARSERS:
         return {"file": f"{SETTINGS}.{given}"}
+    return {"file": given, "text": read_text(given)}
+
+
+def read_text(file: str) -> str:
+    """The text of a file that the config names; a PydanticCustomError if it cannot be read."""
     try:
-        return {"file": given, "text": expand_path(given).read_text(encoding="utf-8-sig")}
+        return expand_path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"{given} cannot be read ({error})") from None
+        raise invalid(f"{file} cannot be read ({error})") from None
 
 
 def _with_value(content: Any, key: str, value: Any) -> Any:
@@ -128,14 +137,7 @@ def _with_value(content: Any, key: str, value: Any) -> Any:
     return None
 
 
-def _toml(value: Any) -> str:
-    """A value in TOML, in one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    if value is None:
-        raise invalid("TOML has no null: give a value, or use YAML or JSON")
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+def _toml(content: Mapping[str, Any]) -> str:
+    """A mapping in TOML. Its inline values are as in JSON, but for what stands between names and values."""
+    inline = json.JSONEncoder(separators=(", ", " = "), ensure_ascii=False)
+    return "".join(f"{json.dumps(key)} = {inline.encode(value)}\n" for key, value in content.items())

@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from trainyard.config.command_lines import COMMAND, LINE, make_trials
 from trainyard.config.metric_names import (
     DEFAULT_METRIC,
     DURATION,
@@ -1026,13 +1027,11 @@ class Sweep(Study):
     def grid_columns(self) -> dict[str, dict[str, GridValues]]:
         """The columns of each key of the grid, with their values: of a list of mappings, `model.lr` and so on.
 
-        Mappings that replace a section of all trials, have sections themselves, or are drawn as well, stay whole.
+        Mappings that replace a section of all trials, or have sections themselves, stay whole.
         """
-        drawn = [part.values for part in (self.sample, self.search) if part]
-        whole = {*self.base}.union(*self.trials, *drawn)
         found: dict[str, dict[str, GridValues]] = {}
         for key, values in self.grid.items():
-            is_paired = isinstance(values, list) and key not in whole and all(map(_is_flat, values))
+            is_paired = isinstance(values, list) and key not in self.base and all(map(_is_flat, values))
             options: list[dict[str, Any]] = options_of(values) if is_paired else []
             names = dict.fromkeys(name for option in options for name in option)
             columns: dict[str, GridValues] = {f"{key}.{name}": [each.get(name) for each in options] for name in names}
@@ -1290,6 +1289,17 @@ class CommandSweep(CommandOptions, ProgramSweep):
         "`{gpus}` and `{port}` are predefined. Trainyard quotes values, so write no quotes around a placeholder.",
     )
 
+    commands: str | None = Field(
+        None,
+        description="Instead of `command`: a file, each line of which is a trial, run by bash as it is written. "
+        "`$TRAINYARD_TRIAL_DIR` is the trial's folder. Empty lines, and those that begin with #, are none.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_commands(cls, given: Any) -> Any:
+        return make_trials(given)
+
     @field_validator("command")
     @classmethod
     def _check_quoting(cls, command: Command) -> Command:
@@ -1321,6 +1331,13 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def command_line(self) -> Command:
         """The command."""
         return self.command
+
+    @property
+    def started_command(self) -> Command:
+        """The command, or those of the first trials if each has its own."""
+        if self.command != COMMAND:
+            return self.command
+        return "\n".join(str(values.get(LINE)) for values in self.trials[:100])
 
     @property
     def checkpoint_pattern(self) -> str | None:
@@ -1415,7 +1432,7 @@ def _kind_of_sweep(given: Any) -> str:
     if isinstance(given, Sweep):
         return given.kind
     kinds = ("command", "function", "trees")
-    return next((kind for kind in kinds if isinstance(given, dict) and kind in given), "train")
+    return next((kind for kind in kinds if isinstance(given, dict) and {kind, f"{kind}s"} & given.keys()), "train")
 
 
 AnySweep = Annotated[

@@ -349,6 +349,11 @@ class Study(Section):
         """The command of a user's program, as it is started; None if no command is."""
         return None
 
+    @property
+    def started_command(self) -> Command | None:
+        """The command in which scripts are looked for."""
+        return self.command_line
+
 
 class ProgramOptions(Study):
     """Options of your own program: of a `command`, a `function` or a `script`."""

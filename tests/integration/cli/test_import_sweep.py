@@ -39,6 +39,8 @@ for epoch in range(1, 4):
 def folder(project):
     for name, content in (("sweep.yaml", WANDB), ("job.sbatch", SCRIPT), ("train.py", TRAIN)):
         (project.folder / name).write_text(content)
+    lines = [f"python train.py --dataset digits --layers {layers} > $TRAINYARD_TRIAL_DIR/log" for layers in (1, 2)]
+    (project.folder / "jobs.txt").write_text("# as for parallel\n\n" + "\n".join(lines))
     (project.folder / "options.txt").write_text("--layers 3\n--layers 1\n--layers 2\n")
     return project.folder
 
@@ -48,7 +50,9 @@ def run_import(project, *options, check=True):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("source", "name", "expected"), [("sweep.yaml", "sweep", 4), ("job.sbatch", "sizes", 3)])
+@pytest.mark.parametrize(
+    ("source", "name", "expected"), [("sweep.yaml", "sweep", 4), ("job.sbatch", "sizes", 3), ("jobs.txt", "jobs", 2)]
+)
 def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, name, expected):
     output = run_import(project, source, "--out", "config.yaml")
     assert "written to config.yaml" in output

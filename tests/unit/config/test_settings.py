@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(YAML)
     (tmp_path / "base.json").write_text('{"optimizer": {"lr": 0.5}, "amp": true, "lrs": [1, 2], "note": "x"}')
-    (tmp_path / "base.toml").write_text('amp = true\nday = 2024-01-01\n[optimizer]\nlr = 0.5\n[[layer]]\n"a b" = inf\n')
+    (tmp_path / "base.toml").write_text('amp = true\nday = "x"\n[optimizer]\nlr = 0.5\n[[layer]]\n"a b" = "é\\""\n')
     return tmp_path
 
 
@@ -123,7 +123,7 @@ def test_repeats_have_the_seed_of_the_arguments_in_the_file(folder):
         ({"settings": "base.ini"}, "base.ini must end in .json, .yaml, .yml or .toml; json, yaml or toml alone is"),
         ({"settings": "list.json"}, "list.json must be a mapping of settings"),
         ({"settings": "bad.yaml"}, "bad.yaml cannot be read: .* line 2"),
-        ({"settings": "base.toml", "grid": {"optimizer.lr": [None]}}, "TOML has no null: give a value, or use"),
+        ({"settings": "base.toml", "grid": {"optimizer.lr": [None]}}, "null, dates, nan and inf cannot be written"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_an_error_that_names_what_would_be_right(folder, options, message):
@@ -138,3 +138,9 @@ def test_a_study_names_what_its_file_lacks():
     study = {"script": "t.py {settings}", "settings": "base.json", "args": {"optimizer.l": 1}, "scales": ["1x1"]}
     with pytest.raises(ConfigError, match=r"scaling\.c: base.json has no optimizer.l: .*did you mean 'optimizer.lr'"):
         check_config({"scaling": {"c": study}})
+
+
+def test_what_toml_cannot_have_is_an_error(folder):
+    (folder / "dates.toml").write_text("day = 2024-01-01\namp = true\n")
+    with pytest.raises(ConfigError, match="null, dates, nan and inf cannot be written as TOML here: use YAML"):
+        sweep_of(settings="dates.toml", grid={"amp": [False]})

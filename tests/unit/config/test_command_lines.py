@@ -1,0 +1,96 @@
+"""`commands`: each line of a file is a trial, which bash runs as it is written."""
+
+import pytest
+from trainyard.checks.config_checks import check_use
+from trainyard.config.load import ConfigError, as_given, check_config
+from trainyard.config.placeholders import build_argv
+from trainyard.config.trials import expand
+
+LINES = """# jobs of May
+python train.py --lr {lr} --out 'a {b}' | tee log
+
+  X=1 python train.py --tag "it's"  # don't
+for lr in {1..3}; do python train.py --lr $lr; done
+  # python train.py --lr 9
+cd runs && source env.sh && python train.py
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sweep_of(folder, text, **options):
+    (folder / "jobs.txt").write_text(text)
+    return check_config({"sweeps": {"s": {"commands": "jobs.txt", **options}}})
+
+
+def names_in(config):
+    return [trial.identity("") for trial in expand(config.sweeps["s"]).trials]
+
+
+def test_each_line_is_a_trial_that_bash_gets_as_it_is(folder):
+    config = sweep_of(folder, LINES)
+    lines = [LINES.splitlines()[number] for number in (1, 3, 4, 6)]
+    trials = expand(config.sweeps["s"]).trials
+    assert [trial.values for trial in trials] == [{"command": line} for line in lines]
+    for trial, line in zip(trials, lines, strict=True):
+        assert build_argv(trial.spec.command, trial.spec.args) == ["bash", "-o", "pipefail", "-c", line]
+    assert names_in(check_config(as_given(config))) == names_in(config), "jobs do not read the file again"
+
+
+def test_a_trial_is_its_text_wherever_it_stands_and_a_line_that_is_there_twice_runs_once_with_a_word(folder):
+    first = sweep_of(folder, "echo 1\necho 2\n")
+    second = sweep_of(folder, "\necho 3\r\necho 2\n# text\necho 1\necho 3\n")
+    assert set(names_in(first)) < set(names_in(second))
+    assert len(names_in(second)) == 3
+    warnings = [each.message for each in check_use(second, folder) if each.verdict == "warns"]
+    assert "1 more are equal to one of them, and do not run again" in warnings
+
+
+def test_the_scripts_of_the_lines_are_checked(folder):
+    (folder / "train.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\n"
+                                     "p.parse_args()\n")  # fmt: skip
+    text = "python train.py --lr 1\nCUDA_VISIBLE_DEVICES=1 python train.py --lrr 2\n"
+    found = [(each.verdict, each.message) for each in check_use(sweep_of(folder, text), folder)]
+    assert ("fails", "--lrr is no option of train.py") in found
+    assert any(verdict == "warns" and "CUDA_VISIBLE_DEVICES" in message for verdict, message in found)
+    assert any(verdict == "warns" and "2 trials run in one folder" in message for verdict, message in found)
+    found = check_use(sweep_of(folder, "python train.py > $TRAINYARD_TRIAL_DIR/a\necho\n"), folder)
+    assert not any("one folder" in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("echo\npython train.py \\\n  --lr 1\n", "jobs.txt, line 2: .* is only a part of a command: write each"),
+        ("for x in 1 2; do\npython train.py $x\ndone\n", "jobs.txt, line 1: 'for x in 1 2; do' is only a part"),
+        ("# x\nsource env/bin/activate\n", "line 2: 'source env/bin/activate' changes nothing for other lines"),
+        ("export DATA=/data\n", "line 1: .* changes nothing"),
+        ("cd runs\n", "changes nothing"),
+        ("LR=1\n", "changes nothing"),
+        ("python a.py > log 2>&1 &\n", "line 1: .* ends with &: its trial would end at once; remove it"),
+        ("echo 'a\n", "line 1: .* has no closing quotation"),
+        ("# nothing\n\n", "jobs.txt has no command"),
+    ],
+)
+def test_a_line_that_is_no_command_of_its_own_is_an_error_with_its_number(folder, text, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep_of(folder, text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": {"lr": [1]}}, "commands run as they are written, so grid has no place: write it in their lines"),
+        ({"resume": "--resume {resume_from}"}, "so resume has no place"),
+        ({"command": "x"}, "so command has no place"),
+        ({"commands": "absent.txt"}, "absent.txt cannot be read"),
+        ({"comands": "x"}, "comands"),
+    ],
+)
+def test_what_has_no_place_in_the_lines_is_an_error(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep_of(folder, "echo\n", **options)
