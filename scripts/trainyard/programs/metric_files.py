@@ -241,7 +241,9 @@ def file_state(path: Path) -> State | None:
     return status.st_size, status.st_mtime_ns
 
 
-_OWN_FILE: Final = re.compile(r"\..*|rows\.jsonl|output(?:-\d+)?\.(?:log(?:\.incomplete)?|ended)")
+_OWN_FILE: Final = re.compile(
+    r"\..*|settings\.(?:json|ya?ml|toml)|rows\.jsonl|output(?:-\d+)?\.(?:log(?:\.incomplete)?|ended)"
+)
 
 
 def metric_files(metrics: Metrics | None, folder: Path, *, earlier: bool = False) -> list[Path]:

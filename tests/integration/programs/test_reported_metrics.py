@@ -1,5 +1,6 @@
 """Sweeps of programs that report as public trainers do, with the values that are right."""
 
+import json
 import re
 import shutil
 import signal
@@ -173,15 +174,17 @@ def test_a_nan_in_one_column_ends_no_trial_whose_metric_is_another(project):
     assert list(sweep.trials("n")["status"]) == ["finished"]
 
 
-READS_YAML = """
+READS_SETTINGS = """
 import argparse
 import json
+import os
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--config")
 config = json.load(open(parser.parse_args().config))
 assert type(config["amp"]) is bool and config["depth"] == 2
-print("score=" + str(config["optimizer"]["lr"] + config["amp"]))
+with open(os.environ.get("TRAINYARD_TRIAL_DIR", ".") + "/results.json", "w") as file:
+    json.dump({"score": config["optimizer"]["lr"] + config["amp"]}, file)
 """
 
 
@@ -193,17 +196,19 @@ def test_a_program_reads_the_settings_of_its_trial_and_the_line_to_paste_has_tho
         command="python train.py --config {settings}",
         settings="base.json",
         grid={"optimizer.lr": [0.25, 0.5], "amp": [True, False]},
-        metrics={"pattern": "score=(?P<score>{number})"},
+        metrics={"file": "*.json"},
+        metric="score",
         keep="metrics",
     )
-    (project.folder / "train.py").write_text(READS_YAML)
+    (project.folder / "train.py").write_text(READS_SETTINGS)
     sweep.run()
     assert sweep.trials(["optimizer.lr", "amp"])["score"].to_dict() == {
         (0.25, True): 1.25, (0.25, False): 0.25, (0.5, True): 1.5, (0.5, False): 0.5
     }  # fmt: skip
     best = (sweep.folder / "best.yaml").read_text()
     line = re.search(r"# By hand:\n# (.*)", best)[1]
-    assert "score=1.5" in project.run("bash", "-c", line).stdout
+    project.run("bash", "-c", line)
+    assert json.loads((project.folder / "results.json").read_text()) == {"score": 1.5}
     (project.folder / "base.json").unlink()  # best.yaml has its content
     again = TrialSpace(read_config(sweep.folder / "best.yaml").sweeps["s-best"], "no dataset")
     assert list(again.trials) == [sweep.trials("score")["trial"][1.5]]

@@ -67,6 +67,7 @@ def test_the_scripts_of_the_lines_are_checked(folder):
     [
         ("echo\npython train.py \\\n  --lr 1\n", "jobs.txt, line 2: .* is only a part of a command: write each"),
         ("for x in 1 2; do\npython train.py $x\ndone\n", "jobs.txt, line 1: 'for x in 1 2; do' is only a part"),
+        ("--lr 0.1\n--lr 0.2\n", "line 1: '--lr 0.1' is only a part of a command"),
         ("# x\nsource env/bin/activate\n", "line 2: 'source env/bin/activate' changes nothing for other lines"),
         ("export DATA=/data\n", "line 1: .* changes nothing"),
         ("cd runs\n", "changes nothing"),
