@@ -2,8 +2,8 @@
 
 It reads the config, looks for the files that it names, imports your code, builds every model without memory for its
 parameters, and computes own losses and metrics on a batch of zeros. What only staged data or a run can tell is listed,
-too. With --drill, it finds out whether your programs resume after an interruption. The exit code is 1 if a check fails,
-otherwise 0.
+too. With --drill, it finds out whether your programs resume after an interruption; with --effect, which of the varied
+keys change their results. The exit code is 1 if a check fails, otherwise 0.
 """
 
 import argparse
@@ -29,6 +29,10 @@ def main(arguments: argparse.Namespace) -> int:
         from trainyard.checks.resume_drill import drill  # imports numpy
 
         found = drill(config, arguments.results, minutes=arguments.drill)
+    if arguments.effect is not None:
+        from trainyard.checks.effect_check import find_effects
+
+        found = find_effects(config, arguments.results, seconds=arguments.effect)
     found = chain([first], found)
     return print_findings(found, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
 
@@ -36,8 +40,13 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
-    parser.add_argument("--drill", type=float, metavar="MIN", nargs="?", const=5.0,
-                        help="instead, interrupt and continue a trial of each sweep of your own programs, and compare "
-                        "its metrics with those of an undisturbed run; each run takes at most MIN minutes (default: "
-                        "5)")  # fmt: skip
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--drill", type=float, metavar="MIN", nargs="?", const=5.0,
+                         help="instead, interrupt and continue a trial of each sweep of your own programs, and "
+                         "compare its metrics with those of an undisturbed run; each run takes at most MIN minutes "
+                         "(default: 5)")  # fmt: skip
+    instead.add_argument("--effect", type=float, metavar="SECONDS", nargs="?", const=10.0,
+                         help="instead, run each sweep with two values of each varied key, for SECONDS each (default: "
+                         "10; up to six times that until there are three rows of metrics), and compare what the "
+                         "program reports, prints and writes: a key without effect fails")  # fmt: skip
     command_line.run_program(main, parser.parse_args())

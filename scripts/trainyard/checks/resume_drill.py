@@ -31,7 +31,7 @@ from trainyard.config.load import check_config
 from trainyard.config.metric_names import is_counter, is_timing
 from trainyard.config.sweep import Sweep
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import expand
+from trainyard.config.trials import Trial, trials_to_check
 from trainyard.planning.attempts import Fold
 from trainyard.planning.history_files import dataset_digest, read_state
 from trainyard.planning.journal import Ended, Epoch, Resumed
@@ -177,6 +177,15 @@ class Runs:
         return len(MetricsCollector(metrics, self.trial_folder, began=0.0).new_rows(final=True))
 
 
+def config_of_trial(config: Config, name: str, trial: Trial) -> Config:
+    """A config with one trial of a sweep, which has no retries, and no more time to end than at this site."""
+    raw = best_config(config, name, [trial], new_name=name)
+    raw["sweeps"][name]["retries"] = 0
+    if grace := config.sweeps[name].trial_grace_seconds:
+        raw["sweeps"][name]["grace_seconds"] = min(grace, site_grace_seconds())
+    return check_config(raw)
+
+
 # ---- the drill
 
 
@@ -186,12 +195,7 @@ class _Drill:
     def __init__(self, config: Config, name: str, results: Path, limit_seconds: float, temporary: Path) -> None:
         self._name, self._results, self._limit, self._temporary = name, results.absolute(), limit_seconds, temporary
         self._place, self._folder = f"sweeps.{name}", self._results / FOLDER / name
-        expansion = expand(config.sweeps[name])
-        raw = best_config(config, name, [*expansion.trials, *expansion.examples][:1], new_name=name)
-        raw["sweeps"][name]["retries"] = 0
-        if grace := config.sweeps[name].trial_grace_seconds:
-            raw["sweeps"][name]["grace_seconds"] = min(grace, site_grace_seconds())
-        self._config = check_config(raw)
+        self._config = config_of_trial(config, name, trials_to_check(config.sweeps[name])[0])
         self._sweep = self._config.sweeps[name]
 
     def findings(self) -> Iterator[Finding]:

@@ -1,0 +1,250 @@
+"""The effect check: which of the varied keys of a sweep change what its program reports, or prints and writes.
+
+One configuration runs twice, for a few seconds each: what differs between these two runs is noise. Then it runs once
+more for each key, with another value of that key.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.checks.findings import Finding, Verdict
+from trainyard.checks.resume_drill import LEAST_ROWS, Launch, Runs, config_of_trial
+from trainyard.config.config import Config
+from trainyard.config.metric_names import is_counter, is_timing
+from trainyard.config.sweep import is_seed
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import make_trial, trials_to_check
+from trainyard.planning.task import output_name
+from trainyard.programs.output import read_saved_lines
+from trainyard.results.effects import ReportedResults
+from trainyard.utils.text import format_duration
+
+EXTENSION: Final = 6  # times as long takes a run that has reported too little
+BEYOND_NOISE: Final = 3  # times the largest difference between runs with the same settings
+FASTER: Final = 1.5  # times, and by a second: another speed
+LARGE: Final = 1000.0  # a factor with which a number that has any effect shows it
+# A number and the word before it; no digits within a word, and no number with a unit of time.
+_NUMBER: Final = re.compile(
+    r"([A-Za-z_]\w*)?\W*?(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
+    r"(?![\w.]| ?(?:m?s|secs?|seconds|min|\w+/s)\b)",
+    re.IGNORECASE,
+)
+_OF_SPEED: Final = re.compile(r"worker|thread|pin_?mem|prefetch|compile|cache|jit|fused|jobs|num_proc|checkpointing")
+_LATE: Final = re.compile(  # what may have an effect only after the seconds of a run
+    r"epoch|step|iter|update|episode|total|patience|warm|every|interval|freq|period|sched|milestone|gamma|anneal|"
+    r"(?<!weight_)decay|save|eval|stop|start|end|last|final|best|target"
+)
+_REMEDY: Final = "look where your program reads it: it may be parsed and not used, overridden, or lost on its way"
+log = logging.getLogger(__name__)
+Values = Mapping[str, Any]  # of the varied keys
+Rows = Mapping[str, Mapping[str, Any]]  # numbers by name: of an epoch, or the first of each name, the second, and so on
+
+
+def find_effects(config: Config, results: Path, *, seconds: float) -> Iterator[Finding]:
+    """A finding per varied key of each sweep; a run takes `seconds`, or longer if it has reported little by then."""
+    os.environ.setdefault("PYTHONHASHSEED", "0")  # of the programs: the order of sets is no noise
+    for name, sweep in config.sweeps.items():
+        place, tries = f"sweeps.{name}", _Tries(config, name, results.absolute() / "data", seconds)
+        pairs = _pairs(trial.values for trial in trials_to_check(sweep))
+        least = format_duration((len(pairs) + 2) * seconds)
+        log.info("%s: %s for %d keys, or up to %d times as long", place, least, len(pairs), EXTENSION)
+        for key, (base, value) in pairs.items():
+            verdict, message, remedy = _judge(tries, key, base, value)
+            yield Finding(place, verdict, f"`{key}` {message}", remedy)
+
+
+def _pairs(configurations: Iterable[Values]) -> dict[str, tuple[Values, Any]]:
+    """By key: the first configuration that has it, and the last other value of it."""
+    bases, pairs = dict[str, Values](), dict[str, tuple[Values, Any]]()
+    for values in configurations:
+        for key, value in values.items():
+            base = bases.setdefault(key, values)
+            if _text(value) != _text(base[key]):
+                pairs[key] = base, value
+    return {key: pairs[key] for key in bases if key in pairs}
+
+
+# ---- runs
+
+
+@dataclass(frozen=True)
+class _Try:
+    """What a run has shown until its end, or until it was ended."""
+
+    rows: Rows = field(default_factory=dict)  # without times and counters; infinite for NaN
+    seconds: float = 0.0
+    is_whole: bool = False
+    failure: str = ""
+
+
+class _Enough(Exception):
+    """A run has ended, has shown enough, or takes too long."""
+
+
+@dataclass
+class _Tries:
+    """The runs of a sweep's configurations, in temporary folders."""
+
+    config: Config
+    name: str
+    data: Path
+    seconds: float
+    _known: dict[str, list[_Try]] = field(default_factory=dict)
+
+    def run(self, values: Values, times: int = 1) -> list[_Try]:
+        """The first runs with these values."""
+        tries = self._known.setdefault(_text(values), [])
+        while len(tries) < times:
+            log.info("%s: %s", self.name, _text(values))
+            with tempfile.TemporaryDirectory(prefix="effect-") as temporary:
+                try:
+                    tries.append(self._try(values, Path(temporary)))
+                except ValueError as error:  # the values are not valid together
+                    tries.append(_Try(failure=str(error)))
+        return tries[:times]
+
+    def _try(self, values: Values, folder: Path) -> _Try:
+        sweep = self.config.sweeps[self.name]
+        config = config_of_trial(self.config, self.name, make_trial(sweep, dict(values)))
+        runs = Runs(folder / "results", config, self.name, data=self.data, temporary=folder)
+        output, began = runs.trial_folder / output_name(1), math.inf
+
+        def report(found: Launch) -> dict[str, Mapping[str, Any]]:
+            if sweep.program_metrics or found.rows or not output.exists():
+                return {f"epoch {row['epoch']}": row for row in found.rows}
+            return _read_numbers(output, is_torn=found.end is None)
+
+        def watch(found: Launch) -> bool:
+            nonlocal began
+            if found.rows or runs.trial_folder.exists():  # the driver and Ray have started
+                began = min(began, time.monotonic())
+            elapsed = (time.monotonic() - began) / self.seconds
+            if found.end or elapsed > EXTENSION or (elapsed > 1 and len(report(found)) > LEAST_ROWS):
+                raise _Enough(found)
+            return False
+
+        try:
+            found = runs.launch(watch)
+        except _Enough as enough:
+            found = enough.args[0]
+        end, seconds, reported = found.end, time.monotonic() - began, report(found)
+        if reported and not end:
+            reported.popitem()  # the last epoch may go on
+        rows = {
+            at: {
+                name: math.inf if value is None else value
+                for name, value in row.items()
+                if not (is_timing(name) or is_counter(name))
+            }
+            for at, row in reported.items()
+        }
+        if end and end.status is not TrialStatus.FAILED:
+            return _Try(rows, end.seconds or seconds, is_whole=True)
+        return _Try(rows, seconds, failure=found.failure if end or found.seconds else "")
+
+
+def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]]:
+    """The numbers in the output of a run."""
+    rows, count = defaultdict[str, dict[str, Any]](dict), Counter[str]()
+    for line in read_saved_lines(output, torn=is_torn):
+        for found in _NUMBER.finditer(line.replace(str(output.parent), "")):
+            name = found[1] or ""
+            count[name] += 1
+            rows[f"place {count[name]}"][name] = float(found[2])
+    return {**rows}
+
+
+# ---- verdicts
+
+
+def _judge(tries: _Tries, key: str, base: Values, value: Any) -> tuple[Verdict, str, str]:
+    """Whether another value of a key changes results: verdict, message and remedy."""
+    changed, alike = {**base, key: value}, tries.run(base, 2)
+    first, other = alike[0], tries.run(changed)[0]
+    if failure := first.failure or other.failure:
+        return "fails" if first.failure else "warns", f"is not known: {_text(changed)} fails: {failure}", ""
+    if any(name for name, *_ in _differences(*alike)):
+        alike = tries.run(base, 3)
+    noise = defaultdict[str, float](float)
+    for pair in combinations(alike, 2):
+        for name, _, one, two in _differences(*pair):
+            noise[name] = max(noise[name], abs(one - two))
+    if change := _find_change(first, other, (base[key], value), noise):
+        return "ok", f"changes results ({change})", ""
+    noise.pop("", None)
+    if noise:
+        differ = f"results differ from run to run with the same settings ({', '.join(noise)})"
+        if is_seed(key):
+            return "warns", f"does not make results repeatable: {differ}", "set the seeds of all libraries"
+        return "unknown", f"is not known: {differ}", "set all random seeds"
+    longer = f"`--effect {EXTENSION * tries.seconds:g}` gives it more time"
+    report = _same_report(first, other)
+    if not report.rows:
+        return "unknown", f"is not known: the program reported no numbers in {other.seconds:.0f} s", longer
+    same = f"{_text(base[key])} and {_text(value)} give the same {sum(map(len, report.rows))} numbers"
+    if not _is_telling(first, other):
+        return "unknown", f"is not known: {same}, which may be chance", "report more digits, or give it more time"
+    if all(_differ_in_speed(alike, tries.run(changed, times)) for times in (1, 2)):
+        return "ok", f"changes only the speed: {same}, in {first.seconds:.1f} and {other.seconds:.1f} s", ""
+    if _OF_SPEED.search(key):
+        return "unknown", f"changes no results, and hardly the speed: {same}", ""
+    if not (first.is_whole and other.is_whole) and (_LATE.search(key) or "place 1" in first.rows):
+        return "unknown", f"may have an effect later: {same}", longer
+    if isinstance(value, float):
+        extreme = LARGE * max(value, base[key], key=abs)
+        probe = tries.run({**base, key: extreme})[0]
+        if not _is_telling(first, probe) or _find_change(first, probe, (base[key], extreme), {}):
+            return "unknown", f"may have an effect, as {extreme:g} has: {same}", longer
+    return "fails", f"has no effect: {same}", _REMEDY
+
+
+def _differences(one: _Try, two: _Try) -> Iterator[tuple[str, str, float, float]]:
+    """Name and place of the numbers that differ; if both runs ended by themselves, also of those that only one has."""
+    for at in {**one.rows, **two.rows}:
+        first, second = one.rows.get(at, {}), two.rows.get(at, {})
+        for name in {**first, **second}:
+            if (one.is_whole and two.is_whole) or (name in first and name in second):
+                pair = first.get(name, math.inf), second.get(name, math.inf)
+                if pair[0] != pair[1]:
+                    yield name, at, *pair
+
+
+def _find_change(one: _Try, two: _Try, values: tuple[Any, Any], noise: Mapping[str, float]) -> str:
+    """A difference beyond noise, other than that the values themselves are printed; "" without one."""
+    for name, at, *pair in _differences(one, two):
+        if pair != list(values) and abs(pair[0] - pair[1]) > BEYOND_NOISE * noise.get(name, 0.0):
+            return f"{name} {pair[0]:g} -> {pair[1]:g} at {at}".replace("inf", "none").strip()
+    return ""
+
+
+def _same_report(one: _Try, two: _Try) -> ReportedResults:
+    """The numbers that both runs have reported alike."""
+    rows = (frozenset(row.items() & two.rows.get(at, {}).items()) for at, row in one.rows.items())
+    return ReportedResults(tuple(filter(None, rows)))
+
+
+def _is_telling(one: _Try, two: _Try) -> bool:
+    """Whether runs that report the same hardly do so by chance, nor because too little has happened."""
+    report = _same_report(one, two)
+    return report.is_telling and (len(report.rows) >= LEAST_ROWS or (one.is_whole and two.is_whole))
+
+
+def _differ_in_speed(one: Sequence[_Try], two: Sequence[_Try]) -> bool:
+    """Whether all of some runs are faster than all others, by more than chance."""
+    fast, slow = sorted(([run.seconds / len(run.rows) for run in runs] for runs in (one, two)), key=min)
+    return min(slow) > max(FASTER * max(fast), max(fast) + 1 / len(one[0].rows))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str)

@@ -1,0 +1,171 @@
+"""The verdicts of the effect check on what runs report."""
+
+import itertools
+import math
+
+import pytest
+from trainyard.checks import effect_check
+from trainyard.checks.effect_check import find_effects
+from trainyard.config.load import check_config
+
+Try = effect_check._Try
+
+
+@pytest.fixture
+def judge(tmp_path, monkeypatch):
+    """The finding on the only varied key of a sweep, whose runs report what `show` makes of its values."""
+
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+    def run(varied, show, *, args=None):
+        monkeypatch.setattr(effect_check._Tries, "_try", lambda tries, values, folder: show(values))
+        config = check_config({"sweeps": {"own": {"command": "run {args}", "grid": varied, "args": args or {}}}})
+        (finding,) = find_effects(config, tmp_path, seconds=10)
+        return finding.verdict, finding.message
+
+    return run
+
+
+def report(loss, *, epochs=4, seconds=4.0, whole=True):
+    rows = {f"epoch {epoch}": {"loss": loss / epoch} for epoch in range(1, epochs + 1)}
+    return Try(rows, seconds, is_whole=whole)
+
+
+def test_a_key_that_changes_results_is_told_with_the_first_difference(judge):
+    verdict = judge({"lr": [0.1, 0.2]}, lambda values: report(2.31717 + values["lr"]))
+    assert verdict == ("ok", "`lr` changes results (loss 2.41717 -> 2.51717 at epoch 1)")
+
+
+def test_a_key_without_effect_fails(judge):
+    same = report(2.31717)
+    assert judge({"amp": [True, False]}, lambda values: same) == (
+        "fails",
+        "`amp` has no effect: true and false give the same 4 numbers",
+    )
+
+
+def test_that_a_value_is_printed_is_no_effect(judge):
+    def show(values):
+        return Try({"place 1": {"lr": values["dropout"], "loss": 2.31717}, "place 2": {"loss": 1.9143}}, 1.0, True)
+
+    assert judge({"dropout": [1, 2]}, show)[0] == "fails"
+
+
+def test_a_key_that_changes_how_much_a_program_does_has_an_effect(judge):
+    verdict = judge({"epochs": [4, 5]}, lambda values: report(2.31717, epochs=values["epochs"]))
+    assert verdict == ("ok", "`epochs` changes results (loss none -> 0.463434 at epoch 5)")
+
+
+@pytest.mark.parametrize("key", ["epochs", "patience", "warmup_steps", "eval_every", "lr_decay"])
+def test_a_key_that_may_act_later_is_unknown_if_the_program_was_ended_before(judge, key):
+    verdict, message = judge({key: [4, 5]}, lambda values: report(2.31717, whole=False))
+    assert verdict == "unknown"
+    assert "may have an effect later" in message
+
+
+def test_what_differs_from_run_to_run_is_no_effect(judge):
+    losses = itertools.cycle([2.31, 2.35, 2.29, 2.33])
+    verdict, message = judge({"amp": [True, False]}, lambda values: report(next(losses)))
+    assert verdict == "unknown"
+    assert "results differ from run to run with the same settings (loss)" in message
+
+
+def test_an_effect_beyond_noise_is_found(judge):
+    noise = itertools.cycle([0.001, 0.002, 0.003])
+    assert judge({"lr": [1, 2]}, lambda values: report(values["lr"] + next(noise)))[0] == "ok"
+
+
+def test_a_seed_that_does_not_make_results_repeatable_is_a_warning(judge):
+    losses = itertools.cycle([2.31, 2.35, 2.29, 2.33])
+    verdict, message = judge({"seed": [1, 2]}, lambda values: report(next(losses)))
+    assert verdict == "warns"
+    assert "does not make results repeatable" in message
+
+
+def test_another_speed_is_no_change_of_results(judge):
+    verdict, message = judge(
+        {"loader": ["a", "b"]}, lambda values: report(2.317, seconds=9 if "a" in values["loader"] else 4)
+    )
+    assert verdict == "ok"
+    assert message.startswith("`loader` changes only the speed: ")
+    assert message.endswith("in 9.0 and 4.0 s")
+
+
+def test_a_key_of_the_speed_that_changes_nothing_is_no_failure(judge):
+    assert judge({"num_workers": [0, 4]}, lambda values: report(2.31717))[0] == "unknown"
+
+
+def test_a_speed_that_only_one_run_has_is_chance(judge):
+    seconds = itertools.chain([4.0, 4.0, 9.0], itertools.repeat(4.0))
+    assert judge({"amp": [True, False]}, lambda values: report(2.31717, seconds=next(seconds)))[0] == "fails"
+
+
+def test_a_small_number_is_tried_at_a_thousand_times_its_value(judge):
+    def show(values):
+        return report(round(2.31717 + values["weight_decay"], 3))
+
+    verdict, message = judge({"weight_decay": [0, 0.0001]}, show)
+    assert verdict == "unknown"
+    assert "may have an effect, as 0.1 has" in message
+    assert judge({"weight_decay": [0, 0.0001]}, lambda values: report(2.31717))[0] == "fails"
+
+
+def test_few_digits_may_be_the_same_by_chance(judge):
+    show = lambda values: Try({"place 1": {"accuracy": 0.97}}, 1.0, True)  # noqa: E731
+    verdict, message = judge({"amp": [True, False]}, show)
+    assert verdict == "unknown"
+    assert "may be chance" in message
+
+
+def test_a_program_that_shows_nothing_is_unknown(judge):
+    verdict, message = judge({"amp": [True, False]}, lambda values: Try({}, 10.0))
+    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in 10 s")
+
+
+def test_runs_that_were_ended_too_early_tell_nothing(judge):
+    def show(values):
+        return report(2.31717, epochs=2 if values["amp"] else 6, whole=False)
+
+    assert judge({"amp": [True, False]}, show)[0] == "unknown"
+    verdict, message = judge({"amp": [False, True]}, lambda values: Try({}, 10.0) if values["amp"] else report(2.31717))
+    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in 10 s")
+
+
+def test_an_extreme_value_that_shows_nothing_in_its_time_is_no_proof(judge):
+    def show(values):
+        return Try({}, 10.0) if values["decay"] > 1 else report(2.31717)
+
+    assert judge({"decay": [0.0, 0.1]}, show)[0] == "unknown"
+
+
+def test_a_program_that_fails_is_told_with_its_settings(judge):
+    def show(values):
+        return Try(failure="no such optimizer") if values["optimizer"] == "b" else report(2.31717)
+
+    verdict, message = judge({"optimizer": ["a", "b"]}, show)
+    assert verdict == "warns"
+    assert message == '`optimizer` is not known: {"optimizer": "b"} fails: no such optimizer'
+    assert judge({"optimizer": ["b", "a"]}, show)[0] == "fails"
+
+
+def test_a_loss_that_becomes_nan_is_a_change(judge):
+    show = lambda values: report(2.31717 if values["lr"] < 1 else math.inf)  # noqa: E731
+    assert judge({"lr": [0.1, 10.0]}, show)[0] == "ok"
+
+
+def test_each_key_is_tried_with_its_last_value_beside_the_first_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    tried = []
+
+    def show(tries, values, folder):
+        tried.append(dict(values))
+        return report(2.31717 + sum(values.values()))
+
+    monkeypatch.setattr(effect_check._Tries, "_try", show)
+    searched = {"lr": {"low": 0.25, "high": 0.5}, "width": [1, 2, 4]}
+    sweep = {"command": "run {args}", "metrics": {"file": "log.csv"}, "metric": "loss"}
+    sweep |= {"search": {"trials": 9, "values": searched}}
+    found = list(find_effects(check_config({"sweeps": {"own": sweep}}), tmp_path, seconds=10))
+    assert [finding.verdict for finding in found] == ["ok", "ok"]
+    first = {"lr": 0.25, "width": 1}
+    assert tried == [first, first, {**first, "lr": 0.5}, {**first, "width": 4}]
