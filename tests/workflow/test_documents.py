@@ -169,7 +169,10 @@ def test_walks_lead_through_functions_that_exist(block):
 
 
 @of_kind("config")
-def test_configs_are_valid(block, tmp_path):
+def test_configs_are_valid(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("{optimizer: {lr: 1}, layers: [{width: 8}], amp: true, seed: 1}")
+    (tmp_path / "jobs.txt").write_text("python train.py")
     (tmp_path / "block.yaml").write_text(block.text)
     raw = read_file(tmp_path / "block.yaml")
     if raw.keys() == {"train"}:
@@ -183,10 +186,10 @@ def completed(raw: dict) -> dict:
     """The config with what examples leave out: the dataset of a study, the trials of a sweep, the scales."""
     studies = [study for section in ("sweeps", "scaling") for study in raw.get(section, {}).values()]
     for study in studies:
-        if not {"command", "function", "script"} & study.keys():
+        if not {"command", "commands", "function", "script"} & study.keys():
             study.setdefault("dataset", "digits")
     for study in raw.get("sweeps", {}).values():
-        if not {"command", "function", "trees", "grid", "trials", "sample", "search"} & study.keys():
+        if not {"command", "commands", "function", "trees", "grid", "trials", "sample", "search"} & study.keys():
             study["grid"] = {"lr": [0.1]}
     for study in raw.get("scaling", {}).values():
         study.setdefault("scales", ["1x1"])
