@@ -26,7 +26,7 @@ BUDGETS = {
     "docs/security.md": 520,
     "docs/slurm.md": 2200,
     "docs/sweeps.md": 2300,
-    "docs/trackers.md": 500,
+    "docs/trackers.md": 520,
     "docs/training.md": 1520,
     "docs/trees.md": 280,
     "docs/troubleshooting.md": 1860,

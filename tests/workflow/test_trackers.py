@@ -143,3 +143,102 @@ def test_a_second_attempt_continues_the_run_of_its_trial(recipes, tracker):
     else:  # two files, which `wandb sync` joins by their ID
         count = "import glob; print(len({path.split('-')[-1] for path in glob.glob('trial/wandb/offline-run-*')}))"
     assert recipes.run(str(PYTHON), "-c", count).stdout.split()[-1] == "1"
+
+
+# Scripts that know only W&B, and what each logs as `loss` in epoch 3 with lr 0.5.
+UNEDITED = {
+    "config of the module": """
+import wandb
+wandb.init()
+for epoch in range(4):
+    wandb.log({"epoch": epoch, "loss": wandb.config.lr * epoch, "weights": wandb.Histogram(np_histogram=([1], [0, 1]))})
+""",
+    "defaults, which the sweep replaces": """
+import wandb
+run = wandb.init(project="mine", config={"lr": 9.0, "layers": 1})
+config = run.config
+for epoch in range(4):
+    run.log({"val": {"acc": epoch}, "loss": config["lr"] * epoch, "epoch": epoch})
+run.finish()
+""",
+    "options and the config": """
+import argparse, wandb
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=9.0)
+parser.add_argument("--name", default="mine")
+args = parser.parse_args()
+with wandb.init(config=vars(args), name=args.name, tags=["a"]) as run:
+    for epoch in range(4):
+        wandb.log({"loss": wandb.config.lr * epoch}, step=epoch)
+""",
+    "a function that is called without an agent": """
+import wandb
+def train(config=None):
+    with wandb.init(config=config):
+        config = wandb.config
+        for epoch in range(4):
+            for batch in range(3):
+                wandb.log({"batch": batch})
+            wandb.log({"loss": config.lr * epoch, "epoch": epoch})
+if __name__ == "__main__":
+    train()
+""",
+}
+
+
+def wandb_sweep(recipes, script, **options):
+    """The trials of a sweep over a script that logs to the real wandb."""
+    (recipes.folder / "train.py").write_text(script)
+    sweep = {"command": f"{PYTHON} train.py", "metrics": "wandb", "metric": "loss", "slots": {"gpus_per_node": 0}}
+    recipes.write({"sweeps": {"lr": sweep | {"grid": {"lr": [0.25, 0.5]}} | options}})
+    recipes.run(*recipes.script("sweep", "--sweep", "lr"))
+    import pandas as pd
+
+    return pd.read_csv(recipes.results / "sweeps/lr/trials.csv").sort_values("lr")
+
+
+@pytest.mark.parametrize("name", UNEDITED)
+def test_a_script_that_knows_only_wandb_runs_unedited(recipes, name):
+    trials = wandb_sweep(recipes, UNEDITED[name])
+    assert set(trials["status"]) == {"finished"}
+    assert trials["loss"].tolist() == [0.75, 1.5]
+    for trial, points in rows(recipes, "lr", "loss").items():
+        lr = float(trials.set_index("trial")["lr"][trial])
+        assert {epoch: loss for epoch, loss in points.items() if loss == loss} == {n: lr * n for n in range(4)}
+        (run,) = (recipes.results / "sweeps/lr/trials" / trial).glob("wandb/offline-run-*/run-*.wandb")
+        assert run.stem == f"run-{trial}"
+
+
+def test_metrics_of_wandb_are_read_while_the_script_runs(recipes):
+    script = """
+import time, wandb
+wandb.init()
+for epoch in range(1, 1000):
+    wandb.log({"epoch": epoch, "loss": wandb.config.lr})
+    time.sleep(0.2 if wandb.config.lr == 0.5 else 0)
+"""
+    stop = {"method": "asha", "grace_period": 2, "reduction_factor": 2}
+    trials = wandb_sweep(recipes, script, stop=stop, mode="min", slots={"gpus_per_node": 0, "cpus": 1})
+    assert trials["status"].tolist() == ["finished", "stopped"]
+
+
+def test_a_trial_that_resumes_continues_its_run_of_wandb(recipes):
+    script = """
+import os, pathlib, signal, wandb
+state = pathlib.Path(os.environ["TRAINYARD_TRIAL_DIR"], "state.pt")
+begin = int(state.read_text()) if state.exists() else 0
+wandb.init()
+for step in range(begin, 4):
+    wandb.log({"loss": wandb.config.lr * step})
+    state.write_text(str(step + 1))
+    if step == 1:
+        wandb.finish()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    trials = wandb_sweep(recipes, script, checkpoint="*.pt", resume=" ")
+    assert set(trials["attempts"]) == {2}
+    for trial, points in rows(recipes, "lr", "loss").items():
+        lr = float(trials.set_index("trial")["lr"][trial])
+        assert points == {step: lr * step for step in range(4)}
+        runs = (recipes.results / "sweeps/lr/trials" / trial).glob("wandb/offline-run-*/run-*.wandb")
+        assert [run.stem for run in runs] == [f"run-{trial}"] * 2

@@ -1,5 +1,6 @@
 """Checks of the script that a command starts: whether it takes the options of trials, and what it does to others."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +19,13 @@ from trainyard.config.placeholders import (
     takes_all,
     unnamed_items,
 )
+from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import CommandOptions, Study
 from trainyard.programs.script_findings import ScriptFinding, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_started
 from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
+from trainyard.programs.wandb_runs import REPLACED
 from trainyard.utils.text import list_some, suggest
 
 _FLAG: Final = re.compile(r"--[A-Za-z][\w.-]*")
@@ -46,6 +49,8 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
     scripts = read_started(started)
     options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent)
     yield from options.of_command(started, scripts, study.resume)
+    if study.is_wandb:
+        yield from options.of_wandb([script for _, script in scripts])
     for problem in find_problems(started, scripts):
         if concerns(study, problem):
             yield Finding(place, "warns", f"{problem.where}: {problem.message}", problem.remedy)
@@ -62,7 +67,7 @@ def script_problems(study: Study) -> list[ScriptFinding]:
 
 def describe_spoiled_results(study: Study) -> list[str]:
     """What the scripts of a study do that makes its results other ones than its config says: a line each."""
-    spoils = [problem for problem in script_problems(study) if problem.topic in ("gpu", "settings")]
+    spoils = [problem for problem in script_problems(study) if problem.topic in ("gpu", "settings", "wandb")]
     return [f"warning: {problem.where}: {problem.message}" for problem in spoils]
 
 
@@ -78,6 +83,8 @@ def concerns(study: Study, problem: ScriptFinding) -> bool:
             return slots.has_gpus
         case "memory":
             return slots.has_gpus and slots.share < 1
+        case "wandb":
+            return not (study.program_metrics and study.program_metrics.is_wandb)
     return True
 
 
@@ -110,6 +117,18 @@ class _OptionChecks:
                 if any(value is False for value in values):
                     flag = _flag_of(key, dashed=name == "args:dashes")
                     yield self._find(FALSE_IS_UNCERTAIN.format(flag=flag, key=key), verdict=self.absent)
+
+    def of_wandb(self, scripts: Sequence[Script]) -> Iterator[Finding]:
+        """Of settings that a script may read elsewhere than in `wandb.config`, and of what the user has set for W&B."""
+        passes_all = any(name == SETTINGS or takes_all(name, self.values) for name in self.named)
+        for key, _ in unnamed_items(self.values, self.named) if not passes_all else ():
+            for option in filter(None, (script.find(_flag_of(key, dashed=False)) for script in scripts)):
+                problem = f"where it reads {option.flag} instead of `wandb.config`, all trials are equal"
+                yield self._find(f"{option.where}: {problem}", "add {args} to the command", verdict="warns")
+        for name in REPLACED & os.environ.keys():
+            yield self._find(f"{name} is set here, and is another one in each trial", verdict="warns")
+        if os.environ.get("WANDB_MODE") == "disabled":
+            yield self._find("WANDB_MODE is `disabled`, so that no run is written", "unset it, or set it to `offline`")
 
     def _of_all(self, script: Script, *, dashed: bool) -> Iterator[Finding]:
         """Of the options that `{args}` stands for."""

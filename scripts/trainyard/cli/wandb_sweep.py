@@ -8,10 +8,14 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
 from trainyard.config.trials import set_at
+from trainyard.programs.script_findings import ignores_command_line
+from trainyard.programs.script_options import read_started
+from trainyard.programs.started_scripts import find_started
 from trainyard.utils.errors import UserError
 
 RUNS: Final = 20  # of a random or Bayesian sweep without `run_cap`, which W&B continues until it is stopped
@@ -43,21 +47,21 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
         found.sweep["settings"] = "json"
         if dotted := [name for name in raw.get("parameters") or {} if "." in name]:
             raise UserError(f"parameters.{dotted[0]}: a dotted name cannot be in the file of ${{args_json_file}} here")
-    elif not any(str(word).startswith("${args") for word in words):
-        words.append("${args}")
-        found.note("`command`: {args} was added, since the program took its parameters from `wandb.config`")
-    as_text = not (has_file or {"${args_no_boolean_flags}", "${args_no_hyphens}"} & set(words))
+    scripts = read_started(find_started(["python", str(raw.get("program"))], Path()))
+    if scripts and all(ignores_command_line(script) for _, script in scripts):
+        words = [word for word in words if word != "${args}"]
     fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = name if has_file else key_for(name)
         values = _values(name, parameter, found)
-        if isinstance(values, list) and as_text:  # as W&B passes them in `--name=value`
-            values = [value if type(value) in (int, float, str) else str(value) for value in values]
+        if key != name:
+            found.note(f"`{name}` is {key} in `wandb.config`")
         if isinstance(values, list) and len(values) == 1:
             set_at(fixed, key.split("."), values[0])
         else:
             varied[key] = values
     found.sweep["command"] = _command(raw, words, names, found)
+    found.sweep["metrics"] = "wandb"
     if fixed:
         found.sweep["args"] = fixed
     _set_metric(raw, method, found)
@@ -74,8 +78,6 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
             found.note(f"`method: {method}`: searched by Optuna's TPE instead")
     found.sweep["slots"] = {"gpus_per_node": 1}
     found.note("`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU")
-    if not has_file:
-        found.note("the program must take its parameters from its command line: `wandb.config` alone has none here")
     for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
         found.note(f"`{key}`: there is nothing like it")
     return found
@@ -153,24 +155,16 @@ def _tidy(number: float) -> float:
 
 
 def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> None:
-    """Set the metric, how it is found in the output, and early stopping."""
+    """Set the metric and early stopping."""
     metrics = [raw["metric"]] if raw.get("metric") else list(raw.get("metrics") or [])
     stop = raw.get("early_terminate")
     if not metrics:
         if stop or method not in ("grid", "random"):
             raise UserError(f"metric: {'early_terminate' if stop else method} needs one")
-        found.note("`metrics`: nothing says what the program reports, so trials are ranked by their seconds")
+        found.note("`metric`: nothing says by which one trials are ranked: name it")
         return
     metric = metrics[0]
-    name = re.sub(r"\W", "_", metric["name"]).lstrip("_0123456789") or "metric"
-    before = re.escape(metric["name"]).replace(r"\-", "-") + r"""[\s=:"']+"""
-    pattern = rf"(?<![\w/]){before}(?P<{name}>{{number}})"
-    found.sweep |= {"metrics": {"pattern": pattern}, "metric": name}
-    found.sweep["mode"] = "max" if metric.get("goal") == "maximize" else "min"
-    found.note(
-        f"`metrics`: the pattern finds lines such as `{metric['name']}: 0.5`, also in the summary that W&B prints at "
-        "the end; `wandb.log` alone prints nothing" + ", so print it in each epoch" * bool(stop)
-    )
+    found.sweep |= {"metric": metric["name"], "mode": "max" if metric.get("goal") == "maximize" else "min"}
     for other in metrics[1:]:
         found.note(f"`metrics`: {other['name']} is not part of the ranking")
     for key in sorted(metric.keys() - {"name", "goal"}):
@@ -180,7 +174,8 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
         first = stop.get("min_iter") or round(stop["max_iter"] / eta ** stop.get("s", 1))
         found.sweep["stop"] = {"method": "asha", "grace_period": max(1, first), "reduction_factor": max(2, eta)}
         found.note(
-            f"`stop`: W&B counts calls of `wandb.log`, Trainyard rows of metrics: {max(1, first)} before the first cut"
+            f"`stop`: W&B counts calls of `wandb.log`, Trainyard the `epoch` that is logged, else steps: "
+            f"{max(1, first)} before the first cut"
         )
 
 

@@ -101,12 +101,13 @@ def _files_of(path: Path) -> list[Path]:
     return [each for each in files if not {"__pycache__", ".git"}.intersection(each.relative_to(path).parts)]
 
 
-_TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv)$"
+WANDB_RUNS: Final = "wandb/*run-*/run-*.wandb"  # of W&B, offline and online
+_TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv|wandb)$"
 _EVENT_FILES: Final = r"tfevents|(^|/)[^/.]*$"  # a file, or a folder
 MetricsFile = Annotated[
     str,
     Field(pattern=f"{_TEXT_FILE}|{_EVENT_FILES}"),
-    hint("a metrics file must end in .csv, .json, .jsonl, .txt or .log, or be a folder with event files"),
+    hint("a metrics file must end in .csv, .json, .jsonl, .txt, .log or .wandb, or be a folder with event files"),
 ]
 
 
@@ -216,6 +217,15 @@ class Metrics(Section):
     def has_event_files(self) -> bool:
         """Whether `file` names event files of TensorBoard, or folders with them."""
         return self.file is not None and not re.search(_TEXT_FILE, self.file)
+
+    @property
+    def is_wandb(self) -> bool:
+        """Whether the program takes its settings from W&B, and logs to it."""
+        return self.file is not None and self.file.endswith(".wandb")
+
+
+def _wandb_metrics(value: Any) -> Any:
+    return {"file": WANDB_RUNS} if value == "wandb" else value
 
 
 INCOMPLETE: Final = "it ended with exit code 0 before it was complete"
@@ -373,8 +383,12 @@ class CommandOptions(ProgramOptions):
     command_key: ClassVar[str] = "command"  # of the config
     own_folders: ClassVar[set[str]] = {"trial_dir", "trial"}  # placeholders that tell trials or runs apart
 
-    metrics: Metrics | None = Field(
-        None, description="Where your program reports metrics such as `val_accuracy` or `images_per_second`."
+    metrics: Annotated[
+        Metrics | None, BeforeValidator(_wandb_metrics, json_schema_input_type=Metrics | Literal["wandb"] | None)
+    ] = Field(
+        None,
+        description="Where your program reports metrics such as `val_accuracy` or `images_per_second`. `wandb`: it "
+        "takes its settings from `wandb.config`, also without placeholders in the command, and reports by `wandb.log`.",
     )
     complete: Complete | None = Field(
         None,
@@ -431,6 +445,11 @@ class CommandOptions(ProgramOptions):
         return self
 
     @property
+    def is_wandb(self) -> bool:
+        """Whether the settings reach the program by `wandb.config`, too."""
+        return self.metrics is not None and self.metrics.is_wandb
+
+    @property
     def used_names(self) -> set[str]:
         """The names of the placeholders in the command and in the option to resume, up to the first dot."""
         return self.find_names(self.command_line or [])
@@ -457,6 +476,7 @@ class CommandOptions(ProgramOptions):
         options = {"resume": "the option that replaces it", SETTINGS: "the file that it is made from"}
         known = {*names, *STYLES, *(name for name in options if getattr(self, name) is not None)}
         takes_rest = any(takes_all(name, args) for name in used)
+        unused = [] if self.is_wandb else sorted(set(args) - used)
         if unknown := sorted(used - known):
             own = options.get(unknown[0])
             remedy = f"or give `{unknown[0]}`, {own}" if own else suggest(unknown[0], names)
@@ -470,7 +490,7 @@ class CommandOptions(ProgramOptions):
                 error = "{args} and {settings} both have all arguments: write one of the two"
             else:
                 self.settings.check(args, find_placeholders(command) | find_placeholders(self.resume or ""))
-        elif (unused := sorted(set(args) - used)) and not takes_rest:
+        elif unused and not takes_rest:
             verb, belongs = ("is", "it belongs") if len(unused) == 1 else ("are", "they belong")
             placeholders = " ".join(f"{{{name}}}" for name in unused)
             error = f"{', '.join(unused)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"

@@ -26,6 +26,7 @@ from trainyard.programs.runner import (
 )
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.programs.user_environment import program_environment
+from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.utils.files import copy_matching
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 
@@ -72,10 +73,14 @@ class CommandTrials(ProgramTrials):
             environment = trial_environment(
                 self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
             )
+            environment = as_own_job(environment, folder=folder, cpus=setup.threads, port=port)
+            if sweep.is_wandb:
+                group = setup.folder.name
+                environment = wandb_environment(environment, request.spec.args, folder, run=request.trial, group=group)
             run = ProgramRun(
                 command=trial_command(request.spec, placeholders, resume=resume, start=start),
                 cwd=str(folder) if sweep.has_workdirs else setup.cwd,
-                environment=as_own_job(environment, folder=folder, cpus=setup.threads, port=port),
+                environment=environment,
                 output=folder / output_name(request.attempt),
                 metrics=MetricsCollector(
                     sweep.metrics,

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metric_rows import ReadingNotes
+from trainyard.programs.wandb_runs import MAGIC, read_history
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
 LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
@@ -25,8 +27,8 @@ SHOWN_FILES: Final = 3  # that a program has left, in an error
 class MetricsFile:
     """A file of metrics, read while a program still writes it. It does not have to exist yet.
 
-    Whether it is JSON or has a JSON object a line is seen by its content. Of a file that is written anew, as for a new
-    column, the rows that have changed are new.
+    Whether it is JSON, has a JSON object a line, or is a run of W&B is seen by its content. Of a file that is written
+    anew, as for a new column, the rows that have changed are new.
     """
 
     def __init__(self, path: Path, notes: ReadingNotes) -> None:
@@ -67,6 +69,8 @@ class MetricsFile:
             self._reset()
         if self._path.suffix == ".csv":
             return self._read_lines(file, self._parse_cells, final=final)
+        if (self._head or file.read(len(MAGIC))).startswith(MAGIC):
+            return self._read_run(file)
         if not self._has_lines:
             file.seek(0)
             self._has_lines = _has_lines(file)
@@ -119,6 +123,18 @@ class MetricsFile:
             if changed is not None:
                 rows.append(changed)
         return rows
+
+    def _read_run(self, file: BinaryIO) -> list[dict[str, Any]]:
+        """The rows of the records of W&B that are new and whole."""
+        new = self._new_bytes(file)
+        content = self._incomplete + new
+        try:
+            rows, size = read_history(content, self._offset - len(content))
+        except (IndexError, ValueError, struct.error) as error:
+            self._set_error(ValueError(f"a record is damaged: {error}"))
+            return []
+        self._incomplete = content[size:]
+        return list(map(self._notes.number_step, rows))
 
     def _parse_cells(self, line: str) -> dict[str, Any] | None:
         """The row of a line; None if it is the header, which a program that resumes may write again."""

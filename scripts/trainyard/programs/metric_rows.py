@@ -103,6 +103,23 @@ class ReadingNotes:
         self.unread: dict[str, str] = {}  # by metric: the first reason
         self.of_several_ranks = set[str]()  # metrics that more than one rank has printed
         self.rank_warning = ""  # about what is taken for the lines of several ranks
+        self._names_epochs, self._steps, self._steps_before = False, 0, 0  # of runs of W&B
+
+    def number_step(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row of a run of W&B with its epoch: the one that it logs, or its step as long as no row has logged one.
+
+        An offline run that resumes counts its steps from 0 again; they are those after the steps of the run before.
+        """
+        step = row.pop("_step", 0)
+        if step == 0:
+            self._steps_before = self._steps
+        step += self._steps_before
+        self._steps = step + 1
+        logged = [value for name, value in row.items() if re.search(r"(?:^|[./])epoch$", name)]
+        self._names_epochs = self._names_epochs or bool(logged)
+        if self._names_epochs and not logged:
+            return row
+        return {"epoch": logged[0] if logged else step} | row
 
     def refuse(self, name: str, reason: str) -> None:
         """Note why a metric cannot be read."""

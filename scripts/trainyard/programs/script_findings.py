@@ -16,7 +16,7 @@ from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
 
-Topic = Literal["gpu", "port", "requeue", "signal", "settings", "memory", "exit"]
+Topic = Literal["gpu", "port", "requeue", "signal", "settings", "wandb", "memory", "exit"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
 _TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
@@ -245,20 +245,39 @@ def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) ->
 
 def _unread_settings(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
-    source = script.source
-    if not any("{" in word for word in started.words) or script.options or script.library or not source.is_whole:
+    if not any("{" in word for word in started.words) or not ignores_command_line(script):
         return
     lines = list[int]()
     for node in file.nodes:
         is_init = isinstance(node, ast.Call) and file.name(node.func) == "wandb.init" and "config" in arguments(node)
         if is_init or file.name(node) == "wandb.config":
             lines.append(node.lineno)  # type: ignore[attr-defined]
+    if lines:
+        message = "takes its settings from `wandb.config`, and nothing of the command line: all trials are equal"
+        yield ScriptFinding("wandb", file.path, lines[0], message, "`metrics: wandb` gives them to it")
+
+
+def _agents(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+    """Calls of W&B's agent, which only a choice of the user avoids."""
+    for call in file.calls:
+        if file.name(call.func) == "wandb.agent" and not any(_is_choice(each) for each in file.ancestors(call)):
+            message = "`wandb.agent` takes settings from W&B's server, and none of a trial"
+            remedy = "call the function that it gets in its place, with `metrics: wandb`"
+            yield ScriptFinding("settings", file.path, call.lineno, message, remedy)
+
+
+def _is_choice(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "__main__" not in ast.unparse(node.test)
+
+
+def ignores_command_line(script: Script) -> bool:
+    """Whether it is certain that a script reads no word of its command line."""
+    source = script.source
+    if script.options or script.library or not source.is_whole:
+        return False
     called = {method(call) for each in source.files for call in each.calls}
     named = {each.name(node).rpartition(".")[2] for each in source.files for node in each.nodes}
-    if lines and _READERS.isdisjoint(source.imports | called | named):
-        message = "takes its settings from `wandb.config`, and nothing of the command line: all trials are equal"
-        remedy = "give the script an option for each setting, and `wandb.init(config=vars(args))`"
-        yield ScriptFinding("settings", file.path, lines[0], message, remedy)
+    return _READERS.isdisjoint(source.imports | called | named)
 
 
 # With these, a script may read its command line although it has no option that can be seen.
@@ -279,6 +298,7 @@ _LOOKS: Final[tuple[Look, ...]] = (
     _memory,
     _truth_of_texts,
     _unread_settings,
+    _agents,
 )
 
 

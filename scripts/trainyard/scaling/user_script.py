@@ -31,6 +31,7 @@ from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself,
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter
+from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocation, script_command
@@ -62,6 +63,7 @@ class UserScript:
         """`folder` is that of the study, and `config` the digest of the config."""
         self._study = study
         self._run = run
+        self._name = folder.name
         self._folder = folder / run
         self._config = config
         self._nodes, self._gpus = split_scale(run)
@@ -272,10 +274,13 @@ class UserScript:
         # Without checkpoints, an earlier end saves nothing.
         allocation = slurm_allocation.current_allocation()
         deadline = allocation.deadline if allocation and study.checkpoint is not None else math.inf
+        environment: Mapping[str, str] = os.environ
+        if study.is_wandb:
+            environment = wandb_environment(environment, study.args, self._out, run=self._digest, group=self._name)
         run = ProgramRun(
             command=line,
             cwd=str(Path.cwd()),
-            environment=os.environ,
+            environment=environment,
             output=self._launches.output,
             metrics=metrics,
             claim=claim,

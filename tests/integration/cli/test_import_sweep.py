@@ -1,18 +1,21 @@
 """A config is written from what users have, passes the check, runs, and never replaces a file."""
 
+import shutil
+
 import pandas as pd
 import pytest
 import yaml
+from project import ROOT
 
 WANDB = """
-program: train.py
+program: train_wandb.py
 method: bayes
 metric: {name: val_loss, goal: minimize}
 run_cap: 4
 early_terminate: {type: hyperband, min_iter: 2}
 parameters:
-  learning-rate: {distribution: log_uniform_values, min: 1e-4, max: 0.1}
-  layers: {min: 1, max: 4}
+  lr: {distribution: log_uniform_values, min: 1e-4, max: 0.1}
+  model: {parameters: {layers: {min: 1, max: 4}}}
   dataset: {value: digits}
 """
 SCRIPT = """#!/bin/bash
@@ -22,6 +25,14 @@ SCRIPT = """#!/bin/bash
 #SBATCH --time=10
 OPTIONS=$(sed -n "${SLURM_ARRAY_TASK_ID}p" options.txt)
 python train.py --dataset digits $OPTIONS
+"""
+TRAIN_WANDB = """
+import wandb
+wandb.init(config={"lr": 7.0, "seed": 1})
+config = wandb.config
+for epoch in range(1, 4):
+    wandb.log({"batch_loss": 1.0})
+    wandb.log({"epoch": epoch, "val_loss": config.lr * config.model["layers"] / epoch})
 """
 TRAIN = """
 import argparse
@@ -37,10 +48,16 @@ for epoch in range(1, 4):
 
 @pytest.fixture
 def folder(project):
-    for name, content in (("sweep.yaml", WANDB), ("job.sbatch", SCRIPT), ("train.py", TRAIN)):
+    for name, content in (
+        ("sweep.yaml", WANDB),
+        ("job.sbatch", SCRIPT),
+        ("train.py", TRAIN),
+        ("train_wandb.py", TRAIN_WANDB),
+    ):
         (project.folder / name).write_text(content)
     lines = [f"python train.py --dataset digits --layers {layers} > $TRAINYARD_TRIAL_DIR/log" for layers in (1, 2)]
     (project.folder / "jobs.txt").write_text("# as for parallel\n\n" + "\n".join(lines))
+    shutil.copy(ROOT / "tests/wandb_stand_in/wandb.py", project.folder)
     (project.folder / "options.txt").write_text("--layers 3\n--layers 1\n--layers 2\n")
     return project.folder
 
@@ -65,6 +82,12 @@ def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, na
     trials = pd.read_csv(project.results / "sweeps" / name / "trials.csv")
     assert len(trials) == expected
     assert set(trials["status"]) <= {"finished", "stopped"}
+    if source == "sweep.yaml":
+        assert config["sweeps"][name]["command"] == "python train_wandb.py"
+        epochs = pd.read_csv(project.results / "sweeps" / name / "epochs.csv").dropna(subset="val_loss")
+        rows = epochs[["trial", "epoch", "val_loss"]].merge(trials[["trial", "lr", "model.layers"]], on="trial")
+        expected = rows["lr"] * rows["model.layers"] / rows["epoch"]
+        assert rows["val_loss"].tolist() == pytest.approx(expected.tolist())
 
 
 def test_no_file_is_overwritten(project, folder):
