@@ -1,8 +1,9 @@
 """The resume drill: a trial of each sweep is interrupted as at the end of its job, continued, and compared.
 
-A program runs once undisturbed, and once more until about the middle, where it gets SIGTERM and, after the grace period
-of this site, SIGKILL. The driver of the sweep then runs it again, as in the next job. The metrics from there on must be
-those of the undisturbed run; where they are not, a second undisturbed run shows how much two runs differ anyway.
+A program runs once undisturbed, and once more until about the middle, where it gets its stop signal and, after the
+grace period of this site, SIGKILL. The driver of the sweep then runs it again, as in the next job. The metrics from
+there on must be those of the undisturbed run; where they are not, a second undisturbed run shows how much two runs
+differ anyway. A program that does not resume is tried with the other signals that its source names.
 """
 
 import logging
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainyard.checks.findings import Finding, Verdict
-from trainyard.checks.script_checks import script_problems
+from trainyard.checks.script_checks import named_signals
 from trainyard.cluster.slurm_queries import controller_settings
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
@@ -117,6 +118,7 @@ class Runs:
     def __init__(self, folder: Path, config: Config, name: str, *, data: Path, temporary: Path) -> None:
         self._folder, self._name, self._temporary = folder, name, temporary
         self._sweep = config.sweeps[name]
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "data").symlink_to(data.absolute())
         write_json(folder / "config.json", config.model_dump(mode="json", exclude_unset=True))
@@ -213,27 +215,24 @@ class _Drill:
         if problem := self._problem(whole):
             yield problem
             return
-        runs = self._runs("interrupted")
-        before = self._launch(runs, _interruption(whole, runs, checkpoints))
+        before, after, saved = self._interrupt("interrupted", whole, checkpoints)
         if not before.is_interrupted:
             reason = before.failure or "it ended before it could be interrupted"
             yield Finding(self._place, "unknown", reason, "give the drill a trial that takes longer")
             return
-        last = None if whole.is_finished or not whole.rows else whole.rows[-1]["epoch"]
-        saved = sorted(_changes({}, list_files(runs.trial_folder)))
-        after = self._launch(runs, lambda found: last is not None and bool(found.rows) and _last(found) >= last)
         files.append(self._list_files())
         changed = [_changes(*pair) for pair in pairwise(files)]
         same = sorted(set.intersection(*changed))
         verdict = self._judge(whole, before, after, saved=saved, elsewhere=same)
-        yield verdict
-        if before.end and before.end.exit_code in KILLED:
-            grace = f"it did not end at SIGTERM, and was killed after the {self._sweep.trial_grace_seconds:g} s"
-            remedy = "let it save its state and exit at SIGTERM"
-            yield Finding(f"{self._place}.grace_seconds", "warns", f"{grace} of its grace period", remedy)
-        for habit in script_problems(self._sweep):
-            if habit.topic == "signal":  # that it saves at another signal may be why
-                yield Finding(f"{self._place}.command", "warns", f"{habit.where}: {habit.message}", habit.remedy)
+        was_killed = before.end is not None and before.end.exit_code in KILLED
+        remedy = ""
+        if (was_killed or verdict.verdict != "ok") and (name := self._find_signal(whole, checkpoints)):
+            remedy = f"add `stop_signal: {name}`: it then saves its state, and resumes"
+        yield replace(verdict, remedy=remedy) if remedy and verdict.verdict != "ok" else verdict
+        if was_killed:
+            message = f"it did not end at its stop signal, and was killed after {self._sweep.trial_grace_seconds:g} s"
+            remedy = remedy or "let it save its state and exit at SIGTERM"
+            yield Finding(f"{self._place}.grace_seconds", "warns", message, remedy)
         if same:
             message = f"each run writes {list_some(same)} in {Path.cwd()}, where trials overwrite the files of others"
             yield Finding(f"{self._place}.workdir", "warns", message, "use {trial_dir}, or `workdir: trial`")
@@ -241,6 +240,31 @@ class _Drill:
             yield Finding(f"{self._place}.workdir", "ok", f"leaves {list_some(others)} outside of its folder")
         if verdict.verdict == "ok":
             shutil.rmtree(self._folder)
+
+    def _interrupt(self, what: str, whole: Launch, checkpoints: Sequence[float]) -> tuple[Launch, Launch, list[str]]:
+        """A run that is interrupted, the next one, which continues it, and the files that the first has left."""
+        runs = self._runs(what)
+        before = self._launch(runs, _interruption(whole, runs, checkpoints))
+        saved = sorted(_changes({}, list_files(runs.trial_folder)))
+        if not before.is_interrupted:
+            return before, before, saved
+        last = None if whole.is_finished or not whole.rows else whole.rows[-1]["epoch"]
+        after = self._launch(runs, lambda found: last is not None and bool(found.rows) and _last(found) >= last)
+        return before, after, saved
+
+    def _find_signal(self, whole: Launch, checkpoints: Sequence[float]) -> str:
+        """The first of the other signals in the source with which the program ends and resumes; "" without one."""
+        own = self._config
+        for name in named_signals(self._sweep):
+            raw = own.model_dump(mode="json", exclude_unset=True)
+            raw["sweeps"][self._name]["stop_signal"] = name
+            self._config = check_config(raw)
+            before, after, saved = self._interrupt(f"interrupted-{name}", whole, checkpoints)
+            ended = before.is_interrupted and before.end is not None and before.end.exit_code not in KILLED
+            if ended and self._judge(whole, before, after, saved=saved, elsewhere=[]).verdict == "ok":
+                return name
+        self._config = own
+        return ""
 
     def _runs(self, what: str) -> Runs:
         log.info("%s: %s run, at most %s", self._place, what, format_duration(self._limit))

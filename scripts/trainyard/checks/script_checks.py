@@ -22,7 +22,7 @@ from trainyard.config.placeholders import (
 from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import CommandOptions, Study
-from trainyard.programs.script_findings import ScriptFinding, find_problems
+from trainyard.programs.script_findings import ScriptFinding, find_named_signals, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_started
 from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
 from trainyard.programs.wandb_runs import REPLACED
@@ -56,25 +56,27 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
             yield Finding(place, "warns", f"{problem.where}: {problem.message}", problem.remedy)
 
 
-def script_problems(study: Study) -> list[ScriptFinding]:
-    """What the scripts of a study do that concerns it; empty for a study without a script that can be read."""
-    if study.started_command is None:
+def named_signals(study: Study) -> list[str]:
+    """The other signals than its `stop_signal` that the scripts of a study name."""
+    if not isinstance(study, CommandOptions):
         return []
-    started = find_started(study.started_command, Path())
-    problems = find_problems(started, read_started(started))
-    return [problem for problem in problems if concerns(study, problem)]
+    started = find_started(study.started_command or "", Path())
+    return [name for name in find_named_signals(started, read_started(started)) if name != study.stop_signal]
 
 
 def describe_spoiled_results(study: Study) -> list[str]:
     """What the scripts of a study do that makes its results other ones than its config says: a line each."""
-    spoils = [problem for problem in script_problems(study) if problem.topic in ("gpu", "settings", "wandb")]
-    return [f"warning: {problem.where}: {problem.message}" for problem in spoils]
+    started = find_started(study.started_command or "", Path())
+    spoils = [each for each in find_problems(started, read_started(started)) if concerns(study, each)]
+    return [f"warning: {each.where}: {each.message}" for each in spoils if each.topic in ("gpu", "settings", "wandb")]
 
 
 def concerns(study: Study, problem: ScriptFinding) -> bool:
     """Whether a problem of a script matters for a study: ports, if several trials share a node, and so on."""
+    if isinstance(study, CommandOptions) and problem.topic == "signal":
+        return study.stop_signal not in problem.message
     if not isinstance(study, Sweep):  # one run at a time, on all GPUs of its job
-        return problem.topic in ("gpu", "requeue", "signal")
+        return problem.topic in ("gpu", "requeue")
     slots = study.slots
     match problem.topic:
         case "port":

@@ -15,6 +15,7 @@ from trainyard.config.sweep import MAX_JOBS
 from trainyard.utils.errors import UserError
 
 JOBS: Final = 16  # for an array without a limit of tasks at a time
+_SIGNALS: Final = {"2": "INT", "10": "USR1", "12": "USR2"}  # sbatch takes numbers, too
 _PIPEFAIL: Final = "-o pipefail"
 TASK: Final = "SLURM_ARRAY_TASK_ID"
 _JOB_ID: Final = "${SLURM_JOB_ID:-$((16#${TRAINYARD_TRIAL:-0}))}"  # a trial has an ID of its own, also outside of Slurm
@@ -127,6 +128,12 @@ def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep
     if options.time and options.time < math.inf:
         found.sweep["timeout_minutes"] = math.ceil(options.time)
         found.note("`timeout_minutes`: as long as a task could take; the walltime of jobs is predicted")
-    if seconds := re.search(r"@(\d+)", options.signal or ""):
-        found.sweep["grace_seconds"] = int(seconds[1])
-        found.note("`grace_seconds`: a trial gets SIGTERM, and has this time to save its state")
+    if options.signal:
+        name, _, seconds = options.signal.rpartition(":")[2].partition("@")
+        name = _SIGNALS.get(name, name.upper().removeprefix("SIG"))
+        if name in _SIGNALS.values():
+            found.sweep["stop_signal"] = name
+        found.sweep["grace_seconds"] = int(seconds or 60)  # sbatch's default
+        found.note(
+            "`stop_signal`, `grace_seconds`: the signal at which a trial saves its state, and the time that it has"
+        )

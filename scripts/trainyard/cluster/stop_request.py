@@ -13,11 +13,10 @@ import math
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn
 
 import psutil
 
@@ -93,17 +92,13 @@ def ignore_signal(*_: object) -> None:
 # ---- from the launcher of a study to its ranks
 
 
-def forward_stop_request(process: "subprocess.Popen[Any]", *, through_srun: bool) -> StopRequest:
-    """Forward the signals to a child process from now on; returns the request, which they make.
-
-    Call this in the main thread. srun forwards SIGUSR1 to all tasks; at SIGTERM, it would kill them.
-    """
-    number = GENTLE_SIGNAL if through_srun else signal.SIGTERM
+def forward_stop_request(send: Callable[[], object]) -> StopRequest:
+    """Call `send` at the signals from now on; returns the request, which they make. Call this in the main thread."""
     request = StopRequest()
 
     def forward(*_: object) -> None:
         request.make()
-        process.send_signal(number)
+        send()
 
     for each in STOP_SIGNALS:
         signal.signal(each, forward)

@@ -417,8 +417,13 @@ class CommandOptions(ProgramOptions):
     )
     grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         GRACE_SECONDS,
-        description="Grace period between SIGTERM and SIGKILL when your program must end: the time to write a "
+        description="Grace period between `stop_signal` and SIGKILL when your program must end: the time to write a "
         "checkpoint.",
+    )
+    stop_signal: Literal["TERM", "INT", "USR1", "USR2"] = Field(
+        "TERM",
+        description="Signal that requests your program to save a checkpoint and to end. All of its processes get TERM "
+        "and INT; USR1 and USR2 only those that handle them, and when these have ended, the others get TERM.",
     )
     env: str | None = Field(
         None,

@@ -93,6 +93,7 @@ class CommandTrials(ProgramTrials):
                 timeout_seconds=sweep.timeout_seconds,
                 deadline=request.deadline,
                 grace_seconds=sweep.grace_seconds,
+                stop_signal=sweep.stop_signal,
                 stop_request=self.stop_request,
                 earlier_outputs=request.earlier_outputs if checkpoint else (),
                 records_end=True,

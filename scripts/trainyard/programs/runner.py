@@ -66,6 +66,7 @@ class ProgramRun:
     timeout_seconds: float | None = None
     deadline: float = math.inf  # Unix seconds
     grace_seconds: float = GRACE_SECONDS  # from the request to stop to SIGKILL
+    stop_signal: str = "TERM"  # which requests it
     stop_request: StopRequest = field(default_factory=StopRequest)  # made to end it
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
     on_line: Callable[[str], object] = lambda line: None  # called in a thread, with each line of its output
@@ -247,6 +248,7 @@ def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> Guarde
             cwd=run.cwd,
             environment=run.environment,
             grace_seconds=run.grace_seconds,
+            stop_signal=run.stop_signal,
             on_output=output.take,
             claim=run.claim,
             log=run.output,

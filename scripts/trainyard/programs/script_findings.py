@@ -77,7 +77,7 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
         trap = re.search(r"\btrap\b.*", text)
         if trap and (user := _USER_SIGNAL.search(trap[0])):
-            yield ScriptFinding("signal", *at, *_other_signal(f"SIGUSR{user[1]}"))
+            yield ScriptFinding("signal", *at, *_other_signal(f"USR{user[1]}"))
 
 
 _NO_REQUEUE: Final = (
@@ -87,7 +87,18 @@ _NO_REQUEUE: Final = (
 
 
 def _other_signal(name: str) -> tuple[str, str]:
-    return f"handles {name}, which a trial never gets: it gets SIGTERM", "handle SIGTERM in the same way"
+    message = f"handles SIG{name}, which a trial gets only with `stop_signal: {name}`"
+    return message, "give it, or handle SIGTERM in the same way"
+
+
+def find_named_signals(started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]]) -> list[str]:
+    """The signals other than SIGTERM that a command and its scripts name: at one of them, they may save their state."""
+    sources = [ast.unparse(file.tree) for _, script in scripts for file in script.source.files]
+    text = "\n".join([*(line.text for line in started.lines), *sources])
+    return [name for name, words in _SIGNAL_NAMES.items() if re.search(rf"\b({words})\b", text)]
+
+
+_SIGNAL_NAMES: Final = {"USR1": "(SIG)?USR1", "USR2": "(SIG)?USR2", "INT": "SIGINT|KeyboardInterrupt"}
 
 
 def _exit_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
@@ -204,7 +215,7 @@ def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterat
         if file.name(call.func) == "signal.signal" and len(call.args) == 2:
             number, handler = map(file.name, call.args)
             if (user := _USER_SIGNAL.search(number)) and "SIG_" not in handler:
-                yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"SIGUSR{user[1]}"))
+                yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"USR{user[1]}"))
 
 
 def _memory(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from trainyard.cluster import host
 from trainyard.cluster.job_script import SRUN_ENDED, end_srun, wait_as_shell
 from trainyard.cluster.job_step import srun_options
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
-from trainyard.cluster.stop_request import forward_stop_request
+from trainyard.cluster.stop_request import GENTLE_SIGNAL, forward_stop_request
 from trainyard.config.scaling import split_scale
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.scaling import rank_failures, rendezvous
@@ -53,6 +54,7 @@ class NodeStep:
     gpus: int | None = None  # of each node, from the first; None for all
     cpus_per_gpu: int = 1
     grace_seconds: float = GRACE_SECONDS
+    stop_signal: str = "TERM"
     python: str = ""  # whose environment is activated
     workdir: str | None = None
     is_per_gpu: bool = False  # whether srun runs it once per GPU, not once per node
@@ -70,7 +72,9 @@ def launch(scale: str, options: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as folder:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
         process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
-        forward_stop_request(process, through_srun=given is not None)
+        # srun forwards SIGUSR1 to all tasks; at SIGTERM, it would kill them.
+        number = GENTLE_SIGNAL if given else signal.SIGTERM
+        forward_stop_request(partial(process.send_signal, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if given else wait_as_shell(process)
         if reason := failure_reason(Path(folder)):

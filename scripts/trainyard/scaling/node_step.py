@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,7 @@ from trainyard.scaling.rendezvous import (
     find_node_rank,
     report_problem,
 )
+from trainyard.utils.guard import request_end
 
 # Seconds from SIGTERM to SIGKILL of the ranks, for torchrun and accelerate; torch before 2.12 always waits 30.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -64,7 +66,7 @@ def main() -> int:
     values = {NODE_RANK: str(node_rank), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process, stop_request = _start(line, _environment(step, endpoint), step.workdir)
+    process, stop_request = _start(line, _environment(step, endpoint), step)
     me = psutil.Process()
     root = (me.parent() if step.is_per_gpu else None) or me  # of the ranks of this node, which with srun are siblings
     with ExitStack() as stack:
@@ -114,12 +116,13 @@ def _gpu_error(command: Sequence[str]) -> str:
 
 
 def _start(
-    line: Sequence[str], environment: Mapping[str, str], workdir: str | None
+    line: Sequence[str], environment: Mapping[str, str], step: NodeStep
 ) -> tuple["subprocess.Popen[bytes]", StopRequest]:
     """Start the command and forward stop requests to it, also one made meanwhile. No other thread may run yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    process = subprocess.Popen(line, cwd=workdir, env=environment, preexec_fn=_ignore_user_signals)
-    stop_request = forward_stop_request(process, through_srun=False)
+    process = subprocess.Popen(line, cwd=step.workdir, env=environment, preexec_fn=_ignore_user_signals)
+    number = signal.Signals[f"SIG{step.stop_signal}"]
+    stop_request = forward_stop_request(partial(request_end, number, [process.pid]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     return process, stop_request
 

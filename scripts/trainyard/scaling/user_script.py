@@ -245,6 +245,7 @@ class UserScript:
             gpus=self._gpus,
             cpus_per_gpu=self._cpus_per_gpu,
             grace_seconds=study.grace_seconds,
+            stop_signal=study.stop_signal,
             python=str(find_interpreter(study) or ""),
             workdir=str(self._out) if study.workdir == "trial" else None,
             is_per_gpu=study.launcher_name == "srun",
@@ -287,6 +288,7 @@ class UserScript:
             earlier_outputs=tuple(reversed(self._launches.earlier_outputs)),
             deadline=deadline - study.grace_seconds,
             grace_seconds=study.grace_seconds,
+            stop_signal="USR1",  # to `node_step`, which sends that of the script to the launcher
             stop_request=stop_request,
             on_line=lambda text: log.info("%s", text),
             overdue_code=step.overdue_code if line[0] == "srun" else None,

@@ -6,7 +6,7 @@ Keeper and watcher are not children of the process that they serve (the owner), 
 worker. Both are subreapers, so that every descendant stays below them, even a daemon. They watch each other and the
 owner:
 
-    the owner dies         the watcher sends SIGTERM to the process tree, and SIGKILL a few seconds later
+    the owner dies         the watcher requests the process tree to end, and sends SIGKILL a few seconds later
     the watcher dies       the tree becomes the keeper's, which kills it
     the keeper dies        the watcher goes on; the owner starts another keeper for its next program
     both die               the owner kills all processes with the mark of the program; if it dies, too, whoever next
@@ -46,8 +46,9 @@ TREE_VARIABLE = "TRAINYARD_TREE"  # the mark
 INT_BYTES = 4
 SAVED = b"saved"  # from the owner: the log has the whole output
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # A site may send the signals of a job to all its processes.
-RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, *USER_SIGNALS)
 
 _prctl = ctypes.CDLL(None).prctl
 
@@ -133,6 +134,36 @@ def send_signal(process: int, number: int) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
+
+
+def request_end(number: int, processes: list[int]) -> list[int]:
+    """Send a signal to these processes; returns the descendants that got it in their place.
+
+    SIGUSR1 and SIGUSR2 would end a program that does not handle them, such as a shell before the training: in each
+    branch, only the first process that handles them gets one. Without any, all get SIGTERM.
+    """
+    handlers = _find_handlers(number) if number in USER_SIGNALS else []
+    if number in USER_SIGNALS and not handlers:
+        number = signal.SIGTERM
+    for process in handlers or processes:
+        send_signal(process, number)
+        send_signal(process, signal.SIGCONT)  # it may have been stopped
+    return handlers
+
+
+def _find_handlers(number: int) -> list[int]:
+    """The first process of each branch of the descendants that has a handler for a signal."""
+    handlers: list[int] = []
+    while process := next((each for each in find_descendants(tuple(handlers)) if _handles(each, number)), None):
+        handlers.append(process)
+    return handlers
+
+
+def _handles(process: int, number: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status", "rb") as file:
+        caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def reap_children() -> list[tuple[int, int]]:
@@ -243,6 +274,7 @@ class Watcher:
         with open(request, "rb") as file:
             self._request = json.load(file)
         self._ending = False
+        self._asked: list[int] = []  # processes that got a user signal
         self._kill_at = float("inf")  # on the monotonic clock
         self._leftovers_at = float("inf")  # when to end what the program left behind, on the monotonic clock
         os.setsid()
@@ -267,6 +299,8 @@ class Watcher:
                 break
             if code is not None and not self._ending:
                 self._end_leftovers()
+            if self._asked and not set(self._asked).intersection(find_descendants()):
+                self._asked = request_end(signal.SIGTERM, find_descendants())  # what a shell starts after them
             if time.monotonic() >= self._kill_at:
                 for process, status in kill_descendants():
                     code = os.waitstatus_to_exitcode(status) if process == program else code
@@ -323,7 +357,8 @@ class Watcher:
         """Wait for the next event, and act on it."""
         gone = self._ending and self._owner_is_gone()
         others = [self._output_reading] if gone else [self._channel, self._owner]
-        until = self._kill_at
+        # The end of what got a user signal is no event: a shell before it may have reaped it.
+        until = min(self._kill_at, time.monotonic() + 0.1) if self._asked else self._kill_at
         closing = -1
         if not self._ending and self._leftovers_at < float("inf"):
             closing = self._output_reading
@@ -354,12 +389,10 @@ class Watcher:
         return False
 
     def _end(self, grace: float) -> None:
-        """Send SIGTERM to all processes, once; SIGKILL follows after `grace` seconds."""
+        """Request all processes to end, once; SIGKILL follows after `grace` seconds."""
         self._kill_at = min(self._kill_at, time.monotonic() + grace)
         if grace > 0 and not self._ending:
-            for process in find_descendants():
-                send_signal(process, signal.SIGTERM)
-                send_signal(process, signal.SIGCONT)  # it may have been stopped
+            self._asked = request_end(self._request["signal"], find_descendants())
         self._ending = True
 
     def _start(self) -> int | None:

@@ -54,6 +54,7 @@ class ProcessGuard:
         cwd: str,
         environment: Mapping[str, str],
         grace_seconds: float,
+        stop_signal: str = "TERM",
         on_output: Callable[[bytes], None],
         claim: Hold | None = None,
         log: Path | None = None,
@@ -61,8 +62,9 @@ class ProcessGuard:
     ) -> "GuardedProcess":
         """Start a program in its own session. Its output goes to `on_output`, or to `log` after this process died.
 
-        `on_output` is called in a thread, with b"" once none of its processes runs. If the guard `records_end`, it
-        notes beside `log` that the program has ended by itself, as `completed_seconds` finds it.
+        `stop_signal`, such as USR1, requests it to end. `on_output` is called in a thread, with b"" once none of its
+        processes runs. If the guard `records_end`, it notes beside `log` that the program has ended by itself, as
+        `completed_seconds` finds it.
 
         Raises:
             OSError: it cannot be started.
@@ -70,6 +72,7 @@ class ProcessGuard:
         tree = str(claim.path) if claim else secrets.token_hex(8)
         environment = {**environment, **mark(tree)}
         request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
+        request["signal"] = signal.Signals[f"SIG{stop_signal}"]
         request |= {"log": str(log.absolute()), "records_end": records_end} if log else {}
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
@@ -180,7 +183,7 @@ class GuardedProcess:
             os.kill(self.pid, number)
 
     def request_end(self, grace_seconds: float) -> None:
-        """Send SIGTERM to all its processes, and SIGKILL after the grace period; returns at once."""
+        """Send its stop signal, and SIGKILL after the grace period; returns at once."""
         if not self._ended.is_set():
             with contextlib.suppress(OSError):  # the guard died: `_follow` handles that
                 self._channel.send(str(grace_seconds).encode())

@@ -72,7 +72,10 @@ CASES = {
     "right": (RESUMES, {"": ("ok", AS_BEFORE)}),
     "deaf": (
         RESUMES,
-        {"": ("ok", AS_BEFORE), ".grace_seconds": ("warning", "did not end at SIGTERM, and was killed after the 1 s")},
+        {
+            "": ("ok", AS_BEFORE),
+            ".grace_seconds": ("warning", "did not end at its stop signal, and was killed after 1 s"),
+        },
     ),
     "noisy": (RESUMES, {"": ("ok", "resumes with epoch 7 .* (two undisturbed runs do|less than it varies)")}),
     "shuffles again": (RESUMES, {"": ("ok", "loss differs by .*, less than it varies")}),
@@ -124,13 +127,19 @@ def test_a_program_is_told_whether_it_resumes_and_what_helps(drill, kind):
 
 
 @pytest.mark.slow
-def test_a_handler_of_another_signal_than_a_trial_gets_is_named_with_its_line(drill, project):
-    handler = "signal.signal(signal.SIGUSR1, print)\n"
-    (project.folder / "train.py").write_text(PROGRAM + handler)
-    found, _ = drill({"own": sweep("deaf", **RESUMES)})
-    line = len(PROGRAM.splitlines()) + 1
-    message = f"train.py, line {line}: handles SIGUSR1, which a trial never gets: it gets SIGTERM"
-    assert found["sweeps.own.command"] == ("warning", f"{message} -> handle SIGTERM in the same way")
+def test_a_program_that_saves_at_another_signal_only_is_told_the_line_to_add(drill, project):
+    """As Lightning does on Slurm: SIGTERM is ignored, and the only checkpoint is that of SIGUSR1."""
+    handlers = "signal.signal(signal.SIGUSR1, lambda *_: save())\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    save = "def save():\n    (options.out / 'hpc.pt').write_text(json.dumps(state))\n    os._exit(0)\n"
+    program = PROGRAM.replace("for epoch in", f"{save}{handlers}for epoch in", 1)
+    (project.folder / "train.py").write_text(program)
+    found, code = drill({"own": sweep("saves nothing", **RESUMES)})
+    assert found["sweeps.own"][0] == "FAILS"
+    assert "-> add `stop_signal: USR1`" in found["sweeps.own"][1]
+    assert code == 1
+    found, code = drill({"own": sweep("saves nothing", **RESUMES, stop_signal="USR1")})
+    assert found == {"sweeps.own": ("ok", AS_BEFORE)}
+    assert code == 0
 
 
 @pytest.mark.slow

@@ -222,6 +222,44 @@ def test_a_guard_records_no_end_whose_output_the_owner_has_not_saved(folder):
     assert not (folder / "output-1.ended").exists()
 
 
+# Saves at SIGUSR1, as an epoch ends; a child that it has forked, such as a DataLoader's, has its handler, too.
+SAVES_AT_USER_SIGNAL = """
+import os, signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: print("Bypassing SIGTERM", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+worker = os.fork()
+print("up", flush=True)
+while not asked:
+    time.sleep(0.01)
+print("saved", "by the worker" if not worker else "", flush=True)
+os.kill(worker, signal.SIGKILL)
+"""
+
+
+def test_a_user_signal_reaches_the_program_behind_a_shell_and_ends_nothing_before_it():
+    """Neither the filter of its output, nor its workers; what the shell would start next does not run on."""
+    output = []
+    line = f'{sys.executable} -c "$PROGRAM" 2>&1 | tee /dev/null; echo evaluating; sleep 600'
+    environment = HERE["environment"] | {"PROGRAM": SAVES_AT_USER_SIGNAL}
+    process = ProcessGuard().start(
+        ["/bin/bash", "-c", line],
+        **HERE | {"on_output": output.append, "environment": environment},
+        grace_seconds=PATIENCE,
+        stop_signal="USR1",
+    )
+    wait_until(lambda: b"".join(output).count(b"up") == 2, timeout_seconds=PATIENCE, what="the program")
+    process.request_end(PATIENCE)
+    process.wait(PATIENCE)
+    assert b"".join(output).split() in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"evaluating"])
+
+
+def test_a_program_without_a_handler_of_its_stop_signal_gets_sigterm():
+    process = ProcessGuard().start(["/bin/sh", "-c", "sleep 600"], **HERE, grace_seconds=PATIENCE, stop_signal="USR2")
+    process.request_end(PATIENCE)
+    assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
 def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
     guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):

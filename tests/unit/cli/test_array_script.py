@@ -101,6 +101,7 @@ def test_what_the_job_requested_becomes_slots_limits_and_notes(work):
         "grid": {"task": [0, 1]},
         "slots": {"jobs": 8, "gpus_per_node": 2, "gpus_per_trial": 2, "cpus_per_trial": 4},
         "timeout_minutes": 26 * 60 + 30,
+        "stop_signal": "USR1",
         "grace_seconds": 90,
     }
     notes = "\n".join(found.notes)

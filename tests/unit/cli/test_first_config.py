@@ -172,4 +172,4 @@ def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_els
     varied = varied_options(script)
     assert build_command(script, varied) == f"python {path} {{args}} --gpu ${{CUDA_VISIBLE_DEVICES:-0}}"
     (left,) = [line for line in todos(script, varied, Observed()) if str(path) in line]
-    assert left.startswith(f"{path}, line 7: handles SIGUSR1, which a trial never gets: it gets SIGTERM")
+    assert left.startswith(f"{path}, line 7: handles SIGUSR1, which a trial gets only with `stop_signal: USR1`")

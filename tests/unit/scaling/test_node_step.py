@@ -20,6 +20,13 @@ from trainyard.utils.import_path import SCRIPTS
 WATCH = (str(SCRIPTS / "trainyard"), "scaling.node_step")
 RUNS = "echo ready; while :; do sleep 0.02; done"
 SAVES = f"trap 'touch saved; exit 3' TERM; {RUNS}"  # has no handler of other signals
+SAVES_AT_SIGUSR1 = """
+import pathlib, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(pathlib.Path("saved").touch() or 3))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
 # `node_step` whose handlers of signals are installed only after the command has sent one.
 LATE = """
 import sys, time
@@ -49,11 +56,18 @@ def started(
     program: tuple[str, ...] = WATCH,
     is_per_gpu: bool = False,
     gpus: int | None = None,
+    stop_signal: str = "TERM",
     **variables: str,
 ) -> Iterator[subprocess.Popen]:
     """`node_step` with a command, in a session of its own, without the variables of a job that runs these tests."""
     meeting = folder / "meeting"
-    step = NodeStep(nodes=[host.node_name()], telemetry=str(folder / "telemetry"), is_per_gpu=is_per_gpu, gpus=gpus)
+    step = NodeStep(
+        nodes=[host.node_name()],
+        telemetry=str(folder / "telemetry"),
+        is_per_gpu=is_per_gpu,
+        gpus=gpus,
+        stop_signal=stop_signal,
+    )
     write_json(meeting / STEP, asdict(step))
     line = [sys.executable, *program, str(meeting), *command]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
@@ -92,6 +106,16 @@ def test_a_user_signal_to_all_processes_of_a_step_is_sigterm_for_the_command(tmp
     with started(tmp_path, "/bin/sh", "-c", SAVES) as process:
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, sent)
+        assert process.wait(PATIENCE_SECONDS) == 3
+    assert (tmp_path / "saved").exists()
+
+
+def test_the_stop_signal_of_a_script_reaches_it_behind_its_launcher(tmp_path):
+    """A launcher such as torchrun does not know SIGUSR1."""
+    (tmp_path / "train.py").write_text(SAVES_AT_SIGUSR1)
+    with started(tmp_path, "/bin/bash", "-c", f"{sys.executable} train.py; exit $?", stop_signal="USR1") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
         assert process.wait(PATIENCE_SECONDS) == 3
     assert (tmp_path / "saved").exists()
 
