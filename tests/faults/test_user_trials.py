@@ -421,7 +421,13 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
 
     def launch(pattern, *, check=True, **more):
         metrics = {"pattern": pattern}
-        study = {"script": "tells.py {x}", "args": {"x": 1}, "metrics": metrics, "scales": ["1x1"], **more}
+        study = {
+            "script": "tells.py {x} {64 * gpus} {port}",
+            "args": {"x": 1},
+            "metrics": metrics,
+            "scales": ["1x1"],
+            **more,
+        }
         project.write({"scaling": {"s": study}})
         done = project.run(*project.script("train", "--study", "s", "--scale", "1x1"), check=check)
         return done.stdout + done.stderr
@@ -429,8 +435,9 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
     def runs():
         return (project.folder / "runs.txt").read_text().count("run")
 
-    for _ in range(2):
-        assert "none were found in its output by scroe=" in launch(r"scroe=(?P<val_loss>{number})", check=False)
+    misread = [launch(r"scroe=(?P<val_loss>{number})", check=False) for _ in range(2)]
+    assert all("none were found in its output by scroe=" in output for output in misread)
+    assert re.search(r"launching: .* tells\.py 1 64 \d{4,5}$", misread[0], re.MULTILINE)
     assert "scaling s: the output of 1x1 is read again; nothing runs" in project.snakemake("-n", "scaling")
     correct = r"Epoch (?P<epoch>\d+)/2: score=(?P<val_loss>{number})"
     assert "is not run again" in launch(correct)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.checks.findings import Finding
+from trainyard.checks.findings import Finding, Verdict
 from trainyard.checks.program_checks import CheckedStudy, missing_file
 from trainyard.config.placeholders import (
     FALSE_IS_UNCERTAIN,
@@ -53,7 +53,8 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
         yield from options.of_wandb([script for _, script in scripts])
     for problem in find_problems(started, scripts):
         if concerns(study, problem):
-            yield Finding(place, "warns", f"{problem.where}: {problem.message}", problem.remedy)
+            verdict: Verdict = "fails" if problem.topic == "srun" else "warns"
+            yield Finding(place, verdict, f"{problem.where}: {problem.message}", problem.remedy)
 
 
 def named_signals(study: Study) -> list[str]:

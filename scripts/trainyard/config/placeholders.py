@@ -11,19 +11,24 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from trainyard.config.arithmetic import evaluate
 from trainyard.config.train import invalid
 from trainyard.utils import shell_syntax
 from trainyard.utils.errors import UserError
 
 Command = str | Annotated[list[str], Field(min_length=1)]
+_NAME: Final = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_TERM: Final = rf"\(*(?:{_NAME}|\d[\d.]*(?:e-?\d+)?)\)*"
+# A name, or arithmetic with spaces as in {64 * gpus}; but not ${HOME}, which the shell expands.
 PLACEHOLDER: Final = re.compile(
-    r"(?<!\$)\{(args:[a-z]+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}"
-)  # but not ${HOME}, which the shell expands
+    rf"(?<!\$)\{{(args:[a-z]+|{_NAME}|(?=[^{{}}]*[A-Za-z_]){_TERM}(?: (?:\*\*?|//?|[-+]) {_TERM})+)\}}"
+)
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
 # Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
 PORT, GPUS = "port", "gpus"  # a free port, and the number of GPUs, unless an argument has this name
-SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed")
+SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
+                      PORT)  # fmt: skip
 # What Hydra reads as text without quotes, unless it is one of the words after that.
 _HYDRA_TEXT: Final = re.compile(r"[A-Za-z_/][\w/.-]*", re.ASCII)
 _HYDRA_CONSTANTS: Final = ("true", "false", "null", "inf", "nan")
@@ -65,13 +70,16 @@ _SEPARATORS: Final = " \t\n;|&()<>"
 
 
 def find_placeholders(command: Command) -> set[str]:
-    """The names of all placeholders of a command."""
+    """The names of all placeholders of a command, also those within arithmetic."""
     return set[str]().union(*map(_names, [command] if isinstance(command, str) else command))
 
 
 @lru_cache(maxsize=256)  # called for each trial
 def _names(part: str) -> frozenset[str]:
-    return frozenset(PLACEHOLDER.findall(part))
+    found = PLACEHOLDER.findall(part)
+    return frozenset(
+        name for each in found for name in (re.findall(rf"(?<![\w.]){_NAME}", each) if " " in each else [each])
+    )
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
@@ -123,13 +131,14 @@ def _parse(command: str) -> shell_syntax.CommandLine:
 
 
 def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a placeholder has no value, or a shell would not take one as it is.
+    """Raise a ValueError if a placeholder or arithmetic has no value, or a shell would not take one as it is.
 
     In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
     not quoted; one may be the whole script.
     """
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
-    for name in sorted(find_placeholders(command)):
+    parts = [command] if isinstance(command, str) else command
+    for name in sorted({each for part in parts for each in PLACEHOLDER.findall(part)}):
         try:
             values(name)
         except KeyError:
@@ -272,10 +281,17 @@ def make_values(
     """A function from a placeholder of a command to its value; to a KeyError if it has none.
 
     `{args}` has all arguments that the command does not name; a name with dots is a place in a nested mapping.
+    Arithmetic whose value is whole is an integer.
     """
     named = find_placeholders(command)
 
     def value(name: str) -> Any:
+        if " " in name:
+            try:
+                number = evaluate(name, value)
+            except (SyntaxError, TypeError, ArithmeticError) as error:
+                raise invalid(f"{{{name}}} has no value: {error}") from None
+            return int(number) if number.is_integer() else number
         if takes_all(name, args):
             return Words(
                 word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)

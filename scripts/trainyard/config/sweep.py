@@ -1286,7 +1286,8 @@ class CommandSweep(CommandOptions, ProgramSweep):
         description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
         "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
         "other styles); `{settings}`, `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}`, "
-        "`{gpus}` and `{port}` are predefined. Trainyard quotes values, so write no quotes around a placeholder.",
+        "`{gpus}` and `{port}` are predefined. `{64 * gpus}` is arithmetic. Trainyard quotes values, so write no "
+        "quotes around a placeholder.",
     )
 
     commands: str | None = Field(
@@ -1377,7 +1378,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
         if reserved:
             raise ValueError(f"{min(reserved)} is predefined: give the argument another name")
         texts: dict[str, Any] = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume", SETTINGS], "")
-        texts |= {"attempt": 1, "cpus": 1, PORT: 1, GPUS: 1}
+        texts |= {"attempt": 1, "cpus": 1, PORT: 1, GPUS: math.ceil(self.slots.share)}
         check_values(self.command, settings, texts)
         digest = self.settings.digest if self.settings else ""
         return UserProgram(command=self.command, args=settings, code=self.code_digest, settings_digest=digest)

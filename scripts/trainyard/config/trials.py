@@ -1,17 +1,16 @@
 """The trials of a sweep: their configurations from its grid, lists and samples, and what identifies each result."""
 
-import ast
 import itertools
 import json
 import math
-import operator
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
+from trainyard.config.arithmetic import evaluate
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import (
@@ -344,7 +343,7 @@ def relative_cost(expression: str, trial: Trial) -> float:
         CostError: it is not arithmetic, a key is unknown or not a number, or the result is not finite.
     """
     try:
-        cost = float(_evaluate(_parse(expression), trial.spec.settings))
+        cost = evaluate(expression, partial(_find_value, trial.spec.settings))
         if not math.isfinite(cost):
             raise ValueError(f"it is {cost:g}")
         return cost
@@ -355,35 +354,7 @@ def relative_cost(expression: str, trial: Trial) -> float:
         raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None
 
 
-_OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-}
-
-
-@cache
-def _parse(expression: str) -> ast.expr:
-    return ast.parse(expression.strip(), mode="eval").body
-
-
-def _evaluate(node: ast.expr, settings: dict[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=int() | float() as number):
-            return float(number)
-        case ast.Name() | ast.Attribute():
-            return _number_at(settings, ast.unparse(node))
-        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left, settings), _evaluate(right, settings))
-        case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(operand, settings))
-    raise TypeError(f"{ast.unparse(node)} is neither a number, a key nor one of + - * / **")
-
-
-def _number_at(settings: dict[str, Any], key: str) -> float:
+def _find_value(settings: Mapping[str, Any], key: str) -> Any:
     value: Any = settings
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -391,6 +362,4 @@ def _number_at(settings: dict[str, Any], key: str) -> float:
             numbers = (name for name, each in values if isinstance(each, (int, float)) and not isinstance(each, bool))
             raise ValueError(f"there is no key {key!r}; {suggest(key, numbers)}")
         value = value[part]
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"{key} is {value!r}, not a number")
-    return float(value)
+    return value

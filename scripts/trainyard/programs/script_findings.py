@@ -16,13 +16,14 @@ from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
 
-Topic = Literal["gpu", "port", "requeue", "signal", "settings", "wandb", "memory", "exit"]
+Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "memory", "exit"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
 _TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
 _MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port)\b|\bPET_\w+=")
 _FIXED_ADDRESS: Final = re.compile(r"tcp://[^{}$]*:(\d+)")
 _REQUEUE: Final = re.compile(r"\bscontrol\b[^#]*\brequeue")
+_SRUN: Final = re.compile(r"(^|[;&|(]|\b(exec|time|then|do|else))\s*(\w+=\S*\s+)*srun\s(?!.*--jobid)")
 _USER_SIGNAL: Final = re.compile(r"\b(?:SIG)?USR([12])\b")
 
 
@@ -75,6 +76,8 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
             yield ScriptFinding("port", *at, message, "add --standalone, or --master-port {port}")
         if _REQUEUE.search(text):
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
+        if _SRUN.search(text):
+            yield ScriptFinding("srun", *at, *_NO_SRUN)
         trap = re.search(r"\btrap\b.*", text)
         if trap and (user := _USER_SIGNAL.search(trap[0])):
             yield ScriptFinding("signal", *at, *_other_signal(f"USR{user[1]}"))
@@ -83,6 +86,12 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
 _NO_REQUEUE: Final = (
     "puts its job back into the queue, which a trial cannot: its job is that of others, too",
     "remove it: Trainyard starts a trial again that was interrupted",
+)
+
+
+_NO_SRUN: Final = (
+    "srun would start a step of a job that does not exist, since SLURM_JOB_ID is a number of the trial",
+    "remove it: a trial has its GPUs and CPUs; several ranks: `torchrun --nproc-per-node {gpus} --master-port {port}`",
 )
 
 
@@ -201,12 +210,14 @@ def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator
 
 
 def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
-    """Calls of `scontrol requeue`."""
+    """Calls of `scontrol requeue`, and of `srun`."""
     for call in file.calls:
         if method(call) in ("run", "call", "check_call", "check_output", "Popen", "system", "popen"):
             words = " ".join(file.texts(call))
             if _REQUEUE.search(words):
                 yield ScriptFinding("requeue", file.path, call.lineno, *_NO_REQUEUE)
+            if _SRUN.search(words):
+                yield ScriptFinding("srun", file.path, call.lineno, *_NO_SRUN)
 
 
 def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:

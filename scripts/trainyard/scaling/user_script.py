@@ -17,7 +17,7 @@ from typing import Any, Final
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.stop_request import stop_request_of_signals
-from trainyard.config.placeholders import build_argv, insert_resume_option
+from trainyard.config.placeholders import PORT, build_argv, insert_resume_option
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of, split_scale
 from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
@@ -166,9 +166,10 @@ class UserScript:
         with (
             claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
+            host.reserved_port() as port,
         ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
-            line = self._command(self._out / kept.name if kept else None, meeting)
+            line = self._command(self._out / kept.name if kept else None, meeting, port)
             if kept is None:  # of other runs, which may have been on other nodes
                 shutil.rmtree(self._folder / "telemetry", ignore_errors=True)
             log.info("launching: %s", " ".join(line))
@@ -212,7 +213,7 @@ class UserScript:
             of_several_ranks=frozenset(metrics.of_several_ranks),
         )
 
-    def _command(self, checkpoint: Path | None, meeting: str) -> list[str]:
+    def _command(self, checkpoint: Path | None, meeting: str, port: int) -> list[str]:
         study = self._study
         predefined = {
             "out_dir": str(self._out),
@@ -223,6 +224,7 @@ class UserScript:
             "cpus_per_gpu": self._cpus_per_gpu,
             "dataset": self._dataset,
             "seed": repeat_of(self._run) - 1,
+            PORT: port,
         }
         if study.settings:
             predefined[SETTINGS] = study.settings.write(self._out, study.args)

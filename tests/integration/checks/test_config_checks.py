@@ -451,7 +451,7 @@ def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog)
         ("apptainer exec image.sif python /opt/absent.py", {"warns"}),
         (["program", "--save", "absent.py"], set()),
         ("torchrun --nproc-per-node 2 absent.py", {"fails"}),
-        ("srun --container-image=image python /opt/absent.py", {"warns"}),
+        ("srun --container-image=image python /opt/absent.py", {"warns", "fails"}),
         ("python $HOME/absent.py", set()),
         ("tool.sh", set()),  # on PATH
         (["bash", "-lc", "python there.py"], set()),

@@ -89,7 +89,7 @@ def test_a_false_value_is_written_as_the_script_takes_it_or_refused(look, declar
         ("", "python -m torch.distributed.run --standalone -m package.absent {args:dashes}", True),
         ("import hydra\n@hydra.main()\ndef main(c): ...\n", "python train.py {args:hydra}", False),
         (amp("action='store_true'"), "python -m train {args}", False),
-        (amp("action='store_true'"), "srun -n1 accelerate launch --num_processes 1 train.py {args}", False),
+        (amp("action='store_true'"), "mpirun -n 1 accelerate launch --num_processes 1 train.py {args}", False),
         (amp("action='store_true'"), "conda run -n base python -u train.py {args}", False),
         (amp("action='store_true'"), ["python", "train.py", "--lr", "1 #2", "{args}"], False),
         (amp("action='store_true'"), "python train.py --lr '1 #2' {args}  # don't", False),
@@ -294,6 +294,28 @@ def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, s
     mistakes, warnings = look(text, **sweep)
     assert not any("no option" in line for line in mistakes)
     assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "where"),
+    [
+        ("srun -n 1 python train.py", "", "the command"),
+        ("module load x; OMP_NUM_THREADS=2 srun --mpi=pmix ./train", "", "the command"),
+        ("bash train.sh", "", "train.sh, line 3"),
+        ("python train.py", "import subprocess\nsubprocess.run(['srun', '-n', '2', 'x'])\n", "train.py, line 2"),
+        ("srun --overlap --jobid $TRAINYARD_JOB_ID ./report", "", None),
+        ("echo remove srun here", "# srun x\nmessage = 'srun x'\n", None),
+    ],
+)
+def test_srun_in_a_trial_is_refused_before_a_job_is_queued(tmp_path, monkeypatch, command, text, where):
+    """It would look for the job by SLURM_JOB_ID, which is the trial's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text("#!/bin/bash\n# srun x\nsrun python train.py\n")
+    Path("train.py").write_text(text)
+    sweep = check_config({"sweeps": {"s": {"command": command}}}).sweeps["s"]
+    found = [each for each in check_script_source(CheckedStudy("s", sweep)) if "srun" in each.message]
+    assert [each.message.partition(":")[0] for each in found] == ([where] if where else [])
+    assert all(each.verdict == "fails" and "torchrun --nproc-per-node {gpus}" in each.remedy for each in found)
 
 
 def test_lines_of_a_script_for_a_shell_are_read_too(look):

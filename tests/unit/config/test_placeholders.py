@@ -117,6 +117,34 @@ def test_all_arguments_in_a_place_for_one_are_an_error(command, message):
             check_config({"scaling": {"own": {"script": command, "args": {"n": 1}, "scales": ["1x1"]}}})
 
 
+def test_arithmetic_on_arguments_and_the_size_of_a_trial_is_a_value():
+    command = "x --all {64 * (gpus + 1)} --lr {net.lr * 0.5} {bs // 3} {args}"
+    made = own(command=command, args={"net": {"lr": 0.1}, "bs": 8, "n": 1})
+    line = build_argv(made.command, expand(made).trials[0].spec.args, {"gpus": 4})[-1]
+    assert line == "x --all 320 --lr 0.05 2 --n 1"
+    literal = "awk '{ s += $1 * 2 } END {print s}' {1 + 2} {a-b} ${HOME} " + '{"a": 1}'
+    assert build_argv(own(command=literal).command, {})[-1] == literal
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "message"),
+    [
+        ("{2 * m}", r"the (command|script) has \{m\}, which is neither an argument nor predefined"),
+        ("{2 * (n}", r"\{2 \* \(n\} has no value: '\(' was never closed"),
+        ("{n + text}", r"\{n \+ text\} has no value: text is 'a', not a number"),
+        ("{n / 0}", r"\{n / 0\} has no value: float division by zero"),
+        ("{n * args}", r"\{n \* args\} has no value: args is \['--text', 'a'\], not a number"),
+    ],
+)
+def test_arithmetic_without_a_value_is_an_error(arithmetic, message):
+    arguments = {"args": {"n": 1, "text": "a"}}
+    words = f"x {arithmetic} {{n}}" + " {text}" * ("args" not in arithmetic)
+    with pytest.raises(ConfigError, match=message):
+        own(command=words, **arguments)
+    with pytest.raises(ConfigError, match=message):
+        check_config({"scaling": {"own": {"script": words, **arguments, "scales": ["1x1"]}}})
+
+
 def test_all_arguments_may_stand_in_a_pipe_or_a_subshell():
     made = own(command="(x {args})|y $(z {args})", grid={"n": [1]})
     line = build_argv(made.command, {"n": 1})[-1]
