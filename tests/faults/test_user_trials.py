@@ -270,8 +270,9 @@ def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(projec
 
 # Records each of its runs and prints as much as a progress bar.
 TELLS = """
-import sys
+import os, sys
 print("run", file=open("runs.txt", "a"))
+print(os.environ.get("TOLD"), file=open("told.txt", "w"))
 for epoch in (1, 2):
     for step in range(100):
         print(f"\\rEpoch {epoch}/2, step {step}: error=\\x1b[1m{step}\\x1b[0m", end="")
@@ -428,6 +429,7 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
             "scales": ["1x1"],
             **more,
         }
+        study |= {"setup": "export TOLD=yes; touch setup.txt", "teardown": "echo $TOLD > teardown.txt"}
         project.write({"scaling": {"s": study}})
         done = project.run(*project.script("train", "--study", "s", "--scale", "1x1"), check=check)
         return done.stdout + done.stderr
@@ -437,6 +439,8 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
 
     misread = [launch(r"scroe=(?P<val_loss>{number})", check=False) for _ in range(2)]
     assert all("none were found in its output by scroe=" in output for output in misread)
+    assert (project.folder / "told.txt").read_text() == (project.folder / "teardown.txt").read_text() == "yes\n"
+    (project.folder / "setup.txt").unlink()
     assert re.search(r"launching: .* tells\.py 1 64 \d{4,5}$", misread[0], re.MULTILINE)
     assert "scaling s: the output of 1x1 is read again; nothing runs" in project.snakemake("-n", "scaling")
     correct = r"Epoch (?P<epoch>\d+)/2: score=(?P<val_loss>{number})"
@@ -453,6 +457,7 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
     launch(correct)
     assert runs() == 1, "a finished script does not run again either"
     assert json.loads((folder / "summary.json").read_text()) == first
+    assert not (project.folder / "setup.txt").exists(), "nothing needs it where an output is read again"
     launch(correct.replace("val_loss", "train_loss"))
     second = json.loads((folder / "summary.json").read_text())
     assert second["train_loss"] == pytest.approx(2e-05)

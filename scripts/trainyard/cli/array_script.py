@@ -12,6 +12,7 @@ from trainyard.checks.sbatch_requests import SBATCH_OPTIONS
 from trainyard.cli.imported_sweep import ImportedSweep
 from trainyard.cluster.slurm_queries import parse_gpus
 from trainyard.config.sweep import MAX_JOBS
+from trainyard.programs.started_scripts import starts_program
 from trainyard.utils.errors import UserError
 
 JOBS: Final = 16  # for an array without a limit of tasks at a time
@@ -19,6 +20,8 @@ _SIGNALS: Final = {"2": "INT", "10": "USR1", "12": "USR2"}  # sbatch takes numbe
 _PIPEFAIL: Final = "-o pipefail"
 TASK: Final = "SLURM_ARRAY_TASK_ID"
 _JOB_ID: Final = "${SLURM_JOB_ID:-$((16#${TRAINYARD_TRIAL:-0}))}"  # a trial has an ID of its own, also outside of Slurm
+_ASSIGNMENT: Final = re.compile(r"(?:export\s+|local\s+|declare\s+)?(\w+)=")
+_NO_WORK: Final = re.compile(r"#|(set|echo|then|else|elif|if|fi|for|while|do|done|case|esac|exit|wait)\b|[(){}]")
 _OTHER_GPU: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES=['\"]?\$")  # that depends on the task; a number is a finding
 _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
     TASK: "{task}",
@@ -81,6 +84,9 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
         found.note(f"remove `CUDA_VISIBLE_DEVICES` in {path}: a trial sees its own GPUs only")
     if interpreter.endswith(_PIPEFAIL) and re.search(r"[^|]\|[^|]", body):
         found.note(f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does")
+    if common := _common_lines(body):
+        found.note(f"`setup` runs once per job: move there what these lines of {path}, which do not mention the task, "
+                   f"prepare for all trials: {'; '.join(common)}")  # fmt: skip
     _set_resources(options, array, found)
     given = [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
     others += [each for each in given if not _IN_SLOTS.fullmatch(each)]
@@ -104,6 +110,18 @@ def parse_array(text: str) -> list[int]:
             raise UserError(f"--array {text}: the range {part.strip()!r} has no task IDs")
         tasks += range(first, last + 1, step)
     return list(dict.fromkeys(tasks))
+
+
+def _common_lines(body: str) -> list[str]:
+    """The commands before the training that mention neither the task nor a variable that depends on it."""
+    names, found = [TASK], list[str]()
+    for line in map(str.strip, body.replace("\\\n", " ").splitlines()):
+        assigned = _ASSIGNMENT.match(line)
+        if re.search(rf"\b({'|'.join(names)})\b", line):
+            names += [assigned[1]] if assigned else []
+        elif line and not (assigned or _NO_WORK.match(line) or starts_program(line)):
+            found.append(line)
+    return found
 
 
 def _interpreter(body: str) -> list[str]:

@@ -374,6 +374,17 @@ class ProgramOptions(Study):
         description="Folder in which your program runs. `keep`: the one in which you start Snakemake; `trial`: a "
         "folder of its own, `{trial_dir}` or `{out_dir}`.",
     )
+    setup: str | None = Field(
+        None,
+        description="Commands for bash (with `-e` and `pipefail`) that run once per job on each node, before the first "
+        "trial: unpack data to the local disk, start a server with `&`, which ends with the job. Trials get the "
+        "variables that they `export`. If they fail, the job ends in an error, and no trial runs.",
+    )
+    teardown: str | None = Field(
+        None,
+        description="Commands for bash that run after the last trial, with the variables of `setup`, also if trials "
+        f"failed or the job is requested to stop; for {GRACE_SECONDS:g} s at most. If they fail, it is a warning.",
+    )
 
 
 class CommandOptions(ProgramOptions):

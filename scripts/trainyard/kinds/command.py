@@ -38,7 +38,7 @@ class CommandTrials(ProgramTrials):
         """Start the guard. The environment is that before the variables of a trial: scripts of conda activate it."""
         prepared = super().prepare()
         self._guard = ProcessGuard()
-        self._environment = program_environment(self.setup.python)
+        self._environment = program_environment(self.setup.python) | self.setup.variables
         return prepared
 
     def run(self, request: TrialRequest, report: Report) -> TrialEnded:

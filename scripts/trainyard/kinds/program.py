@@ -18,7 +18,7 @@ class ProgramTrials(TrialKind):
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Set the number of threads, and copy the dataset."""
-        os.environ.update(thread_variables(self.setup.threads))
+        os.environ.update(thread_variables(self.setup.threads) | self.setup.variables)
         self.dataset, copied = copy_dataset(self.setup, self.resources)
         return first_gpu_name() or "cpu", copied
 

@@ -5,8 +5,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from trainyard.cluster.slurm_queries import list_user_jobs, run_slurm_command
 from trainyard.config.config import Config, Data
 from trainyard.config.load import config_copy
 from trainyard.config.trials import trainings
+from trainyard.config.user_programs import ProgramOptions
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import WORKER_MODULES, WorkerSetup
 from trainyard.packing.saved_outputs import read_outputs, record_completed
@@ -41,6 +43,7 @@ from trainyard.planning.journal import (
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.trial_space import TrialSpace
+from trainyard.programs.node_setup import prepared_nodes
 from trainyard.programs.user_environment import (
     RECORD,
     code_record,
@@ -96,6 +99,20 @@ class DriverSession:
     watch: SessionWatch
     fold: Fold
     start_workers: StartWorkers
+    resources: ExitStack  # held until its end
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """The variables that the user's `setup` sets; it runs when they are first asked for.
+
+        Raises:
+            UserError: it failed.
+        """
+        sweep = self.config.sweeps[self.name]
+        if not isinstance(sweep, ProgramOptions):
+            return {}
+        output = self.results / "sweeps" / self.name / "logs" / f"setup-{self.journal.session}.log"
+        return next(iter(self.resources.enter_context(prepared_nodes(sweep, output)).values()), {})
 
     def find_config(self) -> Config:
         """The config with what it has gained."""
@@ -129,9 +146,10 @@ def run_sweep(
     with (
         Journal.of_new_session(folder, order_job=order_job or 0) as journal,
         SessionWatch(folder / SESSIONS, journal.session) as watch,
+        ExitStack() as resources,
     ):
         fold = Fold(folder).update()
-        session = DriverSession(config, name, results, begun, journal, watch, fold, start)
+        session = DriverSession(config, name, results, begun, journal, watch, fold, start, resources)
         try:
             while True:
                 before = len(fold.claims.entries)
@@ -274,6 +292,7 @@ def _check_can_run(found: Plan) -> None:
 def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent: WorkerParent | None) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
     journal, config = session.journal, session.find_config()
+    variables = session.variables
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
     flops = _count_flops(plan, session.results)  # while Ray starts
@@ -285,7 +304,7 @@ def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent:
             journal.record(FlopsCounted(flops=counted))
             plan.state.flops |= counted
             plan = replace(plan)  # with another forecast
-        setup = _worker_setup(plan, session.results, config.data)
+        setup = _worker_setup(plan, session.results, config.data, variables)
         run = open_run(plan, journal, order, setup, view, workers.clock)
         TrialLoop(run, workers).run(planned_tasks(plan, order))
 
@@ -319,7 +338,7 @@ def _record_session(session: DriverSession, plan: Plan) -> None:
     )
 
 
-def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
+def _worker_setup(plan: Plan, results: Path, data: Data, variables: dict[str, str]) -> WorkerSetup:
     sweep = plan.state.sweep
     return WorkerSetup(
         sweep=sweep.model_copy(update={"grid": {}, "trials": []}),  # which may be long, and are in the requests
@@ -328,6 +347,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         cwd=str(Path.cwd()),
+        variables=variables,
         python=find_interpreter(sweep),
     )
 

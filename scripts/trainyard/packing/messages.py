@@ -1,7 +1,7 @@
 """Messages between the driver and the workers of the slots; Ray pickles them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ class WorkerSetup:
     is_deterministic: bool = False  # whether a training may be `deterministic`
     dataset: Path | None = None
     cwd: str = ""  # where users' programs run, unless each trial runs in its own folder
+    variables: dict[str, str] = field(default_factory=dict)  # that `setup` has set
     python: Path | None = None  # the interpreter of the environment in which commands run, if it is not the user's
 
     @property

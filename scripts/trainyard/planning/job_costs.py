@@ -11,6 +11,7 @@ from typing import Any
 
 from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
 from trainyard.planning.history_files import is_trained
 from trainyard.planning.plan import Plan
@@ -237,7 +238,8 @@ def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
     among = f"which none {most} is sure to meet" if plan.misses_deadline else most
     chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
     predicted = f"{_describe_prediction(plan)}{_describe_budget(plan)}"
-    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}"
+    first = "; a job begins with `setup`" if isinstance(state.sweep, ProgramOptions) and state.sweep.setup else ""
+    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}{first}"
 
 
 def _describe_budget(plan: Plan) -> str:

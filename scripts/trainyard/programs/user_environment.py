@@ -204,8 +204,12 @@ def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
         return activated
     line = 'for each; do . "$each" >&2; done; exec env -0'
     done = subprocess.run(["bash", "-c", line, "bash", *scripts], env=activated, stdout=subprocess.PIPE, check=True)
-    variables = os.fsdecode(done.stdout).split("\0")
-    return dict(each.split("=", 1) for each in variables if "=" in each)
+    return parse_environment(done.stdout)
+
+
+def parse_environment(text: bytes) -> dict[str, str]:
+    """The variables in the output of `env -0`."""
+    return dict(each.split("=", 1) for each in os.fsdecode(text).split("\0") if "=" in each)
 
 
 def _conda_prefix(name: str) -> Path:

@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -55,6 +55,7 @@ class NodeStep:
     cpus_per_gpu: int = 1
     grace_seconds: float = GRACE_SECONDS
     stop_signal: str = "TERM"
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # that `setup` has set, by node
     python: str = ""  # whose environment is activated
     workdir: str | None = None
     is_per_gpu: bool = False  # whether srun runs it once per GPU, not once per node
@@ -114,7 +115,7 @@ def training_command(
     checked = check_allocation(scale, allocation)
     names = checked.nodes if checked else [host.node_name()]
     agent = [*helper_command(AGENT), folder, ",".join(names), str(gpus)]
-    srun = _srun(checked.nodes, 1, cpus=checked.cpus_per_node) if checked else []
+    srun = srun_command(checked.nodes, 1, cpus=checked.cpus_per_node) if checked else []
     return [*srun, *agent, str(program), *options]
 
 
@@ -156,7 +157,7 @@ def script_command(
     if launcher == "srun":
         if not job_nodes:
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
-        srun = _srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu)
+        srun = srun_command(job_nodes[:nodes], gpus, cpus=cpus_per_gpu)
         return [*srun, *launcher_options, *watch, python, *words]
     # The rendezvous of each unpickles nothing from the network: torchrun's `static`, which is accelerate's, too.
     options = {
@@ -170,9 +171,10 @@ def script_command(
                       "--master_addr", MASTER_ADDRESS, "--master_port", MASTER_PORT],
     }[launcher]  # fmt: skip
     each = [*watch, python, "-m", LAUNCHER_MODULES[launcher], *options, *launcher_options, *words]
-    return [*_srun(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
+    return [*srun_command(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
 
-def _srun(nodes: Sequence[str], tasks_per_node: int, *, cpus: int) -> list[str]:
+def srun_command(nodes: Sequence[str], tasks_per_node: int, *, cpus: int) -> list[str]:
+    """The beginning of a command that srun starts on these nodes; all tasks end once one has failed."""
     options = srun_options(nodes, tasks_per_node=tasks_per_node, cpus_per_task=cpus)
     return ["srun", *options, "--kill-on-bad-exit=1"]

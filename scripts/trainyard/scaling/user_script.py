@@ -27,6 +27,7 @@ from trainyard.planning.attempts import epochs_before
 from trainyard.planning.history_files import dataset_digest
 from trainyard.programs.metric_rows import Row, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
+from trainyard.programs.node_setup import prepared_nodes
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
@@ -34,7 +35,7 @@ from trainyard.programs.user_environment import code_record, find_interpreter, r
 from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
-from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocation, script_command
+from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocation, script_command, srun_command
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
@@ -163,13 +164,16 @@ class UserScript:
         from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
         study, launches, allocation = self._study, self._launches, slurm_allocation.current_allocation()
+        given = check_allocation(self._run, allocation)
+        srun = srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
         with (
             claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
             host.reserved_port() as port,
+            prepared_nodes(study, self._out / "setup.log", nodes=self._nodes, srun=srun) as variables,
         ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
-            line = self._command(self._out / kept.name if kept else None, meeting, port)
+            line = self._command(self._out / kept.name if kept else None, meeting, port, variables)
             if kept is None:  # of other runs, which may have been on other nodes
                 shutil.rmtree(self._folder / "telemetry", ignore_errors=True)
             log.info("launching: %s", " ".join(line))
@@ -213,7 +217,9 @@ class UserScript:
             of_several_ranks=frozenset(metrics.of_several_ranks),
         )
 
-    def _command(self, checkpoint: Path | None, meeting: str, port: int) -> list[str]:
+    def _command(
+        self, checkpoint: Path | None, meeting: str, port: int, variables: Mapping[str, dict[str, str]]
+    ) -> list[str]:
         study = self._study
         predefined = {
             "out_dir": str(self._out),
@@ -248,6 +254,7 @@ class UserScript:
             cpus_per_gpu=self._cpus_per_gpu,
             grace_seconds=study.grace_seconds,
             stop_signal=study.stop_signal,
+            variables=variables,
             python=str(find_interpreter(study) or ""),
             workdir=str(self._out) if study.workdir == "trial" else None,
             is_per_gpu=study.launcher_name == "srun",

@@ -112,6 +112,26 @@ def test_what_the_job_requested_becomes_slots_limits_and_notes(work):
     assert "\n  deep-net:\n" in found.text(Path("job.sbatch"))
 
 
+def test_lines_that_do_not_mention_the_task_are_named_for_setup(work):
+    body = """set -e
+module load cuda
+export DATA=$TMPDIR/d  # the task is not here
+tar xf /shared/data.tar \\
+  -C $TMPDIR
+LR=${LRS[$SLURM_ARRAY_TASK_ID]}
+mkdir -p out/$LR
+for file in a b; do
+  cp $file $DATA
+done
+python train.py \\
+  --lr $LR
+echo done
+"""
+    (note,) = [note for note in import_array_script(write(body, "-a 0-1")).notes if "`setup`" in note]
+    lines = "module load cuda; tar xf /shared/data.tar    -C $TMPDIR; cp $file $DATA"
+    assert note.endswith(f"prepare for all trials: {lines}")
+
+
 @pytest.mark.parametrize(
     ("options", "rest"),
     [

@@ -1,0 +1,121 @@
+"""The commands of a user before the first trial of a job, and after the last one."""
+
+import os
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from project import is_alive
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from trainyard.cluster import host
+from trainyard.config.load import check_config
+from trainyard.planning.attempts import Fold
+from trainyard.planning.journal import Started
+from trainyard.programs.node_setup import prepared_nodes
+from trainyard.utils.errors import UserError
+
+# Starts the command once for each of two nodes, as srun does.
+TWO_NODES = ["bash", "-c", 'for node in a b; do SLURMD_NODENAME=$node "$@" & done; wait', "srun"]
+
+
+def study(**keys):
+    return check_config({"sweeps": {"s": {"command": "true", **keys}}}).sweeps["s"]
+
+
+def test_trials_get_what_setup_exports_and_teardown_runs_before_its_server_ends(tmp_path, caplog):
+    setup = f"cd /\nexport DATA='{tmp_path}/a b' PATH=/own:$PATH\nlocal=1\nsleep 600 & export SERVER=$!\n# the end"
+    teardown = f"kill -0 $SERVER\necho $DATA > {tmp_path}/seen\nexit 3"
+    with prepared_nodes(study(setup=setup, teardown=teardown), tmp_path / "setup.log") as by_node:
+        variables = by_node[host.node_name()]
+        server = psutil.Process(int(variables.pop("SERVER")))
+        assert variables == {"DATA": f"{tmp_path}/a b", "PATH": f"/own:{os.environ['PATH']}"}
+        assert is_alive(server)
+        assert not (tmp_path / "seen").exists()
+    assert not is_alive(server)
+    assert (tmp_path / "seen").read_text() == f"{tmp_path}/a b\n"
+    assert "`teardown` failed: exit code 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        (
+            "tar xf absent.tar\nexport DATA=x",
+            "`setup` failed, and nothing was started: exit code 2; the end of .*absent",
+        ),
+        ("echo bad disk; false | cat\ntrue", "exit code 1; .*\nbad disk"),
+        ("kill -9 $$", "killed by SIGKILL"),
+    ],
+)
+def test_setup_that_fails_is_an_error_with_the_end_of_its_output_and_is_torn_down(tmp_path, setup, message):
+    options = study(setup=setup, teardown=f"touch {tmp_path}/down")
+    with pytest.raises(UserError, match=f"(?s){message}"), prepared_nodes(options, tmp_path / "setup.log"):
+        raise AssertionError("it has failed")
+    assert (tmp_path / "down").exists()
+
+
+def test_each_node_has_its_own_variables(tmp_path):
+    options = study(
+        setup="export DATA=/local/$SLURMD_NODENAME", teardown=f"touch {tmp_path}/$SLURMD_NODENAME-${{DATA##*/}}"
+    )
+    with prepared_nodes(options, tmp_path / "setup.log", nodes=2, srun=TWO_NODES) as by_node:
+        assert by_node == {"a": {"DATA": "/local/a"}, "b": {"DATA": "/local/b"}}
+    assert {path.name for path in tmp_path.glob("?-?")} == {"a-a", "b-b"}
+
+
+SWEEP = {
+    "setup": "echo unpacking >> setup.txt\nexport DATA=/local/data",
+    "teardown": "echo $DATA >> teardown.txt",
+    "grid": {"n": [1, 2, 3]},
+    "slots": {"cpus": 1},
+}
+FUNCTION = "import os\n\ndef run(config, context):\n    return {'found': float(os.environ['DATA'] == '/local/data')}\n"
+
+
+def events(project, kind):
+    fold = Fold(project.results / "sweeps/s")
+    return [event for _, event in fold.news() if isinstance(event, kind)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        {
+            "command": "echo found=$([ $DATA = /local/data ] && echo {n})",
+            "metrics": {"pattern": "found=(?P<f>{number})"},
+        },
+        {"function": "mine:run"},
+    ],
+    ids=["command", "function"],
+)
+def test_setup_runs_once_per_job_and_teardown_also_after_failed_trials(project, program):
+    (project.folder / "mine.py").write_text(FUNCTION)
+    project.write({"sweeps": {"s": {**SWEEP, **program}}})
+    project.run(*project.script("sweep", "--sweep", "s"))
+    assert (project.folder / "setup.txt").read_text() == "unpacking\n"
+    assert (project.folder / "teardown.txt").read_text() == "/local/data\n"
+    assert re.search(r",1,finished,1,[\d.]+,1$", (project.results / "sweeps/s/trials.csv").read_text(), re.MULTILINE)
+    project.run(*project.script("sweep", "--sweep", "s"))
+    assert (project.folder / "setup.txt").read_text() == "unpacking\n", "no trial was pending"
+
+
+@pytest.mark.slow
+def test_setup_that_fails_uses_up_no_trial_and_a_stopped_job_is_torn_down(project):
+    failing = {**SWEEP, "command": "echo {n}; touch up; sleep 600", "metric": "seconds"}
+    project.write({"sweeps": {"s": {**failing, "setup": "echo the disk is full\nexit 7"}}})
+    failed = project.run(*project.script("sweep", "--sweep", "s"), check=False)
+    assert failed.returncode == 1
+    assert "`setup` failed, and nothing was started: exit code 7" in failed.stdout + failed.stderr
+    assert "the disk is full" in failed.stdout + failed.stderr
+    assert events(project, Started) == []
+    Path(project.folder / "teardown.txt").unlink()
+
+    project.write({"sweeps": {"s": failing}})
+    assert "a job begins with `setup`" in project.snakemake("-n", "sweeps")
+    started = project.start(*project.script("sweep", "--sweep", "s"))
+    wait_until((project.folder / "up").exists, what="a trial", while_running=started)
+    started.terminate()
+    started.communicate(timeout=PATIENCE_SECONDS)
+    assert (project.folder / "teardown.txt").read_text() == "/local/data\n"
