@@ -1,5 +1,6 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
+import itertools
 import math
 import re
 import warnings
@@ -758,6 +759,12 @@ class Sweep(Study):
         "the deadline. It decides only what is requested; `budget` ends the sweep. With `cheapest`, its end is such a "
         "deadline.",
     )
+    average: list[str] = Field(
+        [],
+        description="Varied keys that are no settings, such as `[env_id, fold]`: a configuration runs at all of their "
+        "values and counts by the mean over them, as over seeds. Beside `trials`, `sample` or `search`, a `grid` of "
+        "these keys alone gives their values.",
+    )
     repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1,
         description="Trials of each configuration, with the seeds `seed`, `seed` + 1, ...: first all configurations "
@@ -843,6 +850,47 @@ class Sweep(Study):
                 raise invalid(f"repeats {counted}: give a whole number")
         return self
 
+    @model_validator(mode="after")
+    def _check_average(self) -> "Sweep":
+        drawn = [part.values for part in (self.sample, self.search) if part]
+        for key in self.average:
+            if is_seed(key):
+                raise invalid(f"average: trials that differ in {key} are one configuration anyway: remove it")
+            if key not in self._keys_of_parts:
+                raise invalid(f"average: {key} is no varied key; {suggest(key, self._keys_of_parts)}")
+            is_listed = key in self.grid or not drawn
+            if (
+                not (is_listed and self.averaged)
+                or condition_of(self.grid.get(key, []))
+                or any(key in of for of in drawn)
+            ):
+                raise invalid(f"average: each configuration needs all values of {key}: give them as a list in `grid`")
+        if self.average and self.stop:
+            raise invalid(
+                "average: stop compares each trial with all others, also at other values: give one of the two"
+            )
+        return self
+
+    @cached_property
+    def averaged(self) -> list[dict[str, Any]]:
+        """The values of the keys of `average` at which each configuration runs; a single {} without such keys."""
+        if self.grid.keys() >= set(self.average):
+            options = itertools.product(*(options_of(self.grid[key]) for key in self.average))
+            return [dict(zip(self.average, values, strict=True)) for values in options]
+        whole = [values for values in self.trials if values.keys() >= set(self.average)]
+        levels = [{key: values[key] for key in self.average} for values in whole]
+        return list({str(level): level for level in levels}.values())
+
+    def is_setting(self, key: str) -> bool:
+        """Whether configurations differ in a varied key; in the others, their trials do."""
+        return not is_seed(key) and key not in self.average
+
+    @property
+    def runs_grid(self) -> bool:
+        """Whether the grid makes trials, and not only gives the values of `average`."""
+        has_others = self.trials or self.sample or self.search
+        return bool(self.grid) and not (has_others and self.grid.keys() <= set(self.average))
+
     @property
     def seed_key(self) -> str | None:
         """The key of the random seed."""
@@ -859,16 +907,21 @@ class Sweep(Study):
         return 1 if self.repeat_best else self.repeats
 
     @property
+    def trials_of_each(self) -> int:
+        """Trials of each configuration that a search draws."""
+        return self.repeats_of_all * len(self.averaged)
+
+    @property
     def draw_count(self) -> int:
         """The trials that a search draws; 0 without a search."""
-        return self.search.trials * self.repeats_of_all if self.search else 0
+        return self.search.trials * self.trials_of_each if self.search else 0
 
     @property
     def distinct_draw_count(self) -> int:
         """How many of them are different, at most."""
         draws = self.search.values.values() if self.search else ()
         counts = (each.count if isinstance(each, Uniform) else len(options_of(each)) for each in draws)
-        return int(min(self.draw_count, math.prod(counts, start=1.0) * self.repeats_of_all))
+        return int(min(self.draw_count, math.prod(counts, start=1.0) * self.trials_of_each))
 
     def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
         """Check that trials report what they are judged by, among the metrics of a whole trial and of an epoch."""
@@ -973,8 +1026,9 @@ class Sweep(Study):
 
     @property
     def scored(self) -> dict[str, Any]:
-        """The `score`, where it is part of a digest; {} for the last epoch."""
-        return {} if self.score == "last" else {"score": str(self.score)}
+        """The `score` and what is averaged, where they are part of a digest; {} by default."""
+        score = {} if self.score == "last" else {"score": str(self.score)}
+        return score | ({"average": self.averaged} if self.average else {})
 
     @property
     def goals(self) -> dict[str, Mode]:

@@ -204,15 +204,24 @@ def count_configured(sweep: Sweep) -> int:
 def _counts(sweep: Sweep) -> dict[str, int]:
     """The number of configurations in each part of the sweep."""
     lengths = (each.count if isinstance(each, Range) else len(options_of(each)) for each in sweep.grid.values())
-    counts = {"grid": math.prod(lengths) if sweep.grid else 0, "trials": len(sweep.trials)}
-    counts |= {"sample": sweep.sample.count} if sweep.sample else {}
-    counts |= {"search": sweep.search.trials} if sweep.search else {}
+    levels, average = len(sweep.averaged), set(sweep.average)
+    listed = sum(1 if values.keys() >= average else levels for values in sweep.trials)
+    counts = {"grid": math.prod(lengths) if sweep.runs_grid else 0, "trials": listed}
+    counts |= {"sample": levels * sweep.sample.count} if sweep.sample else {}
+    counts |= {"search": levels * sweep.search.trials} if sweep.search else {}
     return {place: count * sweep.repeats_of_all for place, count in counts.items()}
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place in the config and values of the varied keys of each configuration of the sweep."""
-    if sweep.grid:
+    """Place in the config and values of the varied keys of each configuration, at all values of `average`."""
+    average = set(sweep.average)
+    for place, values in _settings(sweep):
+        for level in [{}] if values.keys() >= average else sweep.averaged:
+            yield place, values | level
+
+
+def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+    if sweep.runs_grid:
         choices, conditions = [options_of(values) for values in sweep.grid.values()], _conditions(sweep.grid)
         for combination in itertools.product(*choices):
             found = dict[str, Any]()
@@ -296,6 +305,12 @@ def with_seed(sweep: Sweep, values: dict[str, Any], repeat: int) -> dict[str, An
     """The values of a repeat of a configuration, from 0 on; unchanged if there is only this one."""
     is_alone = sweep.repeats == 1 and repeat == 0
     return values if is_alone else {**values, sweep.seed_key or "": sweep.first_seed + repeat}
+
+
+def run_of(sweep: Sweep, values: dict[str, Any], number: int) -> dict[str, Any]:
+    """The values of the n-th trial of a configuration, from 0 on: at all values of `average`, then of the next seed."""
+    repeat, level = divmod(number, len(sweep.averaged))
+    return with_seed(sweep, values, repeat) | sweep.averaged[level]
 
 
 def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:

@@ -51,7 +51,8 @@ def _draw_seeds(order: SharedOrder, first: list[str]) -> tuple[list[Suggested], 
     for repeat in range(1, space.sweep.repeats):
         for leader in leaders:
             values = state.trials[leader.trials[0].trial].values
-            draws.append(_draw(state, with_seed(state.sweep, values, repeat), space.selections[-1]))
+            further = with_seed(state.sweep, values, repeat)
+            draws += [_draw(state, further | level, space.selections[-1]) for level in space.sweep.averaged]
     return draws, None
 
 

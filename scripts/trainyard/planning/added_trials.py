@@ -114,7 +114,7 @@ def list_changes(before: Sweep, now: Sweep) -> list[str]:
     is_smaller = bool(expand(before).by_name("").keys() - expand(now).by_name("").keys())
     if before.search and now.search:
         is_smaller |= now.search.trials < before.search.trials
-        names += ["repeats"] if before.repeats_of_all != now.repeats_of_all else []
+        names += ["repeats"] if before.trials_of_each != now.trials_of_each else []
     return [*names, *["the number of trials"] * is_smaller]
 
 

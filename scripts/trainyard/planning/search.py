@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trainyard.config.metric_names import DURATION, create_study
-from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, is_seed, options_of
+from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.train import value_at
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, expand, in_table, make_trial, with_seed
+from trainyard.config.trials import Trial, expand, in_table, make_trial, run_of
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
@@ -235,7 +235,8 @@ def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion
         trial = make_trial(space.sweep, values)
         whole = {key: value_at(trial.settings, key) for key in search.values} | values
         if params := params_of(search, whole):
-            same = make_trial(space.sweep, {key: whole[key] for key in whole if key in params or is_seed(key)})
+            drawn = {key: whole[key] for key in whole if key in params or not space.sweep.is_setting(key)}
+            same = make_trial(space.sweep, drawn)
             if trial.identity(digest) == same.identity(digest) == name:
                 return Suggestion(trial, name, params, {})
     return None
@@ -314,10 +315,15 @@ class SuggestionSource:
         others = [as_drawn(space, name, values) for name, values in given.items()]
         for each in filter(None, others):
             found.setdefault(str(each.params), []).append(each)
-        self._evidence = list(found.values())
+        self._evidence = [group for group in found.values() if self._has_all_values(group)]
         if others:
             count = sum(map(len, self._evidence))
             log.info("search: %d trials that it has not drawn count, %d do not fit", count, len(others) - count)
+
+    def _has_all_values(self, group: Sequence[Suggestion]) -> bool:
+        """Whether a configuration has trials at all values of `average`."""
+        levels = {str([each.trial.values[key] for key in self._state.sweep.average]) for each in group}
+        return len(levels) == len(self._state.sweep.averaged)
 
     def _find_end(self, name: str) -> Attempt | None:
         """How a trial ended by the present rules, if it has."""
@@ -338,13 +344,13 @@ class SuggestionSource:
 
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration, or the next repeat of the last one."""
-        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.repeats_of_all
+        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.trials_of_each
         if repeat:
             first = drawn[-repeat]
-            return with_seed(sweep, first.trial.values, repeat), first.params, first.attrs
+            return run_of(sweep, first.trial.values, repeat), first.params, first.attrs
         cancelled = self._order.cancelled - self._ends.keys()
         gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
-        repeats = sweep.repeats_of_all
+        repeats = sweep.trials_of_each
         firsts, ends, evidence = drawn[::repeats], self._ends | gone, self._evidence
         if evidence:
             names = {each.name for each in drawn}
@@ -353,7 +359,7 @@ class SuggestionSource:
             groups = [*evidence, *zip(*(drawn[each::repeats] for each in range(repeats)), strict=True)]
             ends = {group[0].name: end for group in groups if (end := self._mean_end(group, ends))}
         values, params, attrs = self._study.draw(firsts, ends, [group[0] for group in evidence])
-        return with_seed(sweep, values, 0), params, attrs
+        return run_of(sweep, values, 0), params, attrs
 
     def _mean_end(self, repeats: Sequence[Suggestion], known: Mapping[str, Attempt]) -> Attempt | None:
         """How the repeats of a configuration ended, as one trial with their mean; None until all have ended."""

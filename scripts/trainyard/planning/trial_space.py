@@ -81,9 +81,10 @@ class TrialSpace:
         sweep = self.sweep
         if not sweep.repeat_best or self.digest in self._chosen:
             return 0
-        count = sweep.distinct_draw_count + len(expand(sweep).trials)
+        levels = len(sweep.averaged)
+        count = (sweep.distinct_draw_count + len(expand(sweep).trials)) // levels
         chosen = [repeats for repeats, each in enumerate(self.selections, 1) if each in self._chosen]
-        return min(sweep.repeat_best, count) * (sweep.repeats - max(chosen, default=1))
+        return levels * min(sweep.repeat_best, count) * (sweep.repeats - max(chosen, default=1))
 
     @property
     def _compared_by(self) -> dict[str, Any]:

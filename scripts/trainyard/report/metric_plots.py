@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from trainyard.config.sweep import is_seed
 from trainyard.report import style
 from trainyard.report.plotted_trials import MAX_FACETS, PlottedTrials
 from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_metric, readable_name
@@ -45,7 +44,7 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
     names = style.short_names(ranked.keys)
     for place, (axes, key) in enumerate(zip(panels, keys, strict=False)):
         _plot_points(axes, ranked, key)
-        if ranked.ranking.has_seeds and not is_seed(key):
+        if ranked.ranking.has_seeds and ranked.ranking.is_setting(key):
             _plot_spread(axes, ranked, key)
         else:
             _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
@@ -106,7 +105,9 @@ def _plot_spread(axes: Axes, ranked: PlottedTrials, key: str) -> None:
     ]
     places, means, deviations = np.array(rows, dtype=float).reshape(-1, 3).T
     shape: dict[str, Any] = {"linestyle": "none", "marker": "_", "markersize": 10, "color": "#333333"}
-    axes.errorbar(places, means, deviations, label="mean ± standard deviation over seeds", elinewidth=1, **shape)
+    axes.errorbar(
+        places, means, deviations, label=f"mean ± standard deviation over {ranking.over}", elinewidth=1, **shape
+    )
 
 
 def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", limits: tuple[float, float]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainyard.config.config import Config
-from trainyard.config.sweep import is_seed
 from trainyard.config.trials import constant_keys, count_configured
 
 # The plots of each kind of study with their labels, in the order of interest, in which the report shows them. The
@@ -43,7 +42,7 @@ def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     if kind == "sweeps":
         sweep = config.sweeps[name]
         keys = set(sweep.varied_keys) - constant_keys(sweep)
-        settings = len({sweep.paired.get(key, key) for key in keys if not is_seed(key)})
+        settings = len({sweep.paired.get(key, key) for key in keys if sweep.is_setting(key)})
         empty |= set() if sweep.objectives else {"front"}
         empty |= {"parallel"} if len(keys) < 2 else set()
         has_enough = count_configured(sweep) >= trials_for_importance(settings)

@@ -10,7 +10,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import PercentFormatter
 
-from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
 from trainyard.planning.trial_value import describe_score
@@ -44,7 +43,7 @@ class PlottedTrials:
         self.table, self.keys, self.ranking, self.log = table, keys, ranking, log or {}
         self.settings: dict[str, list[str]] = {}  # the varied keys that one chooses, by name: those that vary together
         for key in keys:
-            if not is_seed(key):
+            if ranking.is_setting(key):
                 self.settings.setdefault((paired or {}).get(key, key), []).append(key)
         # The metric of each trial; NaN without one that an axis can show.
         self.values: pd.Series[float] = style.within_axes(table["trial"].map(ranking.scores).astype(float))
@@ -98,7 +97,8 @@ class PlottedTrials:
         what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
         when = self.ranking.best_trial.when if self.ranking.best_trial else ""
-        start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}{when}"
+        its_best = f"{f' over {self.ranking.over}' * (not self.ranking.average)}; its best trial" * has_seeds
+        start = f"{what}{its_best}: {value}{when}"
         names = style.short_names(self.keys)
         settings = ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
         title = f"{start}, with {settings}" if when else f"{start} at {settings}"
@@ -168,6 +168,6 @@ class PlottedTrials:
 def rank_trials(state: History, trials: pd.DataFrame, ranking: Ranking) -> PlottedTrials:
     """The trials of a sweep as its plots show them, ranked, by the keys that differ."""
     keys = [key for key in state.varied_keys if key not in state.constant_keys]
-    names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
+    names = {key: trials[key].convert_dtypes().astype(object) for key in keys if not ranking.is_setting(key)}
     shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})
     return PlottedTrials(shown, keys, ranking, {key: state.sweep.is_log(key) for key in keys}, state.sweep.paired)

@@ -96,7 +96,11 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
         "": "; ".join([*answer.lines, *describe_spoiled_results(state.sweep)]),
-        **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
+        **(
+            {f"Configurations: means over {ranking.over}": ReportTable(configurations, best)}
+            if ranking.has_seeds
+            else {}
+        ),
         **({"Trials compared": spec} if spec else {}),
         "Trials": arranged,
         **stopped,

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import pandas as pd
 
-from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
@@ -58,7 +57,7 @@ def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dic
             x |= {"type": "quantitative", "scale": LOG if is_log else LINEAR}
         else:
             x |= {"type": "nominal", "sort": None, "axis": {"labelAngle": -30}}
-        intervals = [_intervals(x, y)] if ranked.ranking.has_seeds and not is_seed(key) else []
+        intervals = [_intervals(x, y)] if ranked.ranking.has_seeds and ranked.ranking.is_setting(key) else []
         panels.append({**SIZE, "layer": [*intervals, _points({"x": x, "y": y, "tooltip": told})]})
     data = {"trials": _records(trials)}
     if curve in epochs and not epochs["trial"].is_unique:

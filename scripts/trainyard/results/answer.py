@@ -75,7 +75,7 @@ def _describe_deciding_trials(state: History, ranking: Ranking, alike: Sequence[
     if any(len(among & trials) > 1 for trials in alike):
         return ""
     which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
-    count = MORE_SEEDS * len(chosen)
+    count = MORE_SEEDS * len(chosen) * len(sweep.averaged)
     records = [state.record(trial.trial) for each in chosen for trial in each.trials]
     results = [result for record in records if (result := record.result)]
     seconds = [record.seconds for record in records if record.result and record.seconds]

@@ -4,7 +4,8 @@ import json
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,17 +49,39 @@ class RankedTrial:
         """Whether its value is a finite number."""
         return self.score is not None and math.isfinite(self.score)
 
+    @property
+    def seed(self) -> str:
+        """The values of its seed, as text."""
+        return json.dumps([value for key, value in self.values.items() if is_seed(key)])
+
+    def level(self, average: Iterable[str]) -> str:
+        """Its values of the keys of `average`, as text."""
+        return json.dumps([self.values[key] for key in average])
+
 
 class Configuration:
-    """The trials of a sweep, in the config's order, with the same `values` of all varied keys but the seed."""
+    """The trials of a sweep, in the config's order, with the same `values` of all settings.
 
-    def __init__(self, values: dict[str, Any], trials: list[RankedTrial]) -> None:
+    They differ in the seed, and in the keys of `average`: a seed counts once trials at all `levels` of these have
+    finished with the metric.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        trials: list[RankedTrial],
+        average: Sequence[str] = (),
+        levels: Set[str] = frozenset({"[]"}),
+    ) -> None:
         self.values, self.trials = values, trials
         # The trials that count finished, and their metric is a finite number.
-        finished = [each for each in trials if each.counts and each.status == TrialStatus.FINISHED]
-        fresh = [each for each in finished if each.is_fresh]
+        self.finished = [each for each in trials if each.counts and each.status == TrialStatus.FINISHED]
+        fresh = [each for each in self.finished if each.is_fresh]
         self.is_fresh = bool(fresh)
-        self._counting = fresh or finished
+        reached = defaultdict[str, set[str]](set)  # by seed
+        for each in fresh or self.finished:
+            reached[each.seed].add(each.level(average))
+        self._counting = [each for each in fresh or self.finished if reached[each.seed] == levels]
         scores = [float(each.score or 0.0) for each in self._counting]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
@@ -74,10 +97,10 @@ class Configuration:
 
     @property
     def by_seed(self) -> dict[str, float]:
-        """The values that count, by the values of the seed, as text."""
+        """The values that count, by the values of all keys but the settings, as text."""
         by_seed = {}
         for each in self._counting:
-            seed = [value for key, value in each.values.items() if is_seed(key)]
+            seed = [value for key, value in each.values.items() if key not in self.values]
             by_seed[json.dumps(seed)] = float(each.score or 0.0)
         return by_seed
 
@@ -105,6 +128,7 @@ class Ranking:
     objectives: Mapping[str, Mode] = field(default_factory=dict)
     constraints: Mapping[str, MetricLimits] = field(default_factory=dict)
     score: Score = "last"
+    average: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.infeasible = [each for each in self.configurations if each.n and not self.meets_constraints(each.means)]
@@ -130,8 +154,10 @@ class Ranking:
         self.counting = [each for each in self.configurations if each.n and each not in beyond]
         self.best_trial = self.counting[0].best_trial(self.mode) if self.counting else None
         self.scores = {trial.trial: trial.score for trial in self.trials}
-        # Whether a configuration has several trials, which differ in their seed.
+        # Whether a configuration has several trials, which differ in no setting, and in what they do.
         self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
+        seeds = ["seeds"] * (not self.average or any(is_seed(key) for each in self.trials[:1] for key in each.values))
+        self.over = ", ".join([*self.average, *seeds])
         # The values of the trials that have finished with the metric, and what those printed last that are incomplete.
         finished = [each for each in self.trials if each.status is TrialStatus.FINISHED]
         self.finished = {trial: trial.value for trial in finished if trial.value}
@@ -142,6 +168,10 @@ class Ranking:
     def trials(self) -> list[RankedTrial]:
         """The trials of all configurations."""
         return [trial for each in self.configurations for trial in each.trials]
+
+    def is_setting(self, key: str) -> bool:
+        """Whether configurations differ in a varied key; in the others, their trials do."""
+        return not is_seed(key) and key not in self.average
 
     def meets_constraints(self, values: Mapping[str, float]) -> bool:
         """Whether the values of a trial or configuration are within the limits; NaN is not."""
@@ -198,23 +228,25 @@ def rank_sweep(state: History) -> Ranking:
             judged = {each: found.get(each, math.nan) for each in names}
             trials.append(RankedTrial(name, values, record.status, value, name in fresh, judged))
     wanted = sweep.target[0] or metric
-    ranked, unreported = rank_configurations(trials, chosen), wanted if wanted != metric else ""
-    judged_by = sweep.objectives, sweep.constraints, sweep.score
+    ranked = rank_configurations(trials, chosen, sweep.average)
+    unreported = wanted if wanted != metric else ""
+    judged_by = sweep.objectives, sweep.constraints, sweep.score, sweep.average
     return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
 
 
-def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
+def rank_configurations(trials: Sequence[RankedTrial], mode: Mode, average: Sequence[str] = ()) -> list[Configuration]:
     """The configurations of some trials by their mean, best first; equal ones keep the order of the trials.
 
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
     mean leaves out its worst trials. Those without a mean are last, those with trials that are fresh first.
     """
     found: dict[str, tuple[dict[str, Any], list[RankedTrial]]] = {}
+    levels = {trial.level(average) for trial in trials}
     for trial in trials:
-        values = {key: value for key, value in trial.values.items() if not is_seed(key)}
+        values = {key: value for key, value in trial.values.items() if not is_seed(key) and key not in average}
         found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
     return sorted(
-        (Configuration(*each) for each in found.values()),
+        (Configuration(*each, average, levels) for each in found.values()),
         key=lambda each: (not each.n, each.n > 0 and each.is_incomplete, not each.is_fresh, _cost(each.mean, mode)),
     )
 
@@ -246,8 +278,10 @@ def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
     """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
     mean, extreme = "mean " * ranking.has_seeds, EXTREMES[ranking.mode]
+    over = f" over {ranking.over}" * bool(ranking.average)
     of_each = f"; of each trial the {describe_score(ranking.score)}" * (ranking.has_seeds and ranking.score != "last")
-    return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed}{of_each})"
+    how = f"{extreme}{', guessed from its name' * ranking.is_guessed}{of_each}"
+    return f"best {mean}{metric or ranking.metric}{over} ({how})"
 
 
 def describe_ranking(ranking: Ranking) -> list[str]:
@@ -263,11 +297,20 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
         stopped, total = is_over * statuses.count(TrialStatus.STOPPED), len(statuses)
         why = f": {stopped} of {total} stopped early; change or remove `stop`, and they run again" * bool(stopped)
+        if any(each.finished for each in ranking.configurations):
+            return [f"no configuration has finished at all values of {', '.join(ranking.average)}"]
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
     beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
     first, *others = _describe_front(ranking) if ranking.front else _describe_first(ranking)
     settings = {trial.trial: trial.values for trial in ranking.finished}
-    return [first, *describe_work(ranking.work, settings), *others, *_describe_values(ranking), *beyond]
+    return [
+        first,
+        *describe_work(ranking.work, settings),
+        *others,
+        *_describe_values(ranking),
+        *_describe_average(ranking),
+        *beyond,
+    ]
 
 
 def _describe_values(ranking: Ranking) -> list[str]:
@@ -296,6 +339,31 @@ def _describe_scores(ranking: Ranking) -> list[str]:
         fast = "reported faster than one epoch a second, of which not all are kept"
         lines.append(f"{some} of {total} {fast}: their {describe_score(score)} is of those")
     return lines
+
+
+def _describe_average(ranking: Ranking) -> list[str]:
+    """Which configurations lack values of `average`, and keys of it whose values differ more than configurations do."""
+    lines, means = list[str](), [each.mean for each in ranking.counting if each.mean is not None]
+    if lacking := sum(each.n == 0 and bool(each.finished) for each in ranking.configurations):
+        configurations = count_of(lacking, "configuration")
+        lines.append(f"not ranked, without a result at all values of {', '.join(ranking.average)}: {configurations}")
+    for key in ranking.average if len(means) > 1 else ():
+        trials = [trial for each in ranking.counting for trial in each.finished]
+        by_value = sorted(means_by_value(trials, key).items(), key=lambda item: item[1])
+        (lowest, low), (highest, high) = by_value[0], by_value[-1]
+        if high - low > max(means) - min(means):
+            scales = f"{low:.4g} at {lowest} to {high:.4g} at {highest}"
+            differ = f"more than configurations, {min(means):.4g} to {max(means):.4g}"
+            lines.append(f"values of `{key}` differ {differ}: {scales}; on different scales, the largest one decides")
+    return lines
+
+
+def means_by_value(trials: Iterable[RankedTrial], key: str) -> dict[str, float]:
+    """The mean of the trials at each value of a key, as text."""
+    found = defaultdict[str, list[float]](list)
+    for trial in trials:
+        found[str(trial.values[key])].append(float(trial.score or 0.0))
+    return {value: statistics.fmean(scores) for value, scores in found.items()}
 
 
 def _describe_closest(ranking: Ranking) -> str:
@@ -344,7 +412,7 @@ def _describe_evidence(found: Evidence, ranking: Ranking) -> str:
     """Which configurations may be the best, and by how much."""
     low, high = found.value
     lead = f"the first leads the next by {found.lead:.2g} ({found.lead_range[0]:.2g} to {found.lead_range[1]:.2g})"
-    numbers = f"{lead}; its mean over all seeds is {low:.4g} to {high:.4g}"
+    numbers = f"{lead}; its mean over all {ranking.over} is {low:.4g} to {high:.4g}"
     count, total = len(ranking.leaders), len(found.expected)
     if count == 1:
         return f"the best of {total} configurations with {SURE:.0%} certainty: {numbers}"
@@ -383,7 +451,7 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     count = f"n = {configuration.n}"
     if configuration.n < configuration.total:
         count += f" of {configuration.total}"
-    seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
+    seed = _assignments({key: value for key, value in trial.values.items() if key not in configuration.values})
     best = f"its best trial is {trial.trial} ({seed}): {trial.score:.6g}{trial.when}"
     return f"{mean} ({count}){_with_values(configuration, ranking)}; {best}{doubt}"
 

@@ -18,7 +18,7 @@ from trainyard.planning.accounting import conclusive_ends, kept_seconds
 from trainyard.planning.attempts import attempts_before
 from trainyard.planning.history import History, TrialRecord
 from trainyard.planning.requests import CANCELLED
-from trainyard.results.ranking import RankedTrial, Ranking
+from trainyard.results.ranking import RankedTrial, Ranking, means_by_value
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.text import count_of
 
@@ -263,7 +263,8 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
     One without a trial that counts, or beyond the constraints, has no place. `n` of its `trials` count for
     `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it `is_incomplete`, others diverged or
     were stopped early. It `may_be_best` if it cannot be told apart from the first, or with one run each, if it has the
-    same value; with objectives, if it is on the Pareto front. A key with the name of such a column is `varied_<name>`.
+    same value; with objectives, if it is on the Pareto front. `<key>=<value>` is the mean at a value of a key of
+    `average`. A key with the name of such a column is `varied_<name>`.
     If trials report the metric by epochs: `<metric>_epoch` and `<metric>_epochs` are the epoch of the value of `trial`
     and its number of epochs, `<metric>_at_best_epoch` and `<metric>_best_epoch` the best value of all its epochs.
     """
@@ -275,7 +276,9 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
         row = {"place": places.get(each), "trial": best.trial if best else None, "n": each.n,
                "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
                f"{metric}_best": best.score if best else None, **_epoch_columns(metric, best, ranking),
-               **{f"{name}_mean": each.means.get(name) for name in further}, "is_incomplete": each.is_incomplete,
+               **{f"{name}_mean": each.means.get(name) for name in further},
+               **{f"{key}={value}": mean for key in ranking.average
+                  for value, mean in means_by_value(each.finished, key).items()}, "is_incomplete": each.is_incomplete,
                "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
