@@ -84,8 +84,6 @@ def concerns(study: Study, problem: ScriptFinding) -> bool:
             return slots.count > 1 or slots.jobs > 1
         case "gpu":
             return slots.has_gpus
-        case "memory":
-            return slots.has_gpus and slots.share < 1
         case "wandb":
             return not (study.program_metrics and study.program_metrics.is_wandb)
     return True

@@ -781,7 +781,8 @@ class Sweep(Study):
     max_failed_fraction: float = Field(
         0.5,
         description="Maximum fraction of trials that fail after all retries, above which the sweep ends with an error. "
-        "`0`: a single failed trial is an error; `1`: run all trials, regardless of failures.",
+        "`0`: a single failed trial is an error; `1`: run all trials, regardless of failures. Trials that run out of "
+        "GPU memory do not count.",
         ge=0,
         le=1,
     )

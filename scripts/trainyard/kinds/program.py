@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainyard.cluster.gpus import first_gpu_name
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.trial_kind import TrialKind
-from trainyard.programs.user_environment import thread_variables
+from trainyard.programs.user_environment import gpu_memory_variables, thread_variables
 
 if TYPE_CHECKING:
     from trainyard.data.staged import Staged
@@ -18,7 +18,9 @@ class ProgramTrials(TrialKind):
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Set the number of threads, and copy the dataset."""
-        os.environ.update(thread_variables(self.setup.threads) | self.setup.variables)
+        variables = self.setup.variables
+        limits = gpu_memory_variables(self.setup.gpu_share, os.environ | variables)
+        os.environ.update(thread_variables(self.setup.threads) | limits | variables)
         self.dataset, copied = copy_dataset(self.setup, self.resources)
         return first_gpu_name() or "cpu", copied
 

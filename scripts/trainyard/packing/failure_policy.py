@@ -17,6 +17,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Location, TrialEvent
 from trainyard.results.error_patterns import error_pattern
+from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.text import SHELL_SIGNAL
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
@@ -92,7 +93,8 @@ class TrialFailure:
     def may_affect_all(self) -> bool:
         """Whether all trials may fail in this way: it is not the machine that ended it."""
         by_signal = (self.exit_code or 0) - SHELL_SIGNAL in signal.valid_signals()
-        return self.is_quick and not by_signal and not MACHINE_ERROR.search(self.error)
+        is_of_machine = MACHINE_ERROR.search(self.error) or mentions_gpu_memory(self.error)
+        return self.is_quick and not by_signal and not is_of_machine
 
     @property
     def is_of_start(self) -> bool:
@@ -197,11 +199,13 @@ class FailurePolicy:
     def record_failure(self, failure: TrialFailure) -> bool:
         """Record a failure; returns whether the trial is retried.
 
-        A trial is not retried if its program has rejected the command line twice in the same way.
+        A trial is not retried if its program has rejected the command line twice in the same way, or has run out of GPU
+        memory twice.
         """
         before = self._failures[failure.trial]
         is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
         is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)
+        is_out_of_memory = all(mentions_gpu_memory(each.error) for each in (failure, *before[-1:])) and bool(before)
         before.append(failure)
         self._record_end(failure.trial, failure.place, succeeded=False)
         if len({each.place.device for each in before}) == 1:
@@ -210,7 +214,7 @@ class FailurePolicy:
             for streak in self._streaks.values():
                 streak.trials.pop(failure.trial, None)
                 streak.finished_elsewhere.discard(failure.trial)
-        return len(before) <= self._retries and not (is_usage and is_same)
+        return len(before) <= self._retries and not (is_usage and is_same) and not is_out_of_memory
 
     def allows(self, trial: str, place: SlotLocation, others: Iterable[SlotLocation]) -> bool:
         """Whether a trial may run in this place. It may not if it failed here and there are better places.

@@ -33,6 +33,7 @@ from trainyard.planning.journal import (
 from trainyard.programs.metric_rows import join_rows, merge_row
 from trainyard.programs.progress import Progress
 from trainyard.programs.runner import CheckpointFile
+from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.event_log import Reader
 
 
@@ -72,6 +73,11 @@ class Attempt:
     def is_incomplete(self) -> bool:
         """Whether its program ended with exit code 0 before it was `complete`."""
         return self.error.startswith(INCOMPLETE)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether it failed because the memory of its GPU did not suffice: an outcome of its configuration."""
+        return self.outcome is TrialStatus.FAILED and mentions_gpu_memory(self.error)
 
     @property
     def is_readable(self) -> bool:

@@ -328,6 +328,11 @@ class TrialRecord:
         return self.last is not None and self.last.outcome == TrialStatus.FAILED
 
     @property
+    def out_of_memory(self) -> Attempt | None:
+        """The last attempt if it ran out of GPU memory."""
+        return self.last if self.last and self.last.ran_out_of_memory else None
+
+    @property
     def end(self) -> Attempt | None:
         """The attempt after which the trial is not run again: its result, or one that diverged or is unreadable."""
         history = self.history

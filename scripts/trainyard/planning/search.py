@@ -55,9 +55,9 @@ class OptunaStudy:
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
 
-        Trials that were stopped early count with their last value, those that diverged as worse than all others (with
-        several objectives, also those that were stopped), and failed and cancelled ones do not count. Running trials
-        are passed to Optuna, too. `evidence` are other trials.
+        Trials that were stopped early count with their last value, those that diverged or ran out of GPU memory as
+        worse than all others (with several objectives, also those that were stopped), and others that failed and
+        cancelled ones do not count. Running trials are passed to Optuna, too. `evidence` are other trials.
         """
         known = [*evidence, *drawn]
         self._tell([(each, ends.get(each.name)) for each in known], bad=self._worse_than_all(ends.values()))
@@ -136,7 +136,8 @@ class OptunaStudy:
             state, values = states.get(end.outcome, TrialState.FAIL), [known[name] for name in goals if name in known]
             constraints = {name: limit.excess(known[name]) if name in known else 0.0 for name, limit in limits.items()}
             # Optuna prunes no trials with several objectives.
-            if end.outcome == TrialStatus.DIVERGED or (end.outcome == TrialStatus.STOPPED and len(goals) > 1):
+            is_bad = end.outcome == TrialStatus.DIVERGED or end.ran_out_of_memory
+            if is_bad or (end.outcome == TrialStatus.STOPPED and len(goals) > 1):
                 # TPE ranks pruned trials without values last; the others use completed trials only.
                 is_last = self._search.method == "tpe" and len(goals) == 1
                 state, values = (TrialState.PRUNED, None) if is_last else (TrialState.COMPLETE, bad)
@@ -278,7 +279,7 @@ class SuggestionSource:
         assert state.sweep.search is not None
         self._state, self._order, self._search = state, order, state.sweep.search
         self._study = OptunaStudy(state.sweep)
-        ends = [end for record in state.records if (end := record.end)]
+        ends = [end for record in state.records if (end := record.end or record.out_of_memory)]
         self._ends = {end.trial: self._with_values(end) for end in ends}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`

@@ -16,7 +16,7 @@ from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
 
-Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "memory", "exit"]
+Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
 _TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
@@ -229,26 +229,6 @@ def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterat
                 yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"USR{user[1]}"))
 
 
-def _memory(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
-    """Libraries that take most of a GPU's memory at their start, if the script itself imports them at its beginning."""
-    for node in file.tree.body if file.path == script.path else ():
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        for library in {name.partition(".")[0] for name in names} & _GREEDY.keys():
-            how_much, variable, value = _GREEDY[library]
-            is_set = any(variable in text for part in script.source.files for text in part.texts(part.tree))
-            if not is_set and variable not in started.variables:
-                message = f"{library} takes {how_much} of a GPU's memory at its start, whatever the share of a trial"
-                remedy = f"put {variable}={value} before the command"
-                yield ScriptFinding("memory", file.path, node.lineno, message, remedy)
-
-
-_GREEDY: Final = {
-    "jax": ("75 %", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
-    "tensorflow": ("all", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
-}
-
-
 def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Words of the command, and variables that it sets, whose text `bool` takes for true."""
     for call in file.calls:
@@ -317,7 +297,6 @@ _LOOKS: Final[tuple[Look, ...]] = (
     _ports,
     _requeues,
     _signals,
-    _memory,
     _truth_of_texts,
     _unread_settings,
     _agents,

@@ -45,6 +45,7 @@ _WORDS: Final = [
     for word in (r"""'[^'{}]*'|"[^"$`\\{}]*\"""", r"[\w./+@%-]+")
 ]
 TRAINYARD: Final = "trainyard"  # the environment that runs Trainyard
+_XLA_MEMORY: Final = re.compile("XLA_(PYTHON_)?CLIENT_(MEM_FRACTION|PREALLOCATE|ALLOCATOR)$")
 UNSET: Final = "***unset***"  # conda keeps it as the value of a variable that it sets no more
 
 
@@ -112,6 +113,18 @@ def thread_variables(count: int, environment: Mapping[str, str] = os.environ) ->
     compiling = {} if COMPILE_THREADS in environment else {COMPILE_THREADS: str(count)}
     names = (f"{library}_{'MAXIMUM' if library == 'VECLIB' else 'NUM'}_THREADS" for library in _THREADS)
     return dict.fromkeys(names, str(count)) | compiling
+
+
+def gpu_memory_variables(share: float, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that keep JAX and TensorFlow to a share of a GPU's memory, unless the user has set one.
+
+    By default, JAX takes 75 % of it at its start, and TensorFlow all. A tenth is for what lies outside of JAX's pool.
+    """
+    if not 0 < share < 1:
+        return {}
+    own = {"XLA": ("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * share:.3g}"), "TF": ("TF_FORCE_GPU_ALLOW_GROWTH", "true")}
+    is_set = {"XLA": any(map(_XLA_MEMORY.match, environment)), "TF": own["TF"][0] in environment}
+    return {name: value for library, (name, value) in own.items() if not is_set[library]}
 
 
 def find_interpreter(study: Study) -> Path | None:

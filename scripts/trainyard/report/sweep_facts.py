@@ -146,12 +146,12 @@ def list_failures(state: History) -> list[str]:
 def list_next_steps(state: History, answer: Answer) -> list[str]:
     """What to do next about a sweep."""
     ranking, steps = answer.ranking, []
-    if failed := len(state.failed):
+    if failed := sum(not record.out_of_memory for record in state.failed):
         steps.append(
             f"Correct the error of {count_of(failed, 'failed trial')} and run the same command with "
             f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."
         )
-    if left := len(state.unfinished) - failed:
+    if left := len(state.unfinished) - len(state.failed):
         steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
     if text := state.describe_budget():
         steps.append(f"{text[0].upper()}{text[1:]}.")

@@ -11,6 +11,7 @@ from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
 from trainyard.results.effects import describe_effects, find_identical
+from trainyard.results.error_patterns import describe_out_of_memory
 from trainyard.results.ranking import NAMED, Ranking, describe_ranking, rank_sweep
 from trainyard.utils.text import count_of, list_some
 
@@ -32,7 +33,7 @@ def answer_sweep(state: History) -> Answer:
     ranking = rank_sweep(state)
     identical = find_identical(state, ranking)
     effects = describe_effects(ranking, identical)
-    lines = [*describe_ranking(ranking), *_describe_unranked(ranking), *effects]
+    lines = [*describe_ranking(ranking), *_describe_unranked(ranking), *describe_out_of_memory(state), *effects]
     alike = [{each.trial for each in trials} for report, trials in identical.items() if report.is_telling]
     return Answer(ranking, lines, _describe_deciding_trials(state, ranking, alike))
 

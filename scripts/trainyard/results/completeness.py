@@ -100,7 +100,8 @@ def _check_enough_succeeded(state: History, failed: Sequence[Attempt], result_co
         UserError: there is no result, or too many trials failed.
     """
     total, limit = len(state.trials), state.sweep.max_failed_fraction
-    if result_count and len(failed) <= limit * total:
+    own_errors = sum(not each.ran_out_of_memory for each in failed)
+    if result_count and own_errors <= limit * total:
         return
     if not failed:
         if budget := state.describe_budget():

@@ -1,17 +1,23 @@
 """What errors of different trials have in common."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainyard.config.placeholders import format_argument
+from trainyard.planning.history import History
+from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.import_path import CODE_LOCATION
+from trainyard.utils.text import count_of
 
+OUT_OF_MEMORY: Final = "ran out of GPU memory"
 ERROR_NUMBER: Final = re.compile(r"\[Errno \d+\] ")  # of Python's OSError; its digits are no value of a trial
 
 
 def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
     """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
+    if mentions_gpu_memory(error):  # with another number of bytes in each trial
+        return OUT_OF_MEMORY
     location = CODE_LOCATION.search(error)
     message = error[: location.start()] if location else error
     kind, colon, words = ERROR_NUMBER.sub("", message).partition(": ")
@@ -29,3 +35,28 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
             placeholders[str(value)] = f"{{{key}}}"
             placeholders[format_argument(value)] = f"{{{key}}}"
     return placeholders
+
+
+def describe_out_of_memory(state: History) -> list[str]:
+    """How many trials ran out of GPU memory, and the values of the key that tells them from those that ran: a line."""
+    values = [each.trial.values for each in state.records if each.out_of_memory]
+    ran = [each.trial.values for each in state.records if each.end]
+    if not values:
+        return []
+    conditions = [_condition(key, values, ran) for key in state.varied_keys] if ran else []
+    found = list(filter(None, conditions))
+    words = f", {'all ' * (len(values) > 1)}with {found[0]}" if len(found) == 1 else ""  # several: by chance, perhaps
+    return [f"{count_of(len(values), 'trial')} {OUT_OF_MEMORY}{words}"]
+
+
+def _condition(key: str, values: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
+    """What the values of a key have in common that the others do not have, in words; "" if nothing."""
+    if not all(key in each for each in (*values, *others)):
+        return ""
+    own, known = [each[key] for each in values], [each[key] for each in others]
+    if all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (*own, *known)):
+        if min(own) > max(known):
+            return f"{key} of {min(own)} or more"
+        return f"{key} of {max(own)} or less" if max(own) < min(known) else ""
+    is_apart = not any(each in known for each in own) and all(each == own[0] for each in own)
+    return f"{key} of {own[0]}" if is_apart else ""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,24 @@ def mentions_held_folder(message: str) -> bool:
 def mentions_full_disk(message: str) -> bool:
     """Whether a message names a full disk or quota as the reason."""
     return any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+# Of torch (also cuBLAS "ALLOC_FAILED" or, for the memory of a handle, "NOT_INITIALIZED"; cuDNN "ALLOC_FAILED", since 9
+# "ALLOCATION_FAILED", and "unable to find an engine", without memory for any workspace), of JAX, TensorFlow, and the
+# training loop. TensorFlow says the same of host memory, with another allocator.
+_GPU_MEMORY: Final = re.compile(
+    r"\b(?:cuda|hip|xpu)\b.{0,40}out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|"
+    r"_ALLOC(?:ATION)?_FAILED|_NOT_INITIALIZED when calling `(?:cublas|cusolverDn)Create|unable to find an engine|"
+    r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)|"
+    r"(?:OOM when allocating tensor|ResourceExhaustedError)(?!.*by allocator (?:mkl)?cpu)|"
+    r"^out of memory (?:in .* on rank|with a micro-batch)",
+    re.IGNORECASE,
+)
+
+
+def mentions_gpu_memory(message: str) -> bool:
+    """Whether an error of a framework or of a library of the GPU says that the GPU's memory does not suffice."""
+    return _GPU_MEMORY.search(message) is not None
 
 
 @contextmanager

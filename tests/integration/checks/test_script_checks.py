@@ -285,8 +285,7 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
          "train.py, line 2: `bool` takes any text for true"),
         ("import os\namp = bool(os.environ.get('AMP'))", {"command": "LR={lr} python train.py"}, None),
         ("import os\namp = bool(int(os.environ['AMP']))", {"command": "AMP=0 LR={lr} python train.py"}, None),
-        ("import jax", {"slots": {"gpus_per_node": 1, "gpus_per_trial": 0.5}}, "train.py, line 1: jax takes 75 %"),
-        ("import jax", {}, None),
+        ("import jax", {"slots": {"gpus_per_node": 1, "gpus_per_trial": 0.5}}, None),
     ],
 )  # fmt: skip
 def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, sweep, warning):
