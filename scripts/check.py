@@ -13,7 +13,9 @@ from itertools import chain
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, log_console, print_findings
 from trainyard.cli import command_line
+from trainyard.cli.paths import find_profile
 from trainyard.config.load import read_config
+from trainyard.config.parser import read_file
 
 NAME_WIDTH = 34
 
@@ -24,7 +26,10 @@ def main(arguments: argparse.Namespace) -> int:
     counts = {name: len(getattr(config, name)) for name in ("datasets", "sweeps", "scaling")}
     contents = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
     first = Finding("config", "ok", f"{arguments.config} is valid; {contents}")
-    found: Iterable[Finding] = check_use(config, arguments.results, anew=not arguments.quiet)
+    executor = read_file(find_profile(arguments.profile) / "config.yaml").get("executor", "local")
+    found: Iterable[Finding] = check_use(
+        config, arguments.results, has_scheduler=executor != "local", anew=not arguments.quiet
+    )
     if arguments.drill is not None:
         from trainyard.checks.resume_drill import drill  # imports numpy
 
@@ -40,6 +45,9 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
+    parser.add_argument("--profile", default="local", metavar="NAME",
+                        help="profile of the run (default: local): nodes of a cluster may have further "
+                        "files")  # fmt: skip
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--drill", type=float, metavar="MIN", nargs="?", const=5.0,
                          help="instead, interrupt and continue a trial of each sweep of your own programs, and "

@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Finding]:
-    site = Site(read_config(arguments.config), arguments.config, arguments.profile, arguments.results)
+    site = Site(read_config(arguments.config), arguments.config, find_profile(arguments.profile), arguments.results)
     found = []
     for finding in check_site(site):
         found.append(finding)
@@ -62,7 +62,6 @@ if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument(
         "--profile",
-        type=find_profile,
         default="slurm",
         metavar="DIR",
         help="the Snakemake profile (default: profiles/slurm)",

@@ -3,13 +3,17 @@
 import argparse
 import signal
 import textwrap
+import time
 from contextlib import nullcontext
+from functools import cache
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 from trainyard.cli import command_line
 from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
+from trainyard.cluster.slurm_queries import list_jobs_in
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
@@ -18,6 +22,8 @@ from trainyard.planning.history_files import read_state
 from trainyard.results.completeness import check_sweep
 from trainyard.utils.errors import UserError
 from trainyard.utils.terminal import open_console
+
+LIST_SECONDS: Final = 10  # for which a listing of Slurm's queue holds
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -30,11 +36,13 @@ def main(arguments: argparse.Namespace) -> None:
     console = open_console()
     folds = {name: Fold(results / "sweeps" / name) for name in config.sweeps}
 
+    list_jobs = cache(lambda period: list_jobs_in(results.absolute().parent))
+
     def view(height: int | None = None) -> RenderableType:
         other = describe_other_run(config, arguments.config, results)
         lines = [Text(line, style="yellow") for line in textwrap.wrap(other, console.width)]
-        left = height and height - len(lines)
-        return Group(*lines, status_view(config, results, folds, height=left))
+        left, jobs = height and height - len(lines), list_jobs(int(time.monotonic() / LIST_SECONDS))
+        return Group(*lines, status_view(config, results, folds, jobs=jobs, height=left))
 
     def read_states() -> list[History]:
         return [read_state(config.sweeps[name], name, results, fold=fold) for name, fold in folds.items()]

@@ -22,15 +22,13 @@ def run(cluster, folder, config, *options):
 
 
 @pytest.mark.parametrize("setting", REFUSALS)
-def test_what_sbatch_says_is_in_the_summary_once_and_nothing_is_retried(cluster, shared_dir, setting):
+def test_what_sbatch_says_is_in_the_summary_and_nothing_is_retried(cluster, shared_dir, setting):
     output, summary = run(cluster, shared_dir, CONFIG, "--set-resources", f"sweep:{setting}", "--", "sweeps")
     words = REFUSALS[setting]
     assert re.search(f"failed    sweep s: its job cannot be submitted: .*{words}", summary)
-    assert output.count(words) == 1
-    assert "Job 1 (sweep s) cannot be submitted, and is not retried: see results/logs/sweep/s.log" in output
+    assert re.search(rf"Job 1 \(sweep s\) cannot be submitted, and is not retried: .*{words}", output)
     assert "sbatch call" not in output
     assert "Trying to restart" not in output
-    assert (shared_dir / "results/logs/sweep/s.log").read_text().count(words) == 1
 
 
 def test_a_plan_names_what_sbatch_would_refuse(cluster, shared_dir):

@@ -36,9 +36,8 @@ CONFIG = {
     | {name: {"command": "true", "goal": "fastest", "slots": {"gpus_per_node": 2}} for name in ("one", "done")},
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
 }
-COMMON = (
-    "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem {memory} "  # without quotes, as the shell passes it
-)
+# Without quotes, as the shell passes it.
+COMMON = "-A lab -p gpu --job-name={name}-trainyard -t {minutes} -C nvlink&ib --qos=normal --mem {memory} "
 EXPECTED = {  # by the --comment of the job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
@@ -137,7 +136,14 @@ def test_a_job_is_submitted_with_exactly_this_sbatch_line(submitted, job):
     assert re.fullmatch(r"--parsable --job-name [0-9a-f-]{36} --output \S+/%j\.log ", head)
     assert (
         rest.split()
-        == (COMMON + EXPECTED[job]).format(cwd=folder, minutes=MINUTES.get(job, 60), memory=MEMORY[job]).split()
+        == (COMMON + EXPECTED[job])
+        .format(
+            cwd=folder,
+            name=job.partition("_wildcards_")[2].replace("_", "-"),
+            minutes=MINUTES.get(job, 60),
+            memory=MEMORY[job],
+        )
+        .split()
     )
 
 

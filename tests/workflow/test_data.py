@@ -47,8 +47,8 @@ def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(project, sourc
     for line in (
         "Trainyard: ended before everything was done, after ",
         "  finished  dataset prices, dataset remote\n",
-        "  failed    dataset tree: see results/logs/stage/tree.log\n",
-        "  next      correct the cause and run the same command again: what has finished is kept\n",
+        "  failed    dataset tree: results/logs/stage/tree.log ends with: ",
+        "  next      correct the cause, then go on with what has finished: ",
     ):
         assert line in output, "the summary at the end"
     assert not (project.results / "data/tree/meta.json").exists()

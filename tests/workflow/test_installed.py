@@ -37,7 +37,7 @@ def test_a_script_goes_from_nothing_to_a_report_without_torch(installed):
     assert f"the report: {folder}/report.html" in said.splitlines()
     assert "Warning" not in said
     assert (folder / "report.html").stat().st_size > 100_000
-    assert "Nothing to be done" in trainyard(installed, "run", "--profile", "local", "--", "sweeps")
+    assert "finished  nothing new" in trainyard(installed, "run", "--profile", "local", "--", "sweeps")
     assert {path.name for path in folder.iterdir()} == {
         ".snakemake", "results", "report.html", "train.py", "trainyard.yaml"
     }  # fmt: skip

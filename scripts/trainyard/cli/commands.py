@@ -41,10 +41,11 @@ VERBS: Final = {
 }
 OF_SNAKEMAKE: Final = {  # its options
     "plan": ["--dry-run"],
-    "run": ["--quiet", "rules"],  # without the reason of each rule; the summary at the end says what failed
+    "run": [],
     "report": [*REPORT, "--quiet", "all"],
 }
-WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")  # what a run then prints
+# With these options, a run has Snakemake's screen.
+WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
 
 
 def main() -> None:
@@ -62,6 +63,10 @@ def main() -> None:
         if verb not in OF_SNAKEMAKE:
             os.execv(sys.executable, [sys.executable, str(find_program(verb)), *words])
         sys.argv = build_call(verb, words)
+        if verb == "run" and not any(map(WORDIER.fullmatch, words)):
+            from trainyard.cli.screen import SCREEN
+
+            SCREEN.take_over()
         from snakemake.cli import main as run_snakemake  # takes more than a second to import
 
         try:
@@ -134,9 +139,8 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
-    is_wordy = verb == "run" and any(WORDIER.fullmatch(option) for option in options)
-    own = () if is_wordy else OF_SNAKEMAKE[verb]
-    return [*snakemake, "--profile", str(find_profile(given.profile)), *options, *own, *words[end:]]
+    profile = ["--profile", str(find_profile(given.profile))]
+    return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 
 def _refuse_unknown(options: Sequence[str]) -> None:

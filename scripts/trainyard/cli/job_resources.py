@@ -38,7 +38,7 @@ from trainyard.planning.memory_request import (
     tables_memory,
 )
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.receipts import staging_terms, training_terms
+from trainyard.planning.receipts import is_outdated, staging_terms, training_terms
 from trainyard.planning.slot_options import useful_jobs
 from trainyard.results.completeness import describe_pause
 from trainyard.scaling.user_script import UserScript
@@ -244,7 +244,8 @@ class SweepJobs(Jobs):
         plan = self.plan(wildcards.name)
         state, forecast = plan.state, plan.forecast
         table = state.folder / "trials.csv"
-        if table.exists() and self._shows_plans() and 0 < len(forecast.failed) == len(forecast.pending):
+        is_made = table.exists() and not is_outdated(table, state.space.digest)
+        if is_made and self._shows_plans() and 0 < len(forecast.failed) == len(forecast.pending):
             failed = f"{len(forecast.failed)} of {len(state.trials)} trials failed"
             _note(f"sweep {wildcards.name}: {failed}; `--forcerun {table}` runs them again")
         return state.space.digest

@@ -17,18 +17,18 @@ from trainyard.config.placeholders import SHELL
 from trainyard.planning.added_trials import announce_end
 from trainyard.planning.history import History
 from trainyard.planning.history_files import read_state
+from trainyard.planning.receipts import TABLES, is_outdated, record
 from trainyard.results.answer import Answer, answer_sweep
 from trainyard.results.best_config import FILE, has_study, study_name, write_best
 from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.utils.errors import StorageError
-from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, describe_exit, format_duration
-from trainyard.utils.typed_commands import as_typed, installed_program, program_as_typed
+from trainyard.utils.typed_commands import as_typed, installed_program, program_as_typed, trainyard_call
 
-STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 NOTIFY_SECONDS: Final = 60.0
 SHOWN: Final = 8  # studies, failures
 TAIL: Final = 10  # lines of Slurm's log
+LOGGED_AT: Final = re.compile(r"^[\d-]{10} [\d:,]{12} ")
 # What Snakemake prints in a job from the error of its rule on.
 SNAKEMAKE_ERROR: Final = re.compile(r"^(RuleException:\n|\[[\w :]+\]\nError in rule ).*\Z", re.MULTILINE | re.DOTALL)
 # By rule. The tables of a sweep with several jobs are made once all its trials have ended.
@@ -115,6 +115,24 @@ class RunSummary:
             with suppress(StorageError):
                 write_best(self.config, state, self._answer_of[name])
 
+    def write_tables(self) -> None:
+        """Write the tables of each sweep that has not ended, which Snakemake removed; it makes them again, once it has.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        for name, state in self._states.items():
+            trials = state.folder / "trials.csv"
+            if not state.attempts or (trials.exists() and not is_outdated(trials, state.space.digest)):
+                continue
+            from trainyard.report.study_tables import write_tables  # pandas takes a second to import
+            from trainyard.results.sweep_tables import write_sweep_tables
+
+            for table in (trials, trials.with_name(TABLES["sweeps"])):
+                record(table, "")
+            write_sweep_tables(state, self._answer_of[name].ranking, state.folder)
+            write_tables(self.config, "sweeps", name, self.results)
+
     def announce_ends(self) -> None:
         """Tell who waits for the sweeps of this run that it has ended."""
         for name in self._states:
@@ -126,12 +144,12 @@ class RunSummary:
         folders = [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
         parts = {
             "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
-            "failed": self._failures(),
             "not done": [_list(self._work("interrupted", "left"))],
             "answers": self._answers(),
             "results": [f"{self.results.absolute()}: {_list(folders)}"],
-            "next": self._next_steps(),
             "job log": self._slurm_log(),
+            "failed": self._failures(),
+            "next": self._next_steps(),
         }
         end = "done" if self.is_done else "interrupted" * self.interrupted or "ended before everything was done,"
         lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
@@ -153,8 +171,7 @@ class RunSummary:
         lines = list[str]()
         for job in (job for job in self.jobs if job.state == "failed"):
             name = f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip()
-            why = job.failure.why if job.failure else f"see {job.log}"
-            lines.append(f"{name}: {why}")
+            lines.append(f"{name}: {job.failure.why if job.failure else _end_of(job.log)}")
         return _first(lines)
 
     def _slurm_log(self) -> list[str]:
@@ -204,10 +221,9 @@ class RunSummary:
         return [f"scaling {name}: {recommendation(read_table(table))}", *[f"  {mismatch}"] * bool(mismatch)]
 
     def _next_steps(self) -> list[str]:
-        if self.interrupted:
-            return ["run the same command to go on: what has finished is kept"]
         if not self.is_done:
-            return ["correct the cause and run the same command again: what has finished is kept"]
+            first = "" if self.interrupted else "correct the cause, then "
+            return [f"{first}go on with what has finished: {call_again(self.argv)}"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again
             if failed := len(state.failed):
@@ -215,10 +231,8 @@ class RunSummary:
                 trials = f"{count_of(failed, 'failed trial')} of sweep {state.name}"
                 steps.append(f"run {trials} again, once the cause is corrected: {call}")
         if not self.targets and "TRAINYARD_WRITES_REPORT" not in os.environ:  # as `make run`
-            options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
-            is_verb = tuple(self.argv[1:2]) == ("run",)  # of `trainyard`
-            call = call_again([self.argv[0], "report", *self.argv[2:]]) if is_verb else call_again(self.argv, *options)
-            steps.append(f"write the report: {call}")
+            words = self.argv[2:] if tuple(self.argv[1:2]) == ("run",) else self.argv[1:]  # `trainyard run`, snakemake
+            steps.append(f"write the report: {trainyard_call('report', *words)}")
         trained = [name for name in self._states if has_study(self.config.sweeps[name])]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():
@@ -228,6 +242,16 @@ class RunSummary:
                 f"{study_name(self.config, trained[0])}: {call}"
             )
         return steps
+
+
+def _end_of(log: str) -> str:
+    """Where a log is, and its last line."""
+    try:
+        lines = Path(log).read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"{log} ends with: {LOGGED_AT.sub('', last)}" if last else f"see {log}"
 
 
 def notify(command: str, text: str) -> str:

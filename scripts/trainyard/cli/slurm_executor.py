@@ -47,12 +47,14 @@ from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.job_resources import USEFUL_JOBS
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure
+from trainyard.cli.screen import SCREEN
 from trainyard.cluster import job_script
 from trainyard.cluster.slurm_limits import find_excesses, find_limits
 from trainyard.cluster.slurm_queries import (
     COMPLETING,
     TEMPORARY,
     UserJob,
+    describe_jobs,
     describe_request,
     final_state,
     list_user_jobs,
@@ -113,6 +115,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._used: dict[tuple[Path, int], set[str]] = {}
         self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
         self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
+        self._names: set[str] = set()  # of jobs in Slurm
         self._looks = 0  # at output files
         # By Slurm job: when its files had been changed at the first look, if all were there; and when all were new
         self._outputs: dict[str, list[float]] = {}
@@ -216,6 +219,15 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self.wait_thread.join()
             super().cancel()
 
+    def get_partition_arg(self, job: Any) -> str:
+        """The partition as an option of sbatch, and a name for squeue, which shows eight characters by default.
+
+        This name counts: the option follows that of the plugin, which has its own name, the same for all jobs.
+        """
+        name = "-".join([*(() if job.is_group() else job.wildcards), "trainyard"]).replace("/", "-")
+        self._names.add(name)
+        return f"{super().get_partition_arg(job)} --job-name={name}"
+
     def get_python_executable(self) -> str:
         """The Python of the jobs, as a word of a shell."""
         return shlex.quote(super().get_python_executable())
@@ -306,6 +318,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._end(info, final_state(info.external_jobid))
             else:
                 ended.append(info)
+        self.run_uuid = ",".join(sorted(self._names))  # by which the plugin asks for its jobs
         unknown = [info async for info in super().check_active_jobs(ended)] if ended else []
         for info in ended:  # the plugin neither reports nor yields them if Slurm does not answer
             if info in unknown and info.external_jobid not in known:
@@ -363,7 +376,19 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 due = min(due, self._submitted_at + max(first, self._rate_seconds))
             if self._has_new_output():
                 due = min(due, time.monotonic() + END_SECONDS)
+            if SCREEN.is_ours:
+                with suppress(Exception):  # which would end this Snakemake
+                    self._show_progress()
             await asyncio.sleep(min(LOOK_SECONDS, left))
+
+    def _show_progress(self) -> None:
+        """Show how far the sweeps are, and the jobs in the queue at the last look."""
+        active = {info.external_jobid for info in self.active_jobs}
+        jobs = describe_jobs(job for job in self._listed[1] if job.job in active)
+        if jobs:
+            SCREEN.show_progress(self.project.describe_progress, jobs)
+        else:
+            SCREEN.erase_progress()
 
     def _has_new_output(self) -> bool:
         """Whether the next job in turn has just ended by its files: all are there and new, or its sweep is complete.
@@ -433,12 +458,11 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def report_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
         """Report a failed job, or submit it again if it was preempted, lost a node or was temporarily refused."""
         self._settled.add(job_info.external_jobid)
-        if job_info.external_jobid and (state := final_state(job_info.external_jobid)) in LOST:
+        state = final_state(job_info.external_jobid) if job_info.external_jobid else ""
+        if state in LOST:
             self._submit_again(job_info, LOST[state])
-        elif (
-            job_info.external_jobid
-            and state == "CANCELLED"
-            and job_info.external_jobid in _read_mark(job_info.job, CANCELLED)
+        elif state == "CANCELLED" and job_info.external_jobid in _read_mark(
+            job_info.job, CANCELLED
         ):  # another job of the sweep has cancelled it, as all trials were taken
             self._report_idle(job_info)
         elif not job_info.external_jobid and (refusal := TEMPORARY.search(_refusal_of(msg) or msg or "")):
@@ -447,26 +471,22 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._refusals.add(refusal[0])
             self._to_submit.append(job_info.job)
         else:
-            self._record_failure(job_info, _refusal_of(msg))
+            self._record_failure(job_info, _refusal_of(msg), state)
             super().report_job_error(job_info, msg=msg, **kwargs)
 
-    def _record_failure(self, info: Any, refusal: str) -> None:
-        """Record for the summary why a job was refused, or where Slurm's log is if its program never started.
-
-        The reason of a refusal is also in the log of the job, as other jobs may run for hours before the summary.
-        """
+    def _record_failure(self, info: Any, refusal: str, state: str) -> None:
+        """Record for the summary why a job was refused or ended by Slurm, or that its program never started."""
         job, printed = info.job, (info.aux or {}).get("slurm_logfile")
         if refusal:
             failure = JobFailure(f"its job cannot be submitted: {refusal}")
             self._refused.add(job.jobid)
-            for log in map(Path, job.log):
-                with suppress(OSError):
-                    log.parent.mkdir(parents=True, exist_ok=True)
-                    with log.open("a") as file:
-                        print(f"The job cannot be submitted: {refusal}", file=file)
         elif printed and _read_sizes(job.log) == self._logs.get(job.jobid):
             why = f"Slurm job {info.external_jobid} ended before its program started"
             failure = JobFailure(why, Path(printed))
+        elif state not in ("", "FAILED"):
+            failure = JobFailure(
+                f"Slurm ended its job {info.external_jobid}: {state}; see {next(iter(job.log), 'its log')}"
+            )
         else:
             return
         if self.project:
@@ -476,8 +496,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         """Print the error of a job; if its work continues in the next one, as planned, a line."""
         job = job_info.job
         if refusal := _refusal_of(msg):
-            said = f"see {job.log[0]}" if job.log else refusal
-            self.logger.error(f"Job {job.jobid} ({_name(job)}) cannot be submitted, and is not retried: {said}")
+            self.logger.error(f"Job {job.jobid} ({_name(job)}) cannot be submitted, and is not retried: {refusal}")
             return
         is_planned = not job.is_group() and any(continued_mark(Path(log)).exists() for log in job.log)
         if not is_planned or job.attempt > job.restart_times:

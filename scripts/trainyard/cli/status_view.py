@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trainyard.cluster import host
+from trainyard.cluster.slurm_queries import UserJob, describe_jobs
 from trainyard.config.config import Config
 from trainyard.config.load import config_copy
 from trainyard.config.trial_status import TrialStatus
@@ -43,16 +44,24 @@ CLOCKS_SECONDS: Final = 60  # by which the clocks of nodes may differ, and a job
 
 
 def status_view(
-    config: Config, results: Path, folds: Mapping[str, Fold], *, height: int | None = None
+    config: Config,
+    results: Path,
+    folds: Mapping[str, Fold],
+    *,
+    jobs: Sequence[UserJob] = (),
+    height: int | None = None,
 ) -> RenderableType:
-    """The progress of all sweeps and studies, in `height` lines; only new events of the journals are read."""
+    """The progress of all sweeps and studies, in `height` lines; only new events of the journals are read.
+
+    `jobs` are those in Slurm's queue.
+    """
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
     opened = [_open_attempts(plan) for plan in plans]
     running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
     blocks: list[list[RenderableType]] = []
     if plans:
         blocks.append([TerminalTable(SWEEP_COLUMNS, list(map(_row, plans, opened)))])
-    notes = [f"sweep {plan.state.name}: {text}" for plan in plans for text in _notes(plan.state)]
+    notes = [f"sweep {plan.state.name}: {text}" for plan in plans for text in _notes(plan.state, jobs)]
     if notes:
         blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
@@ -63,8 +72,8 @@ def status_view(
     lines = len(best) + len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
-        jobs, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
-        title = f"sweep {plan.state.name}: " + f"{count_of(jobs, 'job')} " * is_shared
+        count, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
+        title = f"sweep {plan.state.name}: " + f"{count_of(count, 'job')} " * is_shared
         title += "running" if _all_live(plan) else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
@@ -77,8 +86,8 @@ def _best(plan: Plan) -> str:
     return f"sweep {plan.state.name}: {describe_ranking(ranking)[0]}" if ranking.best_trial else ""
 
 
-def _notes(state: History) -> list[str]:
-    """What users have requested with `control.py` and still holds, and what makes values hard to compare."""
+def _notes(state: History, jobs: Sequence[UserJob]) -> list[str]:
+    """Its jobs in Slurm's queue, what users have requested and still holds, and what makes values hard to compare."""
     requests, parts = state.requests, list[str]()
     if requests.paused_at:
         parts.append(f"paused since {format_time(requests.paused_at)}")
@@ -89,7 +98,20 @@ def _notes(state: History) -> list[str]:
     if state.cancelled:
         parts.append(f"{count_of(len(state.cancelled), 'trial')} cancelled")
     parts += [f"first {trial}" for trial in state.unfinished if trial in requests.first]
-    return [*filter(None, ["; ".join(parts)]), *describe_finished_work(state)]
+    queued = describe_jobs(job for job in jobs if job.is_of(state.name))
+    return [*filter(None, [queued, "; ".join(parts)]), *describe_finished_work(state)]
+
+
+def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) -> list[str]:
+    """How many trials of each sweep that has some left have ended, run and failed, and the time left: a line each."""
+    lines = []
+    for name, fold in folds.items():
+        plan = plan_sweep(config, name, results, fold=fold)
+        *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
+        ended, failures = int(total) - len(plan.state.unfinished), f", {failed} failed" * (failed != "0")
+        line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
+        lines += [line] * bool(plan.forecast.pending)
+    return lines
 
 
 def describe_other_run(config: Config, file: Path, results: Path) -> str:

@@ -23,6 +23,8 @@ from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, Train
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunSummary, notify, read_jobs
+from trainyard.cli.screen import SCREEN
+from trainyard.cli.status_view import describe_progress
 from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy
@@ -30,6 +32,7 @@ from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.added_trials import announce_config
+from trainyard.planning.attempts import Fold
 from trainyard.planning.job_costs import PlannedJob, plan_jobs
 from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.planning.receipts import is_outdated, overview_terms, table_terms
@@ -94,6 +97,7 @@ class Workflow:
         self._failures = dict[int, JobFailure]()  # by Snakemake's numbers of jobs
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
+        self._folds = {name: Fold(self._results / "sweeps" / name) for name in self.config.sweeps}
         self._is_main, self._make_again = is_main, make_again
         self._deployment = {method.name for method in deployment}
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
@@ -157,15 +161,17 @@ class Workflow:
         """Keep for the summary why a job of Snakemake has failed, where its log does not say it."""
         self._failures[job.jobid] = failure
 
+    def describe_progress(self) -> list[str]:
+        """How far each sweep is that has trials left: a line each."""
+        return describe_progress(self.config, self._results, self._folds)
+
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.
 
         Ctrl-C reaches them without this, but a signal to Snakemake alone does not, which waits for their end. Snakemake
         would then print the end of each as an error.
         """
-        from snakemake.logging import logger
         from snakemake.shell import shell
-        from snakemake_interface_logger_plugins.common import LogEvent
 
         def tell() -> None:
             while True:  # a program may be about to start
@@ -173,17 +179,13 @@ class Workflow:
                     shell.terminate(job.jobid)  # once: SIGTERM
                 time.sleep(POLL_SECONDS)
 
-        def is_news(record: logging.LogRecord) -> bool:
-            is_job = getattr(record, "event", None) == LogEvent.JOB_ERROR
-            return not is_job and getattr(record, "exception", None) != "RuleException"
-
         def wait(*_: object) -> None:  # for the programs, which a second Ctrl-C ends at once; a third ends Snakemake
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def interrupt(*_: object) -> NoReturn:
             signal.signal(signal.SIGINT, wait)
             self._is_interrupted = True
-            logger.addFilter(is_news)
+            SCREEN.take_over()
             threading.Thread(target=tell, daemon=True).start()
             raise KeyboardInterrupt
 
@@ -225,12 +227,17 @@ class Workflow:
                 has_failed |= succeeded and not summary.is_done
                 summary.write_best()
                 summary.announce_ends()
+                SCREEN.erase_progress()
                 print(text := summary.text(), flush=True)
+                if self._is_interrupted:
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends this at once
+                if not succeeded:
+                    summary.write_tables()
                 is_news = not self._is_interrupted and all(job.state != "kept" for job in jobs)
                 if self.config.notify and is_news and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)
         except Exception as error:  # which must not fail a run that succeeded
-            print(f"there is no summary of this run: {error}", flush=True)
+            print(f"the summary or the tables of this run are not complete: {error}", flush=True)
         if has_failed:
             raise SystemExit(1)
 

@@ -9,7 +9,8 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -371,13 +372,14 @@ class UserJob:
         """Whether it is pending or runs, and Slurm is not ending it."""
         return self.state not in ENDED and self.state != COMPLETING
 
-    def is_of_sweep(self, name: str, number: int) -> bool:
-        """Whether this is job `number` of a sweep with several jobs, by the comment that the executor gives it."""
-        return self.comment.endswith(f"_wildcards_{name}_{number}")
-
     def shares_sweep_with(self, comment: str) -> bool:
         """Whether this and the job with this comment belong to the same sweep: comments end with the job's number."""
         return self.comment.rpartition("_")[0] == comment.rpartition("_")[0]
+
+    def is_of(self, sweep: str) -> bool:
+        """Whether this is a job of a sweep, by the comment that the executor gives it."""
+        own = f"_wildcards_{sweep}"
+        return re.fullmatch(rf"rule_\w*sweep({own}|_job{own}_\d+)", self.comment) is not None
 
     @property
     def why_hopeless(self) -> str:
@@ -392,6 +394,16 @@ class UserJob:
         return self.state == "PENDING" and re.match(r"(Assoc|QOS)(Grp|Max)", self.reason) is not None
 
 
+def describe_jobs(jobs: Iterable[UserJob]) -> str:
+    """How many of the jobs run or wait, and for what: `2 jobs running, 1 job pending: Priority`."""
+    states = Counter(
+        job.state.lower() + f": {job.why_hopeless or job.reason}" * (job.state == "PENDING")
+        for job in jobs
+        if job.state not in ENDED
+    )
+    return ", ".join(f"{count_of(count, 'job')} {state}" for state, count in states.items())
+
+
 _FORMAT: Final = "%i|%T|%V|%r|%k|%Z"
 
 
@@ -402,6 +414,14 @@ def list_user_jobs() -> list[UserJob]:
     output = run_slurm_command("squeue", "--noheader", *whose, "--format", _FORMAT)
     lines = (line for line in drop_cluster_lines(output) if line.count("|") >= _FORMAT.count("|"))
     return [parse_user_job(line) for line in lines]  # a comment may have several lines
+
+
+def list_jobs_in(folder: Path) -> list[UserJob]:
+    """The jobs of this user that run in a folder; none if Slurm is not there, or does not respond."""
+    try:
+        return [job for job in list_user_jobs() if job.folder == folder.resolve()]
+    except UserError:
+        return []
 
 
 def parse_user_job(line: str) -> UserJob:

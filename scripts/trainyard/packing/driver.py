@@ -171,11 +171,11 @@ def run_sweep(
     if (order_job is not None or len(digests) > 1) and order.is_complete():
         set_mark(folder, COMPLETE, digests)
     if order_job is not None and order.is_taken():
-        _cancel_queued(folder, order_job, order.claiming_jobs())
+        _cancel_queued(folder, order.claiming_jobs())
     return plan
 
 
-def _cancel_queued(folder: Path, order_job: int, claiming: Set[str]) -> None:
+def _cancel_queued(folder: Path, claiming: Set[str]) -> None:
     """Cancel the pending jobs of this sweep: each would start on GPUs that this job frees, find no trial, and end.
 
     `claiming` are the jobs that have taken the trials that are left. If one of them does not run, nothing is cancelled:
@@ -185,7 +185,7 @@ def _cancel_queued(folder: Path, order_job: int, claiming: Set[str]) -> None:
         return
     try:
         listed = list_user_jobs()
-        own = next((each for each in listed if each.job == job and each.is_of_sweep(folder.name, order_job)), None)
+        own = next((each for each in listed if each.job == job and each.is_of(folder.name)), None)
         if own is None or not claiming <= {each.job for each in listed if each.state == "RUNNING"}:
             return
         of_sweep = (each for each in listed if each.folder == own.folder and each.shares_sweep_with(own.comment))

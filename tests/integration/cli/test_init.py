@@ -101,7 +101,8 @@ def init(project):
     def run(script, *options, name="train.py"):
         (project.folder / name).write_text(script)
         done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *options)
-        given = Namespace(config=Path("trainyard.yaml"), results=Path("results"), quiet=True, drill=None)
+        files = {"config": Path("trainyard.yaml"), "results": Path("results"), "profile": "local"}
+        given = Namespace(**files, quiet=True, drill=None, effect=None)
         with redirect_stdout(StringIO()) as printed, chdir(project.folder):
             assert check.main(given) == 0
         assert printed.getvalue() == ""

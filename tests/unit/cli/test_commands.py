@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from project import ROOT
 from trainyard.cli.commands import OF_SNAKEMAKE, VERBS, build_call, find_program, main, name_config
+from trainyard.cli.screen import Screen
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import TYPED
 
@@ -26,11 +27,15 @@ def test_options_and_targets_of_snakemake_are_passed_on(folder):
     assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run", "--", "sweeps"]
 
 
-def test_a_run_does_not_print_why_each_rule_runs_unless_asked(folder):
-    configured = ["sweeps", "--configfile", "trainyard.yaml"]
-    assert build_call("run", ["sweeps"]) == [*SNAKEMAKE, LOCAL, *configured, "--quiet", "rules"]
-    for asked in (["-np"], ["--dryrun"], ["--quiet", "host"], ["-q"], ["-p"], ["--verbose"]):
-        assert build_call("run", asked) == [*SNAKEMAKE, LOCAL, *asked, "--configfile", "trainyard.yaml"]
+@pytest.mark.parametrize("words", [[], ["-np"], ["--dryrun"], ["--quiet", "host"], ["-q"], ["-p"], ["--verbose"]])
+def test_a_run_has_its_own_screen_unless_snakemakes_is_asked_for(folder, monkeypatch, words):
+    taken = []
+    monkeypatch.setenv(TYPED, "")
+    monkeypatch.setattr(Screen, "take_over", lambda self: taken.append(self))
+    monkeypatch.setattr("snakemake.cli.main", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["trainyard", "run", *words])
+    main()
+    assert len(taken) == (not words)
 
 
 def test_a_plan_is_a_dry_run(folder):
@@ -69,6 +74,7 @@ def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, capsys,
 
     called = []
     monkeypatch.setenv(TYPED, "")
+    monkeypatch.setattr(Screen, "take_over", lambda self: None)
     monkeypatch.setattr("snakemake.cli.main", run_snakemake)
     monkeypatch.setattr(sys, "argv", ["trainyard", verb, "--jobs", "4"])
     with pytest.raises(SystemExit) as end:

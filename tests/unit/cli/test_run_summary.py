@@ -17,6 +17,7 @@ from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history_files import read_state
+from trainyard.planning.receipts import is_outdated, record, table_terms
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
 from trainyard.utils.typed_commands import installed_program
@@ -91,29 +92,33 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         "scales on GPUs.",
         "              scales ran with different versions: commit-1x1 (1x1), commit-1x2 (1x2)",
         f"  results   {tmp_path}: tables/, logs/",
-        "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html "
-        "--report-stylesheet workflow/report/report.css",
+        "  next      write the report: trainyard report --configfile my.yaml --profile profiles/local",
     ]
 
 
 def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(tmp_path):
     finish(tmp_path, "own", {"rmse": 3.0}, failed=1)
+    log = tmp_path / "own.log"
+    log.write_text("2026-11-29 01:17:20,123 started\n2026-11-29 01:17:21,456 sweep own: correct the error\n\n")
     lines = lines_of(tmp_path, [
-        job("stage", "d"), job("sweep", "loop", state="left"), job("sweep", "own", state="failed"),
+        job("stage", "d"), job("sweep", "loop", state="left"),
+        RunJob("sweep", "own", "", str(log), "failed"),
         job("train", "width", "2x1", state="failed"), job("plot_sweeps", "own", state="left")],
         succeeded=False)  # fmt: skip
     first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
-    assert lines[:8] == [
+    assert lines[:6] == [
         "Trainyard: ended before everything was done, after 1 min 15 s",
         "  finished  dataset d",
-        "  failed    sweep own: see results/logs/sweep/own.log",
-        "            scaling width 2x1: see results/logs/train/width.log",
         "  not done  sweep loop",
         "  answers   sweep own: 1 trial finished, 1 failed, 1 to run",
         f"              trial {second} failed: ValueError: no; see a.txt",
         f"              so far: best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]
-    assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
+    assert lines[-3:] == [
+        f"  failed    sweep own: {log} ends with: sweep own: correct the error",
+        "            scaling width 2x1: see results/logs/train/width.log",
+        f"  next      correct the cause, then go on with what has finished: {shlex.join(ARGV)}",
+    ]
 
 
 @pytest.mark.parametrize(("numbers", "finished"), [(("", ""), 1), (("job 1", "job 2"), 0)])
@@ -125,12 +130,12 @@ def test_a_sweep_with_several_jobs_is_finished_once_its_tables_are_made(tmp_path
     tables = job("sweep_tables", "own", state="left")
     jobs = [job("sweep_job", "own", first), job("sweep_job", "own", second, state="failed"), tables]
     lines = lines_of(tmp_path, jobs, succeeded=False)
-    assert lines[1:5] == [
+    assert lines[1:4] == [
         "  finished  nothing new",
-        f"  failed    {f'sweep own {second}'.rstrip()}: see results/logs/sweep_job/own.log",
         "  not done  sweep own",
         f"  answers   sweep own: {count_of(finished, 'trial')} finished, 0 failed, {3 - finished} to run",
     ]
+    assert lines[-2] == f"  failed    {f'sweep own {second}'.rstrip()}: see results/logs/sweep_job/own.log"
     for jobs in ([job("sweep_job", "own", first), job("sweep_job", "own", second)], [job("sweep_job", "own", first)]):
         assert lines_of(tmp_path, [*jobs, job("sweep_tables", "own")])[1] == "  finished  sweep own"
 
@@ -154,7 +159,7 @@ def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_comm
         f"              by hand: mkdir -p {by_hand} && train --lr 0.2 > {by_hand}/log",
         f"              its config: {tmp_path}/sweeps/own/best.yaml",
         f"  results   {tmp_path}: ",
-        "  next      run the same command to go on: what has finished is kept",
+        f"  next      go on with what has finished: {shlex.join(ARGV)}",
     ]
 
 
@@ -168,6 +173,33 @@ def test_after_a_killed_sweep_the_file_of_the_best_is_not_that_of_the_config_bef
         text = text_of(config, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV)
         assert (f"its config: {best}" in text) == (trial is not None)
         assert (f"by trial {trial}" in best.read_text()) == (trial is not None)
+
+
+@pytest.mark.parametrize(("values", "failed"), [([3.0, 1.0], 0), ([], 1)])
+def test_a_sweep_that_has_not_ended_has_tables_of_what_has_run_which_snakemake_makes_again(tmp_path, values, failed):
+    finish(tmp_path, "own", *({"rmse": each} for each in values), failed=failed)
+    folder, terms = tmp_path / "sweeps/own", read_state(CONFIG.sweeps["own"], "own", tmp_path).space.digest
+    (folder / "jobs.csv").write_text("of an earlier run\n")
+    summary = RunSummary(CONFIG, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV)
+    summary.write_tables()
+    trials = pd.read_csv(folder / "trials.csv")
+    assert list(trials["status"]) == ["finished"] * len(values) + ["failed"] * failed + ["pending"] * (
+        3 - len(values) - failed
+    )
+    assert len(pd.read_csv(folder / "timeline.csv")) == len(values) + failed
+    assert "session" in (folder / "jobs.csv").read_text()
+    assert is_outdated(folder / "trials.csv", terms)
+    assert is_outdated(folder / "ranking.csv", table_terms(CONFIG, "sweeps", "own"))
+    assert (folder / "ranking.csv").read_text().count("\n") == 4
+    record(folder / "trials.csv", terms)  # as the program of a sweep, once it has ended
+    (folder / "jobs.csv").unlink()
+    summary.write_tables()
+    assert not (folder / "jobs.csv").exists(), "these tables are not written again"
+
+
+def test_a_sweep_of_which_nothing_ran_gets_no_tables(tmp_path):
+    RunSummary(CONFIG, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV).write_tables()
+    assert not (tmp_path / "sweeps").exists()
 
 
 def test_a_sweep_that_is_done_although_trials_failed_says_how_to_run_them_again(tmp_path, monkeypatch):
@@ -190,6 +222,9 @@ def test_the_plan_of_a_sweep_that_is_done_although_trials_failed_says_so_once(tm
     for _ in range(2):
         SweepJobs(CONFIG, tmp_path, Profile({}, lambda: None)).digest(own)
     assert caplog.messages == [f"sweep own: 1 of 3 trials failed; `--forcerun {table}` runs them again"]
+    record(table, "")
+    SweepJobs(CONFIG, tmp_path, Profile({}, lambda: None)).digest(own)
+    assert len(caplog.messages) == 1, "tables of a sweep that has not ended: its failed trials run again anyway"
 
 
 def test_a_run_in_which_nothing_finished_has_a_summary(tmp_path):
@@ -375,7 +410,7 @@ def test_a_run_with_a_job_that_never_began_ends_with_the_end_of_slurms_log(tmp_p
     lines = lines_of(tmp_path, jobs, succeeded=False)
     assert "  failed    sweep own: Slurm job 7 ended before its program started" in lines
     first = lines.index(f"  job log   {log}:")
-    tail = [line.strip() for line in lines[first + 1 :]]
+    tail = [line.strip() for line in lines[first + 1 : -2]]
     assert len(tail) == 10
     assert tail[-1] == last
 
@@ -384,7 +419,7 @@ def test_a_log_that_slurm_could_not_write_is_said(tmp_path):
     failure = JobFailure("Slurm job 7 ended before its program started", tmp_path / "7.log")
     jobs = [RunJob("sweep", "own", "", "sweep/own.log", "failed", failure)]
     said = f"  job log   {tmp_path}/7.log: Slurm could not write it: does the node see this folder?"
-    assert lines_of(tmp_path, jobs, succeeded=False)[-1] == said
+    assert said in lines_of(tmp_path, jobs, succeeded=False)
 
 
 def test_a_run_of_many_sweeps_is_done_only_if_no_trial_of_any_is_left(tmp_path):

@@ -19,6 +19,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.run_summary import JobFailure
+from trainyard.cli.screen import SCREEN
 from trainyard.cli.slurm_executor import FOUND, SlurmExecutor
 from trainyard.cluster import job_script
 from trainyard.planning.job_marks import set_mark
@@ -43,6 +44,9 @@ class Plugin(Executor):
 
     def get_account_arg(self, job):
         yield ""
+
+    def get_partition_arg(self, job):
+        return "-p gpu"
 
     def run_job(self, job):
         self.excluded = self._failed_nodes
@@ -189,9 +193,7 @@ def test_a_job_that_sbatch_refuses_for_good_is_not_retried_and_the_summary_has_i
     executor.handle_job_error(job)
     assert job._attempt > job.restart_times
     assert [each.why for each in failures] == [f"its job cannot be submitted: {words}"]
-    line = f"Job 4 (sweep depth) cannot be submitted, and is not retried: see {tmp_path}/logs/s.log"
-    assert logged == [("failed", job), line]
-    assert words in (tmp_path / "logs/s.log").read_text()
+    assert logged == [("failed", job), f"Job 4 (sweep depth) cannot be submitted, and is not retried: {words}"]
 
 
 @pytest.mark.parametrize("refusal", ["Unable to contact slurm controller", "Resource temporarily unavailable"])
@@ -200,6 +202,38 @@ def test_a_job_that_sbatch_refuses_for_now_waits(executor, logged, refusal):
     executor.report_job_error(SubmittedJobInfo(job), msg=WRONG_PARTITION.replace("invalid partition", refusal))
     assert executor._to_submit == [job]
     assert logged == [f"sbatch refuses jobs for now ({refusal}): they are submitted later (no retry)."]
+
+
+def test_the_summary_says_that_slurm_ended_a_job(executor, slurm, tmp_path):
+    failures = []
+    executor.project = project(note_failure=lambda job, failure: failures.append(failure.why))
+    for state in ("OUT_OF_MEMORY", "FAILED"):
+        slurm.prints("scontrol", f"JobState={state} StartTime=Unknown", of="show job")
+        executor.report_job_error(SubmittedJobInfo(snakemake_job("s.log"), "7", {}), msg="it failed")
+    assert failures == ["Slurm ended its job 7: OUT_OF_MEMORY; see s.log"]
+
+
+def test_jobs_have_names_that_people_know_and_the_plugin_asks_for_them(executor):
+    """It knows the jobs of a run by one name; squeue shows eight characters of a name, so the sweep's comes first."""
+    job = snakemake_job()
+    assert executor.get_partition_arg(job) == "-p gpu --job-name=depth-trainyard"
+    job.wildcards = ["width", "2x1/repeat-1"]
+    assert executor.get_partition_arg(job) == "-p gpu --job-name=width-2x1-repeat-1-trainyard"
+    check(executor, slurm_job())
+    assert executor.run_uuid == "depth-trainyard,width-2x1-repeat-1-trainyard"
+
+
+def test_progress_is_that_of_the_jobs_in_the_queue(executor, slurm, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(SCREEN, "is_ours", True)
+    monkeypatch.setattr(SCREEN, "_shown_at", -1000.0)
+    executor.project = SimpleNamespace(describe_progress=lambda: ["sweep depth: 1 of 6 trials done"])
+    slurm.prints("squeue", queued("7") + queued("8", "PENDING", reason="Priority") + queued("9"))
+    executor.active_jobs = [slurm_job("7"), slurm_job("8")]
+    check(executor, *executor.active_jobs)
+    executor.next_seconds_between_status_checks = 0.3
+    asyncio.run(executor.sleep())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(" sweep depth: 1 of 6 trials done; 1 job running, 1 job pending: Priority")
 
 
 @pytest.mark.parametrize("printed", ["", "it began\n"])

@@ -14,10 +14,12 @@ import pytest
 import status
 from rich.console import Console
 from sweep_journals import record_attempt, session_of
-from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
+from trainyard.cli.status_view import describe_other_run, describe_progress, status_view, sweep_has_ended
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster import host
+from trainyard.cluster.slurm_queries import parse_user_job
 from trainyard.config.load import as_given, check_config, config_copy
+from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.session_watch import beat_file
 from trainyard.planning.added_trials import announce_config, announce_end
 from trainyard.planning.attempts import Fold
@@ -38,6 +40,31 @@ def shown(results, config=CONFIG):
     console.print(status_view(config, results, {"s": Fold(results / "sweeps/s")}))
     words = console.file.getvalue().split()
     return words[words.index("s") :]
+
+
+def test_a_sweep_has_its_jobs_in_the_queue_beside_it_and_its_progress_as_one_line(tmp_path):
+    line = "7|{}|2026-11-22T03:41:24|{}|rule_sweep_wildcards_{}|/home"
+    jobs = [parse_user_job(line.format(*each)) for each in (("PENDING", "Priority", "s"), ("RUNNING", "None", "t"))]
+    fold = {"s": Fold(tmp_path / "sweeps/s")}
+    console = Console(width=200, file=io.StringIO())
+    console.print(status_view(CONFIG, tmp_path, fold, jobs=jobs))
+    assert "sweep s: 1 job pending: Priority\n" in console.file.getvalue()
+    first, second, third, _ = plan_sweep(CONFIG, "s", tmp_path).state.trials
+    now = time.time()
+    with Journal.of_new_session(tmp_path / "sweeps/s") as journal:
+        journal.write({"event": "session", "time": now - 10, "job": "1", "slots": 1})
+        record_attempt(journal, first)
+        record_attempt(journal, second, status=TrialStatus.FAILED, error="no")
+        journal.write({"event": "started", "time": now, "trial": third, "attempt": 1, "slot": "0"})
+    (progress,) = describe_progress(CONFIG, tmp_path, fold)
+    assert progress.startswith("sweep s: 1 of 4 trials done, 1 running, 1 failed, time left ")
+
+
+def test_a_sweep_that_is_complete_makes_no_progress(tmp_path):
+    with session_of(tmp_path / "sweeps/s") as journal:
+        for trial in plan_sweep(CONFIG, "s", tmp_path).state.trials:
+            record_attempt(journal, trial)
+    assert describe_progress(CONFIG, tmp_path, {"s": Fold(tmp_path / "sweeps/s")}) == []
 
 
 @pytest.mark.parametrize(("slots", "minutes"), [(2, 40 + 100), (1, 40 + 40 + 100), (3, 100)])

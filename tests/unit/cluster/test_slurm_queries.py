@@ -133,3 +133,41 @@ def test_the_accounting_knows_what_the_controller_has_forgotten(slurm, answer, e
     slurm.fails("scontrol", "slurm_load_jobs error: Invalid job id specified")
     slurm.prints("sacct", answer)
     assert slurm_queries.final_state("3") == expected
+
+
+def user_job(state="RUNNING", *, reason="None", comment="rule_sweep_wildcards_s", folder="/home"):
+    return slurm_queries.parse_user_job(f"7|{state}|2026-11-22T03:41:24|{reason}|{comment}|{folder}")
+
+
+def test_jobs_are_counted_with_the_reason_for_which_they_wait():
+    states = {"COMPLETED": "None", "RUNNING": "None", "PENDING": "QOSMaxGRESPerUser", "COMPLETING": "None"}
+    jobs = [user_job(state, reason=reason) for state, reason in states.items()]
+    jobs += [user_job("PENDING", reason="Priority")] * 2 + [user_job("PENDING", reason="PartitionTimeLimit")]
+    assert slurm_queries.describe_jobs(jobs) == (
+        "1 job running, 1 job pending: QOSMaxGRESPerUser, 1 job completing, 2 jobs pending: Priority, "
+        "1 job pending: its walltime is above the limit of its partition"
+    )
+
+
+@pytest.mark.parametrize(
+    ("comment", "is_of"),
+    [
+        ("rule_sweep_wildcards_s", True),
+        ("rule_sweep_job_wildcards_s_12", True),
+        ("rule_prefix_sweep_job_wildcards_s_0", True),
+        ("rule_sweep_wildcards_s_0", False),
+        ("rule_sweep_job_wildcards_s_0_1", False),
+        ("rule_train_wildcards_s_1x2", False),
+    ],
+)
+def test_a_job_belongs_to_a_sweep_by_its_comment(comment, is_of):
+    assert user_job(comment=comment).is_of("s") is is_of
+
+
+def test_the_jobs_of_a_folder_are_those_that_run_in_it_and_none_if_slurm_does_not_respond(slurm, tmp_path):
+    (link := tmp_path / "link").symlink_to(tmp_path)
+    line = "{}|RUNNING|2026-11-22T03:41:24|None|rule_sweep_wildcards_s|{}\n"
+    slurm.prints("squeue", line.format(7, tmp_path) + line.format(8, "/home"))
+    assert [job.job for job in slurm_queries.list_jobs_in(link)] == ["7"]
+    slurm.fails("squeue")
+    assert slurm_queries.list_jobs_in(tmp_path) == []
