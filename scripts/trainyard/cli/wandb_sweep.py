@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
+from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
 from trainyard.config.trials import set_at
 from trainyard.programs.script_findings import ignores_command_line
 from trainyard.programs.script_options import read_started
@@ -54,7 +55,7 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = name if has_file else key_for(name)
         values = _values(name, parameter, found)
-        if key != name:
+        if key != name and name not in TRIAL_PLACEHOLDERS:
             found.note(f"`{name}` is {key} in `wandb.config`")
         if isinstance(values, list) and len(values) == 1:
             set_at(fixed, key.split("."), values[0])
@@ -164,7 +165,7 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
         found.note("`metric`: nothing says by which one trials are ranked: name it")
         return
     metric = metrics[0]
-    found.sweep |= {"metric": metric["name"], "mode": "max" if metric.get("goal") == "maximize" else "min"}
+    found.sweep |= {"metric": metric["name"], "mode": "max" if str(metric.get("goal")).startswith("max") else "min"}
     for other in metrics[1:]:
         found.note(f"`metrics`: {other['name']} is not part of the ranking")
     for key in sorted(metric.keys() - {"name", "goal"}):

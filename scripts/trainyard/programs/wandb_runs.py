@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
 from trainyard.utils.files import atomic_write
 
 MAGIC: Final = b":W&B"  # at the beginning of a run's file
@@ -39,8 +40,12 @@ def wandb_environment(
     The settings are in a file, as W&B's agent writes it. The run can be uploaded later by `wandb sync`.
     """
     file = folder.absolute() / "wandb-settings.yaml"
+    content = dict[str, Any]({"wandb_version": 1})
+    for key, value in settings.items():
+        taken = key.removesuffix("_")  # `dataset_` is the key for a setting named `dataset`
+        content[taken if taken in TRIAL_PLACEHOLDERS else key] = {"value": value}
     with atomic_write(file) as text:
-        yaml.safe_dump({"wandb_version": 1} | {name: {"value": value} for name, value in settings.items()}, text)
+        yaml.safe_dump(content, text)
     own = {"WANDB_DIR": str(file.parent), "WANDB_RUN_ID": run, "WANDB_SWEEP_PARAM_PATH": str(file)}
     return {**_DEFAULTS, "WANDB_RUN_GROUP": group, **given, **own}
 

@@ -115,6 +115,9 @@ def test_settings_are_in_a_file_as_the_agent_of_wandb_writes_it(tmp_path):
     content = yaml.safe_load(Path(variables["WANDB_SWEEP_PARAM_PATH"]).read_text())
     assert content == {"wandb_version": 1} | {name: {"value": value} for name, value in settings.items()}
     assert isinstance(content["lr"]["value"], float)
+    other = wandb_environment({}, {"dataset_": "mnist", "lambda_": 1}, tmp_path, run="abc", group="depth")
+    content = yaml.safe_load(Path(other["WANDB_SWEEP_PARAM_PATH"]).read_text())
+    assert content == {"wandb_version": 1, "dataset": {"value": "mnist"}, "lambda_": {"value": 1}}
     assert variables["WANDB_DIR"] == str(tmp_path)
     assert variables["WANDB_RUN_ID"] == "abc"
     assert (variables["WANDB_MODE"], variables["WANDB_RUN_GROUP"], variables["PATH"]) == ("online", "mine", "/bin")
