@@ -26,6 +26,7 @@ from trainyard.config.sweep import is_seed
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial, trials_to_check
 from trainyard.planning.task import output_name
+from trainyard.programs.metric_rows import BURST_ROWS, merge_row
 from trainyard.programs.output import read_saved_lines
 from trainyard.results.effects import ReportedResults
 from trainyard.utils.text import format_duration
@@ -45,7 +46,9 @@ _LATE: Final = re.compile(  # what may have an effect only after the seconds of 
     r"epoch|step|iter|update|episode|total|patience|warm|every|interval|freq|period|sched|milestone|gamma|anneal|"
     r"(?<!weight_)decay|save|eval|stop|start|end|last|final|best|target"
 )
-_REMEDY: Final = "look where your program reads it: it may be parsed and not used, overridden, or lost on its way"
+_REMEDY: Final = (
+    "look where your program reads it: it may be parsed and not used, overridden, lost on its way, or act on GPUs only"
+)
 log = logging.getLogger(__name__)
 Values = Mapping[str, Any]  # of the varied keys
 Rows = Mapping[str, Mapping[str, Any]]  # numbers by name: of an epoch, or the first of each name, the second, and so on
@@ -83,9 +86,14 @@ class _Try:
     """What a run has shown until its end, or until it was ended."""
 
     rows: Rows = field(default_factory=dict)  # without times and counters; infinite for NaN
-    seconds: float = 0.0
+    seconds: float = 0.0  # until its end, or between its rows
     is_whole: bool = False
     failure: str = ""
+
+    @property
+    def pace(self) -> float:
+        """Seconds per row."""
+        return self.seconds / len(self.rows)
 
 
 class _Enough(Exception):
@@ -121,9 +129,12 @@ class _Tries:
         output, began = runs.trial_folder / output_name(1), math.inf
 
         def report(found: Launch) -> dict[str, Mapping[str, Any]]:
-            if sweep.program_metrics or found.rows or not output.exists():
-                return {f"epoch {row['epoch']}": row for row in found.rows}
-            return _read_numbers(output, is_torn=found.end is None)
+            if not sweep.program_metrics and not found.rows and output.exists():
+                return _read_numbers(output, is_torn=found.end is None)
+            rows = list[dict[str, Any]]()
+            for row in found.rows:
+                merge_row(rows, {**row})
+            return {f"epoch {row['epoch']}": row for row in rows}
 
         def watch(found: Launch) -> bool:
             nonlocal began
@@ -138,7 +149,7 @@ class _Tries:
             found = runs.launch(watch)
         except _Enough as enough:
             found = enough.args[0]
-        end, seconds, reported = found.end, time.monotonic() - began, report(found)
+        end, reported = found.end, report(found)
         if reported and not end:
             reported.popitem()  # the last epoch may go on
         rows = {
@@ -150,7 +161,8 @@ class _Tries:
             for at, row in reported.items()
         }
         if end and end.status is not TrialStatus.FAILED:
-            return _Try(rows, end.seconds or seconds, is_whole=True)
+            return _Try(rows, end.seconds or 0.0, is_whole=len(found.rows) < BURST_ROWS)  # else, rows are left out
+        seconds = found.times[-1] - found.times[0] if found.times else 0.0
         return _Try(rows, seconds, failure=found.failure if end or found.seconds else "")
 
 
@@ -170,16 +182,16 @@ def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]
 
 def _judge(tries: _Tries, key: str, base: Values, value: Any) -> tuple[Verdict, str, str]:
     """Whether another value of a key changes results: verdict, message and remedy."""
-    changed, alike = {**base, key: value}, tries.run(base, 2)
+    changed = {**base, key: value}
+    for values in (base, changed):
+        if failure := tries.run(values)[0].failure:
+            verdict: Verdict = "fails" if values is base else "warns"
+            return verdict, f"is not known: {_text(values)} fails: {failure}", ""
+    alike = tries.run(base, 2)
     first, other = alike[0], tries.run(changed)[0]
-    if failure := first.failure or other.failure:
-        return "fails" if first.failure else "warns", f"is not known: {_text(changed)} fails: {failure}", ""
     if any(name for name, *_ in _differences(*alike)):
         alike = tries.run(base, 3)
-    noise = defaultdict[str, float](float)
-    for pair in combinations(alike, 2):
-        for name, _, one, two in _differences(*pair):
-            noise[name] = max(noise[name], abs(one - two))
+    noise = _measure_noise(alike)
     if change := _find_change(first, other, (base[key], value), noise):
         return "ok", f"changes results ({change})", ""
     noise.pop("", None)
@@ -191,12 +203,12 @@ def _judge(tries: _Tries, key: str, base: Values, value: Any) -> tuple[Verdict, 
     longer = f"`--effect {EXTENSION * tries.seconds:g}` gives it more time"
     report = _same_report(first, other)
     if not report.rows:
-        return "unknown", f"is not known: the program reported no numbers in {other.seconds:.0f} s", longer
+        return "unknown", "is not known: the program reported no numbers in its time", longer
     same = f"{_text(base[key])} and {_text(value)} give the same {sum(map(len, report.rows))} numbers"
     if not _is_telling(first, other):
         return "unknown", f"is not known: {same}, which may be chance", "report more digits, or give it more time"
-    if all(_differ_in_speed(alike, tries.run(changed, times)) for times in (1, 2)):
-        return "ok", f"changes only the speed: {same}, in {first.seconds:.1f} and {other.seconds:.1f} s", ""
+    if all(_differ_in_speed(tries.run(base, times + 1), tries.run(changed, times)) for times in (1, 2)):
+        return "ok", f"changes only the speed: {same}, in {first.pace:.2g} and {other.pace:.2g} s per row", ""
     if _OF_SPEED.search(key):
         return "unknown", f"changes no results, and hardly the speed: {same}", ""
     if not (first.is_whole and other.is_whole) and (_LATE.search(key) or "place 1" in first.rows):
@@ -218,6 +230,15 @@ def _differences(one: _Try, two: _Try) -> Iterator[tuple[str, str, float, float]
                 pair = first.get(name, math.inf), second.get(name, math.inf)
                 if pair[0] != pair[1]:
                     yield name, at, *pair
+
+
+def _measure_noise(alike: Sequence[_Try]) -> dict[str, float]:
+    """The largest difference of each number between runs with the same settings."""
+    noise = defaultdict[str, float](float)
+    for pair in combinations(alike, 2):
+        for name, _, one, two in _differences(*pair):
+            noise[name] = max(noise[name], abs(one - two))
+    return noise
 
 
 def _find_change(one: _Try, two: _Try, values: tuple[Any, Any], noise: Mapping[str, float]) -> str:
@@ -242,8 +263,9 @@ def _is_telling(one: _Try, two: _Try) -> bool:
 
 def _differ_in_speed(one: Sequence[_Try], two: Sequence[_Try]) -> bool:
     """Whether all of some runs are faster than all others, by more than chance."""
-    fast, slow = sorted(([run.seconds / len(run.rows) for run in runs] for runs in (one, two)), key=min)
-    return min(slow) > max(FASTER * max(fast), max(fast) + 1 / len(one[0].rows))
+    fast, slow = sorted(([run.pace for run in runs] for runs in (one, two)), key=min)
+    is_slower = min(slow) > max(FASTER * max(fast), max(fast) + 1 / len(one[0].rows))
+    return is_slower and len({run.is_whole for run in [*one, *two]}) == 1
 
 
 def _text(value: Any) -> str:

@@ -88,15 +88,16 @@ def test_another_speed_is_no_change_of_results(judge):
     )
     assert verdict == "ok"
     assert message.startswith("`loader` changes only the speed: ")
-    assert message.endswith("in 9.0 and 4.0 s")
+    assert message.endswith("in 2.2 and 1 s per row")
 
 
 def test_a_key_of_the_speed_that_changes_nothing_is_no_failure(judge):
     assert judge({"num_workers": [0, 4]}, lambda values: report(2.31717))[0] == "unknown"
 
 
-def test_a_speed_that_only_one_run_has_is_chance(judge):
-    seconds = itertools.chain([4.0, 4.0, 9.0], itertools.repeat(4.0))
+@pytest.mark.parametrize("measured", [[4, 9, 4, 4, 4], [4, 9, 4, 9, 9]])  # in the second, the node is slow for a while
+def test_a_speed_that_only_some_runs_have_is_chance(judge, measured):
+    seconds = iter(measured)
     assert judge({"amp": [True, False]}, lambda values: report(2.31717, seconds=next(seconds)))[0] == "fails"
 
 
@@ -119,7 +120,7 @@ def test_few_digits_may_be_the_same_by_chance(judge):
 
 def test_a_program_that_shows_nothing_is_unknown(judge):
     verdict, message = judge({"amp": [True, False]}, lambda values: Try({}, 10.0))
-    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in 10 s")
+    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in its time")
 
 
 def test_runs_that_were_ended_too_early_tell_nothing(judge):
@@ -128,7 +129,7 @@ def test_runs_that_were_ended_too_early_tell_nothing(judge):
 
     assert judge({"amp": [True, False]}, show)[0] == "unknown"
     verdict, message = judge({"amp": [False, True]}, lambda values: Try({}, 10.0) if values["amp"] else report(2.31717))
-    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in 10 s")
+    assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in its time")
 
 
 def test_an_extreme_value_that_shows_nothing_in_its_time_is_no_proof(judge):
@@ -145,7 +146,7 @@ def test_a_program_that_fails_is_told_with_its_settings(judge):
     verdict, message = judge({"optimizer": ["a", "b"]}, show)
     assert verdict == "warns"
     assert message == '`optimizer` is not known: {"optimizer": "b"} fails: no such optimizer'
-    assert judge({"optimizer": ["b", "a"]}, show)[0] == "fails"
+    assert judge({"optimizer": ["b", "a"]}, show) == ("fails", message)
 
 
 def test_a_loss_that_becomes_nan_is_a_change(judge):
@@ -168,4 +169,4 @@ def test_each_key_is_tried_with_its_last_value_beside_the_first_of_the_others(tm
     found = list(find_effects(check_config({"sweeps": {"own": sweep}}), tmp_path, seconds=10))
     assert [finding.verdict for finding in found] == ["ok", "ok"]
     first = {"lr": 0.25, "width": 1}
-    assert tried == [first, first, {**first, "lr": 0.5}, {**first, "width": 4}]
+    assert tried == [first, {**first, "lr": 0.5}, first, {**first, "width": 4}]
