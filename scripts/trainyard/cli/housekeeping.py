@@ -14,6 +14,7 @@ from trainyard.cluster import slurm_queries
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.trials import result_digest
+from trainyard.config.user_programs import checkpoints_of
 from trainyard.planning.history import History
 from trainyard.planning.history_files import dataset_digest, is_trained, read_state
 from trainyard.results.retention import (
@@ -101,7 +102,7 @@ def _of_scaling(study: Scaling, name: str, results: Path) -> Removable:
         if study.trains:
             paths += (path for path in sorted((folder / run).glob("checkpoints/*/*")) if path.name not in RESULTS)
         elif study.checkpoint_pattern:
-            paths += sorted((folder / run / "out" / digest).glob(study.checkpoint_pattern))
+            paths += sorted((folder / run / "out" / digest).glob(checkpoints_of(study.checkpoint_pattern)))
 
     def remove_all() -> None:
         with ExitStack() as held:

@@ -313,6 +313,20 @@ def seconds_of(duration: str) -> float:
     return float(number) * {"min": 60, "h": 3600, "d": 24 * 3600}[unit]
 
 
+_VARIES: Final = re.compile(r"[*?\[]")
+_WEIGHTS: Final = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|h5|npz)$")
+
+
+def checkpoints_of(pattern: str) -> str:
+    """The pattern of the checkpoints: of the folders, if `pattern` names the file that completes each of them.
+
+    As in `checkpoint-*/state.json`: the name of the folder varies, that of the file does not, and it has no weights.
+    """
+    folder, _, name = pattern.rpartition("/")
+    is_marker = _VARIES.search(folder.rpartition("/")[2]) and not _VARIES.search(name) and not _WEIGHTS.search(name)
+    return folder if is_marker else pattern
+
+
 class Study(Section):
     """What sweeps and scaling studies have in common. The kinds of both answer these questions."""
 
@@ -409,8 +423,10 @@ class CommandOptions(ProgramOptions):
     checkpoint: str | None = Field(
         None,
         description="Glob pattern of the checkpoints in the program's folder (`{trial_dir}` or `{out_dir}`), e.g. "
-        "`*.pt`. `{resume_from}` is the newest one, or empty. If an attempt that resumed from it fails, the next one "
-        "gets the checkpoint before it, and the one after that none.",
+        "`*.pt`. `{resume_from}` is the newest one, or empty: by the number in the name if the names differ in one "
+        "integer only, else by time. `checkpoint-*/state.json` names the file that completes a folder, which is then "
+        "`{resume_from}`. If an attempt that resumed from it fails, the next one gets the checkpoint before it, and "
+        "the one after that none; if it fails within a minute, that uses up no retry.",
     )
     resume: str | None = Field(
         None,

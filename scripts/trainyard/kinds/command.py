@@ -10,6 +10,7 @@ from trainyard.cluster import host
 from trainyard.config.placeholders import GPUS, PORT
 from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import CommandSweep
+from trainyard.config.user_programs import checkpoints_of
 from trainyard.kinds.program import ProgramTrials
 from trainyard.packing.messages import TrialRequest
 from trainyard.packing.trial_kind import Report
@@ -46,7 +47,7 @@ class CommandTrials(ProgramTrials):
         setup, sweep, folder = self.setup, self.setup.sweep, request.folder
         assert isinstance(sweep, CommandSweep)
         if request.taken_over and sweep.checkpoint:
-            copy_matching(request.taken_over[0], sweep.checkpoint, folder)
+            copy_matching(request.taken_over[0], checkpoints_of(sweep.checkpoint), folder)
         with ExitStack() as held:
             folder.mkdir(parents=True, exist_ok=True)
             purpose = f"trial {request.trial}"

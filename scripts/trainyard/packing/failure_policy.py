@@ -5,7 +5,7 @@ This module is independent of Ray: the loop reports outcomes and requests decisi
 
 import re
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Location, TrialEvent
+from trainyard.programs.runner import failed_by_itself
 from trainyard.results.error_patterns import error_pattern
 from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.text import SHELL_SIGNAL
@@ -29,6 +30,7 @@ SURVIVED_SECONDS: Final = 60.0  # and at least this much longer
 # Without retries, no trial that failed on a GPU can finish elsewhere. Such a GPU gets no trial while other GPUs do, if
 # so many failures in a row are less probable than this, at the rate at which trials fail on the others.
 IMPROBABLE: Final = 1e-4
+MOST_DAMAGED: Final = 2  # checkpoints of a trial in a row: the next attempt begins from the beginning
 # Different trials with the same failure, after which all trials are expected to fail: if their programs did not start,
 # and if they failed with any other error, which may depend on the values of these trials.
 SAME_FAILURES: Final = 3
@@ -78,6 +80,7 @@ class TrialFailure:
     seconds: float
     exit_code: int | None = None  # of a program
     values: Mapping[str, Any] = field(default_factory=dict)  # of the varied keys
+    resumed: bool = False  # from a checkpoint, without reporting a later epoch than before
 
     @cached_property
     def pattern(self) -> str:
@@ -88,6 +91,12 @@ class TrialFailure:
     def is_quick(self) -> bool:
         """Whether the attempt was short enough for a wrong command line."""
         return self.seconds <= QUICK_SECONDS
+
+    @property
+    def may_be_of_checkpoint(self) -> bool:
+        """Whether the checkpoint from which it resumed may be damaged."""
+        is_own = failed_by_itself(self.error) and not mentions_gpu_memory(self.error)
+        return self.resumed and self.is_quick and is_own
 
     @property
     def may_affect_all(self) -> bool:
@@ -134,6 +143,7 @@ class FailurePolicy:
         self._constant_keys = constant_keys
         self._is_of_sweep = is_of_sweep
         self._failures: dict[str, list[TrialFailure]] = defaultdict(list)  # by trial
+        self._damaged = Counter[str]()  # failures on a checkpoint that used up no retry, by trial
         self._streaks: dict[tuple[str, str, str], _Streak] = defaultdict(_Streak)  # by GPU
         self._ends: dict[tuple[str, str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
 
@@ -181,7 +191,15 @@ class FailurePolicy:
         elif attempt.outcome is TrialStatus.FAILED:
             seconds = attempt.end - attempt.start
             self.record_failure(
-                TrialFailure(attempt.trial, place, attempt.error, seconds, attempt.exit_code, attempt.values)
+                TrialFailure(
+                    attempt.trial,
+                    place,
+                    attempt.error,
+                    seconds,
+                    attempt.exit_code,
+                    attempt.values,
+                    resumed=attempt.resumed is not None and not attempt.epochs,
+                )
             )
 
     def record_running(self, trial: str, place: SlotLocation, seconds: float) -> None:
@@ -200,8 +218,11 @@ class FailurePolicy:
         """Record a failure; returns whether the trial is retried.
 
         A trial is not retried if its program has rejected the command line twice in the same way, or has run out of GPU
-        memory twice.
+        memory twice. One that fails at once on a checkpoint, and then on the one before, uses up no retry.
         """
+        if failure.may_be_of_checkpoint and self._damaged[failure.trial] < MOST_DAMAGED:
+            self._damaged[failure.trial] += 1
+            return True
         before = self._failures[failure.trial]
         is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
         is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)

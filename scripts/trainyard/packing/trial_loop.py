@@ -369,8 +369,16 @@ class TrialLoop:
     def _decide_retry(self, current: CurrentTrial, end: TrialEnded) -> bool:
         seconds = self._clock.monotonic() - current.began
         task = current.task
-        failure = TrialFailure(task.trial, current.slot.place, end.error, seconds, end.exit_code, task.values)
-        return self._run.failures.record_failure(failure)
+        attempt, before = current.attempt, [row["epoch"] for each in task.earlier for row in each.epochs[-1:]]
+        is_further = bool(attempt.epochs) and attempt.epochs[-1]["epoch"] > max(before, default=-math.inf)
+        resumed = attempt.resumed is not None and not is_further
+        place = current.slot.place
+        failure = TrialFailure(task.trial, place, end.error, seconds, end.exit_code, task.values, resumed=resumed)
+        is_retried = self._run.failures.record_failure(failure)
+        if is_retried and attempt.resumed and failure.may_be_of_checkpoint:
+            what = f"it failed after {seconds:.0f} s on {attempt.resumed.name}, which may be damaged"
+            log.warning("trial %s: %s; it goes on from the one before, or from the beginning", task.trial, what)
+        return is_retried
 
     def _record_end(self, current: CurrentTrial, end: TrialEnded, **further: Any) -> None:
         """Record how the trial of a slot ended, with `further` fields of the event. The slot becomes idle.

@@ -23,7 +23,7 @@ from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
 from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
-from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, metrics_digest
+from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, checkpoints_of, metrics_digest
 from trainyard.programs.metric_rows import Row
 from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs
 from trainyard.programs.output import OutputReader
@@ -41,6 +41,7 @@ PAUSE_SECONDS: Final = 5.0  # beyond it, after which a process was stopped meanw
 EARLY_END: Final = (
     "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
 )
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)*)")  # one with a point is no number of an epoch
 OVERDUE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL of an srun whose tasks have ended
 INTERRUPTED: Final = "it was interrupted"
 OUT_OF_TIME: Final = "ended before the end of the walltime"
@@ -222,23 +223,46 @@ class CheckpointFile(NamedTuple):
 def find_checkpoint(
     folder: Path, pattern: str | None, *, bad: Collection[CheckpointFile] = ()
 ) -> CheckpointFile | None:
-    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None."""
-    return next((each for each in list_checkpoints(folder, pattern)[:2] if each not in bad), None)
+    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before.
+
+    Then the newest of those that were written after all of the bad ones; None without any.
+    """
+    found = list_checkpoints(folder, pattern)
+    newer = (each for each in found if all(each.modified_ns > other.modified_ns for other in bad))
+    return next((each for each in (*found[:2], *newer) if each not in bad), None)
 
 
 def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
-    """All checkpoints, the newest first.
+    """All checkpoints, the newest first: by number if their names differ in one integer only, else by time.
 
-    An empty file is no checkpoint: its program was killed before it wrote any of it. A link counts as the file itself.
+    An empty file is no checkpoint, unless it completes a folder: its program was killed before it wrote any of it. A
+    link counts as the file itself.
     """
     found: dict[tuple[int, int], CheckpointFile] = {}  # by device and inode
+    completes = bool(pattern) and checkpoints_of(pattern or "") != pattern
     for path in sorted(folder.glob(pattern)) if pattern else ():
         with suppress(OSError):  # a link to a file that was removed
             status = path.stat()
-            file = CheckpointFile(str(path.relative_to(folder)), status.st_mtime_ns, status.st_size)
-            if file.size or path.is_dir():
+            name = (path.parent if completes else path).relative_to(folder)
+            file = CheckpointFile(str(name), status.st_mtime_ns, status.st_size)
+            if file.size or completes or path.is_dir():
                 found.setdefault((status.st_dev, status.st_ino), file)
-    return sorted(found.values(), key=lambda each: (each.modified_ns, each.name), reverse=True)
+    numbers = _numbers_of([each.name for each in found.values()])
+
+    def age(file: CheckpointFile) -> tuple[int, int, str]:
+        return numbers.get(file.name, 0), file.modified_ns, file.name
+
+    return sorted(found.values(), key=age, reverse=True)
+
+
+def _numbers_of(names: Sequence[str]) -> dict[str, int]:
+    """The only number, an integer, in which these names differ, by name; {} if they differ in more."""
+    parts = [_NUMBER.split(name) for name in names]
+    columns = list(zip(*parts, strict=True)) if len({len(each) for each in parts}) == 1 else []
+    varying = [column for column in columns if len(set(column)) > 1]
+    if len(varying) != 1 or not all(map(str.isdecimal, varying[0])):
+        return {}
+    return dict(zip(names, map(int, varying[0]), strict=True))
 
 
 def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> GuardedProcess:

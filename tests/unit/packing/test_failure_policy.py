@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 from sweep_journals import attempts_in, read_journal, session_of
@@ -32,6 +33,19 @@ def test_a_trial_is_retried_as_often_as_configured():
     policy = FailurePolicy(retries=2)
     assert [policy.record_failure(failure("a", error=f"{number}")) for number in range(3)] == [True, True, False]
     assert policy.record_failure(failure("b"))
+
+
+def test_failures_at_once_on_a_checkpoint_use_up_no_retry_for_two_checkpoints():
+    damaged = replace(failure("a", error="exit code 1: FileNotFoundError: state.json"), resumed=True)
+    policy = FailurePolicy(retries=0)
+    assert [policy.record_failure(damaged) for _ in range(3)] == [True, True, False]
+    for other in (
+        {"seconds": 2 * QUICK_SECONDS},
+        {"error": "exit code 137 (SIGKILL): no output"},
+        {"error": "exit code 1: torch.OutOfMemoryError: CUDA out of memory."},
+        {"resumed": False},
+    ):
+        assert not FailurePolicy(retries=0).record_failure(replace(damaged, **other)), other
 
 
 def test_a_repeated_usage_error_is_not_tried_again():

@@ -24,7 +24,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import Metrics, UserProgram
+from trainyard.config.user_programs import Metrics, UserProgram, checkpoints_of
 from trainyard.programs import runner
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.output import QUEUED_LINES, OutputReader
@@ -498,6 +498,42 @@ def test_empty_files_and_dangling_links_are_no_checkpoints_and_a_link_is_its_fil
     assert find_checkpoint(tmp_path, "checkpoint-*").name == "checkpoint-4"
 
 
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["checkpoint-5", "checkpoint-10", "checkpoint-1"], "checkpoint-10"),
+        (["e-002.pt", "e-010.pt", "e-001.pt"], "e-010.pt"),
+        (["e3-loss0.5.pt", "e4-loss0.4.pt", "e2-loss0.6.pt"], "e2-loss0.6.pt"),
+        (["acc-0.9.pt", "acc-0.95.pt", "acc-0.8.pt"], "acc-0.8.pt"),
+        (["epoch-3.pt", "epoch-4.pt", "last.pt"], "last.pt"),
+    ],
+)
+def test_the_newest_checkpoint_is_that_of_the_highest_number_if_only_it_differs(tmp_path, names, newest):
+    """The last of these was written, or touched, last."""
+    for seconds, name in enumerate(names, 1):
+        (tmp_path / name).write_text("state")
+        os.utime(tmp_path / name, (seconds, seconds))
+    assert find_checkpoint(tmp_path, "*").name == newest
+
+
+def test_a_folder_is_a_checkpoint_once_the_file_that_completes_it_is_there(tmp_path):
+    for number in (1, 2, 3):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}/model.bin").write_text("weights")
+    for number in (1, 2):
+        (tmp_path / f"checkpoint-{number}/DONE").touch()
+    assert find_checkpoint(tmp_path, "checkpoint-*/DONE").name == "checkpoint-2"
+    assert find_checkpoint(tmp_path, "checkpoint-*/model.bin").name == "checkpoint-3/model.bin", "it is the checkpoint"
+    assert [
+        checkpoints_of(each) for each in ("*.pt", "run/state.json", "v_*/ckpt/last.ckpt", "out/step_*/state.json")
+    ] == [
+        "*.pt",
+        "run/state.json",
+        "v_*/ckpt/last.ckpt",
+        "out/step_*",
+    ]
+
+
 def test_a_bad_checkpoint_is_not_used_again(tmp_path):
     """First the newest, then the one before it, then none, until a new one is written, also under an old name."""
 
@@ -510,10 +546,10 @@ def test_a_bad_checkpoint_is_not_used_again(tmp_path):
         return kept and kept.name
 
     for number in (1, 2, 3):
-        write(f"{number}.pt", number, "state")
+        write(f"{number}.pt", 4 - number, "state")
     assert find_checkpoint(tmp_path, "*.ckpt") is None
     newest = find_checkpoint(tmp_path, "*.pt")
-    assert newest.name == "1.pt", "whatever the names"
+    assert newest.name == "3.pt"
     second = find_checkpoint(tmp_path, "*.pt", bad=[newest])
     assert second.name == "2.pt"
     assert resumable(newest, second) is None
