@@ -2,22 +2,24 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.planning.accounting import describe_cost
+from trainyard.planning.history import History
 from trainyard.planning.history_files import is_trained, read_state
-from trainyard.report.pages import format_number, write_template
-from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
-from trainyard.results import load_sweep
-from trainyard.results.answer import answer_sweep
+from trainyard.report.pages import StudyPage, format_number, render
+from trainyard.report.plot_list import PLOT_LABELS
+from trainyard.report.style import readable_column
+from trainyard.report.sweep_facts import answer_rows, list_failures, list_next_steps, sweep_facts
+from trainyard.results import SweepResults, load_sweep
+from trainyard.results.answer import Answer, answer_sweep
 from trainyard.results.completeness import summarize_sweep
 from trainyard.results.provenance import (
     describe_difference,
@@ -29,70 +31,63 @@ from trainyard.results.provenance import (
 from trainyard.scaling.speedups import recommendation
 from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import MissingResultError
+from trainyard.utils.files import atomic_write
 from trainyard.utils.text import count_of, format_duration, format_time
 
-SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
-                 "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
-                 "cost": "cost"}  # fmt: skip
+SCALE_COLUMNS: Final = (
+    "scale", "verdict", "train_seconds", "images_per_second", "speedup", "efficiency", "gpu_hours", "cost"
+)  # fmt: skip
 NO_RESULT: Final = "no result yet"
 MISSING: Final = "tables and plots: run the same command again, which does what is left"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What the first page says of one study."""
-
-    title: str
-    answer: str
-    facts: Mapping[str, str]  # by label
-    cost: str = ""
-    failures: Sequence[str] = ()
-    next_steps: Sequence[str] = ()
-    more: Sequence[str] = ()  # how sure the answer is, and the runner-up
-    rows: Sequence[Sequence[str]] = ()  # of a small table, whose first row is its header
-    picture: str = ""  # a PNG as a data URI
-    about_picture: str = ""
 
 
 def write_overview(config: Config, results: Path) -> Path:
     """Write the first page of the report, from the tables and plots of all studies, as far as they exist; return it."""
     path = results / "overview.html"
-    write_template("overview.html.jinja2", path, studies=list(summarize_studies(config, results)))
+    with atomic_write(path) as file:
+        file.write(render("overview.html.jinja2", studies=list(summarize_studies(config, results))))
     return path
 
 
-def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
+def summarize_studies(config: Config, results: Path) -> Iterator[StudyPage]:
     """The summaries of all studies of the config; an unfinished study's says what is missing."""
-    for name in config.sweeps:
-        yield _summarize_sweep(config, name, results)
+    for name, sweep in config.sweeps.items():
+        state = read_state(sweep, name, results)
+        try:
+            tables = load_sweep(results / "sweeps" / name)
+        except MissingResultError:
+            tables = None
+        yield sweep_summary(config, state, answer_sweep(state), tables)
     for name in config.scaling:
-        yield _summarize_scaling(config, name, results)
+        yield scaling_summary(config, name, results)
 
 
-def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
-    state = read_state(config.sweeps[name], name, results)
-    answered = answer_sweep(state)
+def sweep_summary(config: Config, state: History, answered: Answer, tables: SweepResults | None) -> StudyPage:
+    """The summary of a sweep; without its tables, it says that they are missing."""
+    name, results = state.name, state.folder.parents[1]
     answer, *more = answered.lines
     more += describe_spoiled_results(state.sweep)
-    plot, about_plot = "metric", "the metric of each trial against the keys that vary"
-    if answered.ranking.objectives:
-        plot, about_plot = "front", "the objectives of each configuration against each other"
-    cost = describe_cost(state, config.pricing)
-    try:
-        facts = sweep_facts(load_sweep(results / "sweeps" / name))
-    except MissingResultError:
-        facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
+    facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
+    if tables:
+        facts = sweep_facts(tables)
     sessions = sessions_of_results(state).values()
     if code := describe_mismatch(state) or describe_origin(next(iter(sessions), None)):
         facts["code"] = code
-    picture = _embed_picture(results / "plots/sweeps" / name / f"{plot}.png")
-    failures, steps = list_failures(state), list_next_steps(state, answered)
-    return Summary(
-        f"Sweep {name}", answer, facts, cost, failures, steps, more=more, picture=picture, about_picture=about_plot
+    return StudyPage(
+        f"Sweep {name}",
+        answer,
+        facts,
+        describe_cost(state, config.pricing),
+        list_failures(state),
+        list_next_steps(state, answered),
+        more,
+        rows=answer_rows(answered.ranking),
+        pictures=_pictures(results, "sweeps", name, "front" if answered.ranking.objectives else "metric"),
     )
 
 
-def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
+def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
+    """The summary of a scaling study, as far as its scales are trained."""
     study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
     done = {
         scale: paths
@@ -104,10 +99,10 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     try:
         measured = read_table(folder / "scaling.csv")
     except MissingResultError:
-        return Summary(title, NO_RESULT, left)
+        return StudyPage(title, NO_RESULT, left)
     table = measured[measured["scale"].isin(done)]  # the others are trained again, or are no longer in the config
     if table.empty:
-        return Summary(title, NO_RESULT, left)
+        return StudyPage(title, NO_RESULT, left)
     seconds_of = {
         scale: sum(json.loads(path.read_text())["train_seconds"] for path in paths) for scale, paths in done.items()
     }
@@ -117,14 +112,13 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
     seconds, ended = format_duration(spent_seconds.sum()), _ended(chain(*done.values()))
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
-    return Summary(
+    return StudyPage(
         title,
         recommendation(measured),
         {"ran": ran, **(left if len(table) < len(study.scales) else {}), **_code(done)},
         spent,
-        rows=_scale_rows(table),
-        picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
-        about_picture="speedup and efficiency against the number of GPUs",
+        rows=scale_rows(table, [name for name in SCALE_COLUMNS if name in table]),
+        pictures=_pictures(results, "scaling", name, *PLOT_LABELS["scaling"]),
     )
 
 
@@ -140,16 +134,20 @@ def _ended(paths: Iterable[Path]) -> str:
     return f"until {format_time(max(path.stat().st_mtime for path in paths))}"
 
 
-def _scale_rows(table: pd.DataFrame) -> list[list[str]]:
-    """The header and rows of a small table of scales, without empty columns."""
-    shown = table[list(SCALE_COLUMNS)].dropna(axis="columns", how="all")
-    cells = [
-        [value if isinstance(value, str) else "" if pd.isna(value) else format_number(value) for value in row]
-        for row in shown.to_numpy()
-    ]
-    return [[SCALE_COLUMNS[name] for name in shown], *cells]
+def scale_rows(table: pd.DataFrame, columns: Iterable[str]) -> list[list[str]]:
+    """Rows of a small table with a column per scale: the values of these columns, unless all are empty."""
+    return [[readable_column(name), *map(_format_cell, table[name])] for name in columns if table[name].notna().any()]
 
 
-def _embed_picture(path: Path) -> str:
-    """A PNG as a data URI; "" if it does not exist."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.exists() else ""
+def _format_cell(value: Any) -> str:
+    return value if isinstance(value, str) else "" if pd.isna(value) else format_number(value)
+
+
+def _pictures(results: Path, kind: str, name: str, *plots: str) -> dict[str, str]:
+    """Those of these plots that exist, as data URIs by what they show."""
+    paths = {PLOT_LABELS[kind][plot]: results / "plots" / kind / name / f"{plot}.png" for plot in plots}
+    return {
+        label: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        for label, path in paths.items()
+        if path.exists()
+    }

@@ -18,7 +18,6 @@ PLOT_LABELS: Final = {
         "loss": "curves over epochs",
         "gantt": "slots over time",
         "waste": "requested and wasted time",
-        "packing": "job array and packed",
         "prediction": "predicted and measured durations",
     },
     "scaling": {

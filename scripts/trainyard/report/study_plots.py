@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
 from trainyard.config.config import Config
 from trainyard.data.staged import Staged, StagedImageMeta
 from trainyard.planning.history_files import read_state
@@ -56,7 +54,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     unit = state.sweep.slots.unit
     if unit == "CPU":
         timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
-        strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
+        strategies, jobs = map(cost_plots.cpus_as_gpus, (strategies, jobs))
 
     def save(plot: str, painter: Callable[..., None], **options: Any) -> None:
         style.save(painter, target / plot, **options)
@@ -64,10 +62,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     slots = timeline_plots.held_slots(timeline, jobs)["slot"].nunique()
     size = (WIDTH, style.lanes_height(slots))
     save("gantt", timeline_plots.plot_gantt, size=size, timeline=timeline, jobs=jobs, ranked=ranked)
-    charged = {"jobs": jobs, "strategies": strategies, "unit": state.counted_unit}
-    size = (WIDTH, min(5.6, 2 + 0.12 * (len(trials) + slots)))
-    save("packing", cost_plots.plot_packing, size=size, timeline=timeline, trials=trials, **charged)
-    save("waste", cost_plots.plot_waste, size=(WIDTH, 3), **charged)
+    save("waste", cost_plots.plot_waste, size=(WIDTH, 3), jobs=jobs, strategies=strategies, unit=state.counted_unit)
     save("prediction", cost_plots.plot_predictions, timeline=timeline, jobs=jobs)
     joined = len(ranked.keys) == 1 and not (state.sweep.sample or state.sweep.search)
     grid = metric_plots.facet_grid(len(ranked.facet_keys()))
@@ -89,12 +84,6 @@ def _facets(grid: tuple[int, int], height: float, row_height: float) -> dict[str
     """The size and the panels of a figure: `height` of one in a column, `row_height` of each row of several."""
     rows, columns = grid
     return {"size": (6.4, height) if columns == 1 else (WIDTH, 1.3 + row_height * rows), "panels": grid}
-
-
-def _cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of a sweep without GPUs with its CPUs where others have GPUs, so that the same code draws it."""
-    names = {name: name.replace("cpu", "gpu") for name in table if "cpu" in name}
-    return table.drop(columns=list(names.values())).rename(columns=names)
 
 
 def _draw_scaling(config: Config, name: str, source: Path, target: Path) -> None:

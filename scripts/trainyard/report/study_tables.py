@@ -1,114 +1,164 @@
-"""All tables of one study, and their page for the report."""
+"""All tables of one study, and what its page shows."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
 import pandas as pd
 
-from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
+from trainyard.planning.history import History
 from trainyard.planning.history_files import read_state
-from trainyard.report.pages import MAX_ROWS, Part, Parts, ReportTable, write_page
+from trainyard.report.cost_plots import cpus_as_gpus
+from trainyard.report.overview import SCALE_COLUMNS, scale_rows, scaling_summary, sweep_summary
+from trainyard.report.pages import MAX_ROWS, Charts, Part, ReportTable, StudyPage, write_page
 from trainyard.report.plotted_trials import rank_trials
-from trainyard.report.trial_charts import trial_charts
-from trainyard.results.answer import answer_sweep
-from trainyard.results.best_config import write_best
+from trainyard.report.style import readable_column, short_names
+from trainyard.report.trial_charts import job_charts, trial_charts
+from trainyard.results import SweepResults, load_sweep
+from trainyard.results.answer import Answer, answer_sweep
+from trainyard.results.best_config import folder_of, trial_line, write_best
 from trainyard.results.provenance import describe_difference, read_sessions
 from trainyard.results.ranking import Ranking
 from trainyard.results.sweep_tables import (
-    RESERVED,
     curve_column,
+    epochs_table,
     metric_column,
+    ranking_table,
     stopping_table,
     summarize_savings,
+    timeline_table,
+    trials_table,
     write_ranking,
 )
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import read_table, write_table
+from trainyard.utils.errors import MissingResultError
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import format_time
 
 log = logging.getLogger("tables")
 
-# Of scaling.csv: groups of columns, each narrow enough for a screen.
-QUALITY: Final = "Quality"
-REPEATS: Final = "Repeats"
-GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup", "efficiency"),
-    "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images", "energy_kwh"),
-    QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
-    "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
-                                 "epoch_start_seconds"),
-    "What was measured": ("program", "measured_steps", "measured_in"),
-    "Batches and gradients": ("micro_batch", "accumulation", "gradient_mib"),
-    "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "max_memory_allocated_mib", "memory_avg_scaling",
-               "cpu_rss_peak_mib"),
-    "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
-    "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu"),
-    REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
-}  # fmt: skip
+CHARTS_HINT: Final = (
+    "Point at a trial for its values and its curve. Drag over points to select trials: the table below has only these, "
+    "and with selections in several charts, those in all of them. A click beside a selection ends it."
+)
+JOB_COLUMNS: Final = (
+    "job", "node", "start", "slots", "finished", "failed", "interrupted", "predicted_seconds", "measured_seconds",
+    "requested_seconds", "elapsed_seconds", "wait_seconds", "code"
+)  # fmt: skip
+REPEATS: Final = ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread")
 
-TABLES_TO_PASTE: Final = {"gpus": "By GPUs of one node", "nodes": "By nodes"}  # by file
+TABLES_TO_PASTE: Final = ("gpus", "nodes")  # files
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
     """Write the derived tables of a study, and its page; return the page."""
-    make = {"sweeps": _write_sweep, "scaling": _write_scaling}[kind]
-    parts = make(config, name, results)
     page = results / "tables" / kind / f"{name}.html"
-    write_page(parts, page, title=f"{kind}: {name}")
+    make = {"sweeps": _write_sweep, "scaling": _write_scaling}[kind]
+    write_page([make(config, name, results, page)], page)
     return page
 
 
-def _write_sweep(config: Config, name: str, results: Path) -> Parts:
+def _write_sweep(config: Config, name: str, results: Path, page: Path) -> StudyPage:
     folder = results / "sweeps" / name
     state = read_state(config.sweeps[name], name, results)
-    sessions = state.sessions
-    records = fetch_records(sessions)
-    strategies = strategies_table(compare_strategies(state, sessions, records), state.sweep.slots.unit)
-    jobs = jobs_table(state, sessions, records)
-    write_table(strategies, folder / "strategies.csv")
-    write_table(jobs, folder / "jobs.csv")
-    stopped: dict[str, Part] = {}
-    if state.sweep.stop:
-        rows = stopping_table(state)
-        stopped = {"Stopped early": ReportTable(rows), "What early stopping saved": summarize_savings(state, rows)}
     trials = read_table(folder / "trials.csv", text=state.keys_with_text)
     answer = answer_sweep(state)
-    ranking = answer.ranking
+    for table, frame in _cost_tables(state, fetch_records(state.sessions)).items():
+        write_table(frame, folder / f"{table}.csv")
     write_best(config, state, answer)
-    configurations = write_ranking(ranking, folder)
-    if state.counted_unit == "CPU":  # the columns about GPUs are 0
-        strategies, jobs = (table[[name for name in table if "gpu" not in name]] for table in (strategies, jobs))
-    elif state.counted_unit == "slot":
-        jobs = jobs.drop(columns="gpus")  # their number is in `slots`
-        strategies, jobs = (
-            table.rename(columns=lambda name: name.replace("gpu", "slot")) for table in (strategies, jobs)
-        )
-    arranged, epochs = _arrange_trials(trials, ranking), read_table(folder / "epochs.csv")
-    curve = curve_column(epochs, [ranking.metric, "val_loss"], state.varied_keys)
-    charted = rank_trials(state, arranged.frame.head(MAX_ROWS), ranking)
-    spec = trial_charts(charted, epochs, curve)
-    best = 0 if ranking.best_trial else None
-    turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
+    write_ranking(answer.ranking, folder)
+    return sweep_study(config, state, answer, replace(load_sweep(folder), trials=trials), page)
+
+
+def _cost_tables(state: History, records: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """The tables strategies.csv and jobs.csv of a sweep, by name, with Slurm's accounting of its jobs."""
+    sessions = state.sessions
     return {
-        "": "; ".join([*answer.lines, *describe_spoiled_results(state.sweep)]),
-        **(
-            {f"Configurations: means over {ranking.over}": ReportTable(configurations, best)}
-            if ranking.has_seeds
-            else {}
-        ),
-        **({"Trials compared": spec} if spec else {}),
-        "Trials": arranged,
-        **stopped,
-        "Cost, compared with other strategies": ReportTable(turned),
-        "Jobs: planned and measured": ReportTable(
-            jobs.assign(start=jobs["start"].map(format_time)).drop(columns="session")
-        ),
+        "strategies": strategies_table(compare_strategies(state, sessions, records), state.sweep.slots.unit),
+        "jobs": jobs_table(state, sessions, records),
     }
+
+
+def current_study(config: Config, name: str, results: Path, page: Path | None) -> StudyPage:
+    """A sweep on a page of the report as its journal has it now, whether its tables are written or not."""
+    state = read_state(config.sweeps[name], name, results)
+    answer = answer_sweep(state)
+    frames = {
+        "trials": trials_table(state, answer.ranking),
+        "epochs": epochs_table(state),
+        "timeline": timeline_table(state),
+        "ranking": ranking_table(answer.ranking),
+        # A live page does not ask Slurm's accounting again and again.
+        **_cost_tables(state, fetch_records(state.sessions) if page else {}),
+    }
+    # As files have them: values of keys may be lists.
+    tables = {
+        name: read_table(StringIO(frame.to_csv(index=False)), state.keys_with_text) for name, frame in frames.items()
+    }
+    return sweep_study(config, state, answer, SweepResults(name, **tables), page)
+
+
+def sweep_study(config: Config, state: History, answer: Answer, tables: SweepResults, page: Path | None) -> StudyPage:
+    """A sweep on a page: its answer, charts and tables, and how it ran."""
+    summary, ranking, sweep = sweep_summary(config, state, answer, tables), answer.ranking, state.sweep
+    strategies, jobs = tables.strategies, tables.jobs
+    if sweep.slots.unit == "CPU":
+        strategies, jobs = map(cpus_as_gpus, (strategies, jobs))
+    parts = dict[str, Part]()
+    curve = curve_column(tables.epochs, [ranking.metric, "val_loss"], state.varied_keys)
+    if charts := trial_charts(rank_trials(state, tables.trials, ranking), tables, curve):
+        parts |= {"Charts": CHARTS_HINT, "": Charts("chartSpec", charts)}
+    if ranking.has_seeds:
+        parts[f"Configurations: means over {ranking.over}"] = _arrange_configurations(tables.ranking, ranking, state)
+    arranged = _arrange_trials(tables.trials, ranking)
+    parts["Trials"] = replace(arranged, frame=_readable(arranged.frame, state))
+    if sweep.stop:
+        rows = stopping_table(state)
+        parts |= {"Stopped early": ReportTable(_readable(rows, state)), "Saved": summarize_savings(state, rows)}
+    operations = dict[str, Part]()
+    if spec := job_charts(tables, strategies, jobs, state.counted_unit):
+        shown = jobs[list(JOB_COLUMNS)].assign(start=jobs["start"].map(format_time))
+        operations = {"": Charts("jobSpec", spec), "Jobs": ReportTable(_readable(shown, state))}
+    shown = arranged.frame["trial"].head(MAX_ROWS)
+    return replace(
+        summary,
+        parts=parts,
+        operations=operations,
+        pictures=summary.pictures if ranking.objectives else {},
+        trials={name: _links(state, name, page) for name in shown if name in state.trials},
+    )
+
+
+def _links(state: History, trial: str, page: Path | None) -> tuple[str, str]:
+    """The link from a page in a file to the folder of a trial, "" if there is none, and the command of the trial."""
+    folder = folder_of(state, trial)
+    link = quote(os.path.relpath(folder, page.parent)) if page and folder.exists() else ""
+    return link, trial_line(state, trial) or ""
+
+
+def _readable(table: pd.DataFrame, state: History) -> pd.DataFrame:
+    """A table with headers for readers, by which its columns still differ."""
+    keys = short_names(state.varied_keys)
+    names = short_names(list(table), readable=lambda name: keys.get(name) or readable_column(name))
+    return table.rename(columns=names)
+
+
+def _arrange_configurations(table: pd.DataFrame, ranking: Ranking, state: History) -> ReportTable:
+    """The configurations of ranking.csv, with what tells how good they are and how sure that is."""
+    ends = ("best", "epoch", "epochs", "at_best_epoch", "best_epoch")
+    mean, left_out = f"{ranking.metric}_mean", {"trials", *(f"{ranking.metric}_{end}" for end in ends)}
+    left_out |= set() if table["is_incomplete"].any() else {"is_incomplete"}
+    columns = dict.fromkeys(["place", mean, f"{ranking.metric}_deviation", "n", *table])
+    shown = table[[name for name in columns if name not in left_out]]
+    return ReportTable(_readable(shown, state), 0 if ranking.best_trial else None)
 
 
 def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
@@ -118,13 +168,17 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
     ordered = trials.sort_values("trial", key=lambda names: names.map(places), kind="stable")
     columns, scored = list(trials), f"{ranking.metric}_score"
     metric = scored if scored in columns else metric_column(trials, ranking.metric)
-    if metric in columns and metric not in RESERVED:
+    if metric in columns:
         columns.remove(metric)
-        columns.insert(columns.index("status") + 1, metric)
-    return ReportTable(ordered[columns], best=places[ranking.best_trial.trial] if ranking.best_trial else None)
+        columns.insert(1, metric)
+    equal = [name for name in ("attempts", "accumulation", "epoch") if name in trials and trials[name].nunique() < 2]
+    equal += ["attempts"] * bool(trials["attempts"].max() < 2)
+    kept = [name for name in columns if name not in equal]
+    best = places[ranking.best_trial.trial] if ranking.best_trial else None
+    return ReportTable(ordered[kept], best, has_trials=True)
 
 
-def _write_scaling(config: Config, name: str, results: Path) -> Parts:
+def _write_scaling(config: Config, name: str, results: Path, page: Path) -> StudyPage:
     folder, study = results / "scaling" / name, config.scaling[name]
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
@@ -141,19 +195,17 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     mismatch = describe_difference("scales ran", read_sessions(study.summaries(folder)))
     for line in filter(None, [advice, mismatch]):
         log.info("%s", line)
-    return {"": advice, **group_scales(table), **{TABLES_TO_PASTE[kind]: ReportTable(pasted[kind]) for kind in pasted}}
+    return scaling_study(config, name, results)
 
 
-def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:
-    """The columns of scaling.csv by group, each with the scale first; the recommended scale is highlighted.
-
-    Own metrics follow the columns of `Quality`. A group without a value is omitted, and `Repeats` if there are none.
-    """
-    best = next((index for index, flag in enumerate(scaling["recommended"]) if flag), None)
-    grouped = {"scale", "recommended", *(column for columns in GROUPS.values() for column in columns)}
-    own = [name for name in scaling if name not in grouped]
-    groups = {name: [*columns, *own] if name == QUALITY else columns for name, columns in GROUPS.items()}
-    frames = {name: scaling[["scale", *columns]] for name, columns in groups.items()}
-    filled = {name for name, frame in frames.items() if frame.drop(columns="scale").notna().any(axis=None)}
-    filled -= {REPEATS} if scaling["repeats"].max() <= 1 else set()
-    return {name: ReportTable(frame, best) for name, frame in frames.items() if name in filled}
+def scaling_study(config: Config, name: str, results: Path) -> StudyPage:
+    """A scaling study on a page: its advice, and one table with a column per scale."""
+    summary = scaling_summary(config, name, results)
+    try:
+        table = read_table(results / "scaling" / name / "scaling.csv")
+    except MissingResultError:
+        return summary
+    shown = {*SCALE_COLUMNS, "recommended"}
+    if table["repeats"].max() <= 1:
+        shown |= {*REPEATS}
+    return replace(summary, more_rows=scale_rows(table, [column for column in table if column not in shown]))

@@ -183,9 +183,9 @@ def label_time(axes: "Axes", first: float, last: float, pauses: "pd.Series[float
     axes.set_xlabel(f"{unit} since the first trial started{omitted}{note}")
 
 
-def short_names(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str], *, readable: Callable[[str], str] | None = None) -> dict[str, str]:
     """The label of each config key: without its section, unless another key would have the same label."""
-    names = {key: readable_name(key) for key in keys}
+    names = {key: (readable or readable_name)(key) for key in keys}
     count = Counter(names.values())
     return {key: name if count[name] == 1 else key for key, name in names.items()}
 
@@ -208,6 +208,19 @@ def readable_name(key: str) -> str:
 def readable_metric(name: str) -> str:
     """The label of a metric on an axis. Programs report any name: `mAP@0.5` has no section, `$` begins no formula."""
     return KNOWN_NAMES.get(name, name.replace("_", " ").replace("$", r"\$"))
+
+
+UNITS = {"seconds": "s", "ms": "ms", "mib": "MiB", "kwh": "kWh"}
+
+
+def readable_column(name: str) -> str:
+    """The header of a column of a table, with its unit at the end: `epoch_start_seconds` is `epoch start (s)`."""
+    if name in KNOWN_NAMES:
+        return KNOWN_NAMES[name]
+    words = name.removeprefix("is_").split("_")
+    shown = " ".join(word for word in words if word not in UNITS)
+    unit = next((f" ({UNITS[word]})" for word in words if word in UNITS), "")
+    return f"{shown}{unit}" if shown else name
 
 
 def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
@@ -268,9 +281,12 @@ def shorten(text: str, length: int) -> str:
 
     Control characters, with which an SVG would be invalid, are escaped.
     """
-    text = printable(text)
-    short = text if len(text) <= length else text[: length - 1] + DOTS
-    return short.replace("$", r"\$")
+    return shorten_text(printable(text), length).replace("$", r"\$")
+
+
+def shorten_text(text: str, length: int) -> str:
+    """The same for a table."""
+    return text if len(text) <= length else text[: length - 1] + DOTS
 
 
 def distinct_names(names: Iterable[str], length: int) -> dict[str, str]:
@@ -310,3 +326,10 @@ def format_value(value: Any) -> str:
         return "(none)"
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.bool_))
     return f"{value:.4g}" if is_number else shorten(str(value), 12)
+
+
+def format_setting(value: Any) -> str:
+    """A value of a key in a small table: a number with four digits, or a text of at most 40 characters."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "(none)" if value is None else shorten_text(str(value), 40)

@@ -12,14 +12,16 @@ from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.planning.accounting import covered_seconds
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
+from trainyard.report.style import format_setting, short_names
 from trainyard.results import SweepResults
 from trainyard.results.answer import Answer
 from trainyard.results.best_config import FILE
 from trainyard.results.error_patterns import error_pattern
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import EXTREMES, Configuration, Ranking, describe_best
 from trainyard.results.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.utils.text import count_of, format_duration, format_time
 
+SHOWN_CONFIGURATIONS: Final = 4  # the best one and the next three
 SHOWN_FAILURES: Final = 3  # different errors
 NEAR: Final = 0.05  # of a range: close to its end
 MIN_VALUES: Final = 3  # different values of a key: of two, the best one is always at an end of the range
@@ -41,6 +43,42 @@ def sweep_facts(tables: SweepResults) -> dict[str, str]:
         **_describe_queue(tables),
         "failed": _describe_failed_attempts(tables),
     }
+
+
+def answer_rows(ranking: Ranking) -> list[list[str]]:
+    """The best configuration and the next ones, a column each: metric, settings, and trial; [] without any."""
+    shown = dict(enumerate(ranking.counting[:SHOWN_CONFIGURATIONS], start=1))
+    if ranking.front:
+        shown = ranking.spread_of_front
+    if ranking.candidates or not shown:
+        return []
+    configurations, goals = list(shown.values()), ranking.objectives or {ranking.metric: ranking.mode}
+    best = [trial for each in configurations if (trial := each.best_trial(ranking.mode))]
+    keys = dict.fromkeys(key for each in configurations for key in each.values if key not in ranking.constant_keys)
+    names = short_names(list(keys))
+    rows = [["", *("best" if place == 1 and not ranking.front else f"{place}." for place in shown)]]
+    for metric, mode in goals.items():
+        label = (
+            describe_best(ranking).removeprefix("best ") if metric == ranking.metric else f"{metric} ({EXTREMES[mode]})"
+        )
+        label += f"; no trial has reported {ranking.unreported}" * bool(ranking.unreported)
+        rows.append([label, *(_describe_value(each, metric, ranking) for each in configurations)])
+    rows += [[names[key], *(format_setting(each.values.get(key)) for each in configurations)] for key in keys]
+    if ranking.evidence:
+        rows.append(["may be the best", *("yes" if each in ranking.leaders else "no" for each in configurations)])
+    if any(each.when for each in best):
+        rows.append(["value of", *(each.when.removeprefix(" at ") for each in best)])
+    return [*rows, ["trial", *(each.trial for each in best)]]
+
+
+def _describe_value(each: Configuration, metric: str, ranking: Ranking) -> str:
+    """The value of a configuration, with its deviation between seeds, and whether trials of it ended early."""
+    is_first = metric == ranking.metric
+    value = f"{each.mean if is_first else each.means[metric]:.4g}"
+    if is_first and each.deviation is not None:
+        value += f" ± {each.deviation:.2g}"
+    value += f" (n = {each.n})" * ranking.has_seeds
+    return value + " NOT COMPLETE" * any(trial.trial in ranking.incomplete for trial in each.trials)
 
 
 def _strategy(tables: SweepResults, name: str) -> Any:

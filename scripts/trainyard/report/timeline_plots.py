@@ -1,6 +1,7 @@
 """The plot of a sweep's slots over time, as its trials ran."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pandas as pd
@@ -25,33 +26,60 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     if timeline.empty:
         style.write_in_center(axes, "no trial has started")
         return
-    run, held = assign_jobs(timeline, jobs), held_slots(timeline, jobs)
-    spans = held.drop_duplicates("job")
-    pauses = pauses_before(spans["first"], spans["last"]).set_axis(spans["job"])
-    origin = run["start"].min() + pauses
-    moved = run["job"].map(origin)
-    run = run.assign(begin=run["start"] - moved, stop=run["end"] - moved, failed=~run["outcome"].isin(WITH_RESULT))
-    lanes = _lanes(run, held)
-    lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
-    run["lane"] = run["slot"].map(lane_of)
-    begin, stop = (held[name] - held["job"].map(origin) for name in ("first", "last"))
-    draw_bars(axes, held["slot"].map(lane_of), begin, stop, color=IDLE, edge=0)
+    layout = lay_out(timeline, jobs)
+    run, held = layout.attempts, layout.held
+    draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
     _draw_attempts(axes, run, ranked.trial_colors)
-    job_count = lanes["order_job"].nunique()
-    names = [_lane_name(row) + f", job {row.order_job + 1}" * (job_count > 1) for row in lanes.itertuples()]
-    style.label_lanes(axes, names)
-    end = stop.max()
-    axes.set_xlim(0, end or 1.0)
-    style.label_time(axes, 0, end, pauses)
+    style.label_lanes(axes, layout.lanes)
+    axes.set_xlim(0, layout.end or 1.0)
+    style.label_time(axes, 0, layout.end, layout.pauses)
     if ranked.colored_key is None:
         ranked.add_colorbar(axes, below=True)
     labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), ranked.trial_colors)
     if ranked.colored_key and not labels:
         ranked.add_key_colorbar(axes)
-    busy = (run["stop"] - run["begin"]).sum() / ((stop - begin).sum() or 1.0)
-    of_jobs = f" of {job_count} jobs" * (job_count > 1)
-    counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}{of_jobs}"
+    busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
+    of_jobs = f" of {layout.jobs} jobs" * (layout.jobs > 1)
+    counts = f"{count_of(len(run), 'attempt')} on {count_of(len(layout.lanes), 'slot')}{of_jobs}"
     style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
+
+
+@dataclass(frozen=True)
+class TimelineLayout:
+    """Attempts and slots as a plot shows them, in seconds since the first trial started, without pauses of all jobs."""
+
+    attempts: pd.DataFrame  # rows of timeline.csv, with `lane`, `begin`, `stop` and `failed`
+    held: pd.DataFrame  # slots of the jobs that ran trials, with `lane`, `begin` and `stop`
+    lanes: list[str]  # the name of each
+    jobs: int  # at the same time
+    pauses: "pd.Series[float]"  # before each job
+
+    @property
+    def end(self) -> float:
+        """When the last slot was free."""
+        return float(self.held["stop"].max())
+
+
+def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
+    """Where a plot shows the attempts of a timeline that is not empty."""
+    run, held = assign_jobs(timeline, jobs), held_slots(timeline, jobs)
+    spans = held.drop_duplicates("job")
+    pauses = pauses_before(spans["first"], spans["last"]).set_axis(spans["job"])
+    origin = run["start"].min() + pauses
+    lanes = _lanes(run, held)
+    lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
+    moved = run["job"].map(origin)
+    run = run.assign(
+        lane=run["slot"].map(lane_of),
+        begin=run["start"] - moved,
+        stop=run["end"] - moved,
+        failed=~run["outcome"].isin(WITH_RESULT),
+    )
+    moved = held["job"].map(origin)
+    held = held.assign(lane=held["slot"].map(lane_of), begin=held["first"] - moved, stop=held["last"] - moved)
+    count = lanes["order_job"].nunique()
+    names = [_lane_name(row) + f", job {row.order_job + 1}" * (count > 1) for row in lanes.itertuples()]
+    return TimelineLayout(run, held, names, count, pauses)
 
 
 def held_slots(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:

@@ -1,129 +1,120 @@
-"""Linked charts of the trials of a sweep for its web page: its metric against each varied key, and its curves."""
+"""What the charts of a sweep's page show, which `templates/charts.js` draws: its trials, their curves, and its jobs."""
 
 import json
 from typing import Any, Final
 
 import pandas as pd
 
-from trainyard.config.trial_status import TrialStatus
 from trainyard.report import style
+from trainyard.report.cost_plots import requested_parts
+from trainyard.report.importance import MIN_EXPLAINED, measure_importance, why_unknown
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.style import STOPPED, is_numeric, readable_metric
+from trainyard.report.style import is_numeric, readable_metric
+from trainyard.report.timeline_plots import lay_out
+from trainyard.results import SweepResults
+from trainyard.results.sweep_tables import MIN_FOR_MEDIAN, describe_prediction_errors, predicted_attempts
 
-SIZE: Final = {"width": 250, "height": 200}  # pixels
+MIN_TRIALS: Final = 5  # with a value: of fewer, a chart tells no more than the table
+MAX_TRIALS: Final = 1000  # the best ones: 0.4 MB, which a browser reads before it shows any
 MAX_CURVES: Final = 200  # of the best trials: with more, none can be told from the others
 MAX_POINTS: Final = 50  # of a curve
-LINEAR: Final[dict[str, Any]] = {"zero": False, "padding": 10}
-LOG: Final[dict[str, Any]] = {"type": "log", "padding": 10, "nice": False}
+OUTCOMES: Final = {"finished": style.COLORS[0], "stopped": style.STOPPED, "failed": style.FAILED}
 
 
-def trial_charts(ranked: PlottedTrials, epochs: pd.DataFrame, curve: str) -> dict[str, Any]:
-    """A specification in Vega-Lite; {} if no trial has a value of the metric. Trials are expected best first.
-
-    In the charts of keys, dragging selects the trials of an area (parameter `brush`), and hovering marks one (`hover`).
-    Parameter `ink` is the color of texts, `tone` that of trials.
-    """
-    if ranked.values.isna().all():
-        return {}
-    keys, names = ranked.facet_keys(), style.short_names(ranked.keys)
-    fields = {key: f"key_{number}" for number, key in enumerate(keys)}  # a dot in a name would be one of JavaScript
-    table = ranked.table
+def trial_charts(ranked: PlottedTrials, tables: SweepResults, curve: str) -> dict[str, Any]:
+    """The trials with their values of the metric, best first, and their curves; {} if too few have a value."""
+    table, names = ranked.table, style.short_names(ranked.keys)
+    ends = tables.timeline.groupby("trial")["end"].max()
+    places = {trial.trial: place for place, trial in enumerate(ranked.ranking.trials)}
     configurations = {
         trial.trial: number for number, each in enumerate(ranked.ranking.configurations) for trial in each.trials
     }
+    keys = ranked.facet_keys()
+    fields = {key: f"key_{number}" for number, key in enumerate(keys)}  # a dot in a name would be one of JavaScript
     trials = pd.DataFrame({
-        "trial": table["trial"], "metric": ranked.values, "status": table["status"],
+        "trial": table["trial"], "metric": ranked.values, "status": table["status"], "end": table["trial"].map(ends),
         "configuration": table["trial"].map(configurations),
         "is_best": table["trial"] == (None if ranked.best is None else ranked.best["trial"]),
         **{fields[key]: table[key] if is_numeric(table[key]) else table[key].astype(str) for key in keys},
-    }).dropna(subset="metric")  # fmt: skip
-    number_format = ".1%" if ranked.is_percent else ".4~g"
-    value = {"field": "metric", "type": "quantitative", "title": ranked.value_label}
-    told = [
-        {"field": "trial", "type": "nominal"},
-        *({"field": fields[key], "title": names.get(key, key)} for key in keys if key != "trial"),
-        value | {"format": number_format},
-        {"field": "status", "type": "nominal"},
+    }).dropna(subset="metric").sort_values("end", kind="stable")  # fmt: skip
+    if len(trials) < MIN_TRIALS:
+        return {}
+    finished = trials["metric"].where(trials.index.isin(ranked.finished.index))
+    trials["order"] = range(1, len(trials) + 1)
+    trials["record"] = (finished.cummin() if ranked.is_minimized else finished.cummax()).ffill()
+    trials = trials.sort_values("trial", key=lambda names: names.map(places)).head(MAX_TRIALS)
+    epochs = tables.epochs
+    has_curves = curve in epochs and not epochs["trial"].is_unique
+    points = _thin(epochs, curve, list(trials["trial"])) if has_curves else pd.DataFrame(columns=["value"])
+    return {
+        "trials": _records(trials.drop(columns="end")),
+        "keys": [
+            {
+                "field": fields[key],
+                "title": names.get(key, key),
+                "numeric": is_numeric(table[key]) and table[key].nunique() > 1,
+                "log": is_numeric(table[key]) and style.is_log_scale(table[key].dropna(), ranked.log.get(key)),
+                "spread": ranked.ranking.has_seeds and ranked.ranking.is_setting(key),
+            }
+            for key in keys
+        ],
+        "metric": ranked.value_label,
+        "mode": ranked.ranking.mode,
+        "percent": ranked.is_percent,
+        "log": ranked.is_log,
+        "domain": list(ranked.limits) if ranked.outlier_count else None,
+        "importance": _importance(ranked),
+        "curves": _records(points),
+        "curve": readable_metric(curve),
+        "curve_log": len(points) > 0 and style.is_log_scale(points["value"], curve.endswith("loss") or None),
+        "left_out": MAX_CURVES if len(trials) > MAX_CURVES else 0,
+    }
+
+
+def _importance(ranked: PlottedTrials) -> list[dict[str, Any]]:
+    """How much of the variance of the metric each key explains, the most first; [] if that is not known."""
+    found = None if why_unknown(ranked) else measure_importance(ranked)
+    if found is None or found.explained < MIN_EXPLAINED:
+        return []
+    names = style.short_names(list(ranked.settings))
+    shares = found.shares.sort_values("mean", ascending=False)
+    return [
+        {"key": names[key], "share": max(0.0, share), "error": error}
+        for key, share, error in zip(shares.index, shares["mean"], shares["error"], strict=True)
     ]
-    scale = LOG if ranked.is_log else LINEAR
-    scale = scale | ({"domain": list(ranked.limits)} if ranked.outlier_count else {})
-    y = value | {"scale": scale, "axis": {"format": number_format}}
-    panels = []
-    for key in keys:
-        column = table[key]
-        x: dict[str, Any] = {"field": fields[key], "title": names.get(key, key)}
-        if is_numeric(column) and column.nunique() > 1:
-            is_log = style.is_log_scale(column.dropna(), ranked.log.get(key))
-            x |= {"type": "quantitative", "scale": LOG if is_log else LINEAR}
-        else:
-            x |= {"type": "nominal", "sort": None, "axis": {"labelAngle": -30}}
-        intervals = [_intervals(x, y)] if ranked.ranking.has_seeds and ranked.ranking.is_setting(key) else []
-        panels.append({**SIZE, "layer": [*intervals, _points({"x": x, "y": y, "tooltip": told})]})
-    data = {"trials": _records(trials)}
-    if curve in epochs and not epochs["trial"].is_unique:
-        points = _thin(epochs, curve, list(trials["trial"]))
-        data["curves"] = _records(points)
-        is_log = style.is_log_scale(points["value"], curve.endswith("loss") or None)
-        title = f"of the best {MAX_CURVES} trials" if len(trials) > MAX_CURVES else ""
-        panels.append(_curves(curve, told, title, LOG if is_log else LINEAR))
-    axis = {"gridOpacity": 0.3, "labelLimit": 90, "titleLimit": 240, "labelOverlap": "greedy", "labelSeparation": 6}
-    config = {"axis": axis, "view": {"stroke": None}}
-    return {"datasets": data, "data": {"name": "trials"}, "concat": panels, "config": config}
 
 
-def _points(encoding: dict[str, Any]) -> dict[str, Any]:
-    """A layer with a point for each trial, and a ring around that of the best one."""
-    marked, best = {"param": "hover", "empty": False}, {"test": "datum.is_best"}
-    stopped = {"test": f"datum.status === '{TrialStatus.STOPPED}'", "value": STOPPED}
+def job_charts(tables: SweepResults, strategies: pd.DataFrame, jobs: pd.DataFrame, unit: str) -> dict[str, Any]:
+    """The attempts on their slots, what was requested for what, and predictions; {} before a trial has started.
+
+    `strategies` and `jobs` have the seconds of what the sweep is charged for in the columns of GPUs.
+    """
+    timeline = tables.timeline.dropna(subset="slot")
+    if timeline.empty:
+        return {}
+    layout = lay_out(timeline, tables.jobs)
+    name, seconds = style.time_unit(layout.end)
+    run = layout.attempts.tail(MAX_TRIALS)
+    attempts = run.assign(begin=run["begin"] / seconds, stop=run["stop"] / seconds)
+    predicted = predicted_attempts(tables.timeline)
+    shown = predicted if len(predicted) >= MIN_FOR_MEDIAN else predicted.head(0)
+    parts = requested_parts(strategies, jobs)
+    outcomes = dict.fromkeys(attempts["outcome"], style.UNKNOWN)
     return {
-        "params": [
-            {"name": "brush", "select": {"type": "interval", "resolve": "intersect"}},
-            {"name": "hover", "select": {"type": "point", "fields": ["trial"], "on": "mouseover", "clear": "mouseout"}},
+        "lanes": layout.lanes,
+        "attempts": _records(attempts[["trial", "outcome", "lane", "begin", "stop"]]),
+        "outcomes": [(name, OUTCOMES.get(name, color)) for name, color in outcomes.items()],
+        "unit": name,
+        "omitted": " (pauses between jobs omitted)" if layout.pauses.any() else "",
+        "parts": [
+            {"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": place}
+            for place, (part, (values, _)) in enumerate(parts.items())
+            for strategy, value in zip(strategies["strategy"], values, strict=True)
         ],
-        "mark": {"type": "point", "filled": True, "clip": True, "strokeWidth": 2},
-        "encoding": {
-            **encoding,
-            "color": {"condition": stopped, "value": {"expr": "tone"}},
-            "stroke": {"condition": best | {"value": {"expr": "ink"}}, "value": None},
-            "opacity": {"condition": {"param": "brush", "value": 0.8}, "value": 0.12},
-            "size": {"condition": [marked | {"value": 200}, best | {"value": 120}], "value": 40},
-        },
-    }
-
-
-def _intervals(x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
-    """A layer with the mean of each configuration, plus and minus the standard deviation over its seeds."""
-    means = [{"op": "mean", "field": "metric", "as": "mean"}, {"op": "stdev", "field": "metric", "as": "deviation"}]
-    limits = {"low": "datum.mean - datum.deviation", "high": "datum.mean + datum.deviation"}
-    return {
-        "transform": [
-            {"aggregate": means, "groupby": ["configuration", x["field"]]},
-            *({"calculate": formula, "as": name} for name, formula in limits.items()),
-        ],
-        "mark": {"type": "rule", "clip": True, "opacity": 0.6, "stroke": {"expr": "ink"}},
-        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
-    }
-
-
-def _curves(curve: str, told: list[dict[str, Any]], title: str, scale: dict[str, Any]) -> dict[str, Any]:
-    """A chart with a curve for each trial: dark if it is selected, thick if the pointer is on the trial."""
-    fields = [each["field"] for each in told if each["field"] != "trial"]
-    marked = {"param": "hover", "empty": False}
-    return {
-        **SIZE,
-        "title": title,
-        "data": {"name": "curves"},
-        "transform": [{"lookup": "trial", "from": {"data": {"name": "trials"}, "key": "trial", "fields": fields}}],
-        "mark": {"type": "line"},
-        "encoding": {
-            "x": {"field": "epoch", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
-            "y": {"field": "value", "type": "quantitative", "title": readable_metric(curve), "scale": scale},
-            "detail": {"field": "trial", "type": "nominal"},
-            "color": {"condition": marked | {"value": {"expr": "ink"}}, "value": {"expr": "tone"}},
-            "strokeWidth": {"condition": marked | {"value": 3}, "value": 1.2},
-            "opacity": {"condition": [marked | {"value": 1}, {"param": "brush", "value": 0.6}], "value": 0.06},
-            "tooltip": told,
-        },
+        "colors": [(part, color) for part, (values, color) in parts.items() if values.any()],
+        "charged": f"{unit}-seconds",
+        "predictions": _records(shown.assign(predicted=shown["expected_seconds"])[["trial", "predicted", "measured"]]),
+        "errors": describe_prediction_errors(shown),
     }
 
 

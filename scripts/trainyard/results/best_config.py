@@ -74,21 +74,29 @@ def study_name(config: Config, sweep: str) -> str:
 
 
 def paste_line(state: History, ranking: Ranking) -> str | None:
-    """The command line of the best trial, for a shell in the folder where Trainyard ran; None if it is no command.
+    """The command line of the best trial; None without one, or if it is no command."""
+    best = ranking.best_trial
+    return trial_line(state, best.trial) if best else None
+
+
+def trial_line(state: History, trial: str) -> str | None:
+    """The command line of a trial, for a shell in the folder where Trainyard ran; None if there is none.
 
     It has a folder of its own, so that the program does not overwrite what is there.
     """
-    sweep, best = state.sweep, ranking.best_trial
-    command = sweep.command_line
-    if best is None or command is None:
+    sweep, command = state.sweep, state.sweep.command_line
+    if command is None:
         return None
-    arguments = state.trials[best.trial].settings
+    arguments = state.trials[trial].settings
     folder = str((state.folder / "trials" / "by-hand").absolute())
     dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
                     GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
                     PORT: _FREE_PORT}  # fmt: skip
-    placeholders[SETTINGS] = str(next(_folder_of(state, best.trial).absolute().glob(f"{SETTINGS}.*"), ""))
+    settings = next(folder_of(state, trial).absolute().glob(f"{SETTINGS}.*"), None)
+    if settings is None and SETTINGS in find_placeholders(command):
+        return None  # the trial has not started, or the file was removed
+    placeholders[SETTINGS] = str(settings)
     command = insert_resume_option(command, None, arguments)
     switch_of = find_switches(command, Path.cwd())
     if sweep.has_workdirs:
@@ -103,11 +111,12 @@ def paste_line(state: History, ranking: Ranking) -> str | None:
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
 
 
-def _folder_of(state: History, trial: str) -> Path:
-    """The folder of the attempt that is the result of a trial."""
-    result = state.record(trial).result
-    assert result is not None
-    return state.folder / "trials" / folder_name(trial, result.generation, result.takeover)
+def folder_of(state: History, trial: str) -> Path:
+    """The folder of the attempt that is the result of a trial, or of its last one."""
+    record = state.record(trial)
+    attempt = record.result or record.last
+    name = folder_name(trial, attempt.generation, attempt.takeover) if attempt else trial
+    return state.folder / "trials" / name
 
 
 def find_files(state: History, ranking: Ranking) -> Path | None:
@@ -118,7 +127,7 @@ def find_files(state: History, ranking: Ranking) -> Path | None:
     best = ranking.best_trial
     if best is None or state.sweep.trains:
         return None
-    folder, pattern, value = _folder_of(state, best.trial), state.sweep.checkpoint_pattern, best.value
+    folder, pattern, value = folder_of(state, best.trial), state.sweep.checkpoint_pattern, best.value
     if ranking.score == "best" and value and value.epoch is not None:
         checkpoint = _checkpoint_at(
             value.epoch, state.record(best.trial), list_checkpoints(folder, pattern or "**/*best*")

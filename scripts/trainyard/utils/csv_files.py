@@ -1,6 +1,7 @@
 """CSV tables: reading and atomic writing. A CSV file has no types: the text 0012 reads as 12."""
 
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from trainyard.utils.files import atomic_write
 _NAMES: Final = ("trial", "job", "node", "gpu", "session")  # columns with text, also where it looks like a number
 
 
-def read_table(path: Path, text: Iterable[str] = ()) -> pd.DataFrame:
+def read_table(path: Path | StringIO, text: Iterable[str] = ()) -> pd.DataFrame:
     """The table in a CSV file, where these columns are text, also where it looks like a number.
 
     Only an empty cell is a missing value: `None` and `nan` may be values of a key.
@@ -24,7 +25,7 @@ def read_table(path: Path, text: Iterable[str] = ()) -> pd.DataFrame:
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=types)
     except FileNotFoundError:
-        raise MissingResultError(path) from None
+        raise MissingResultError(Path(str(path))) from None
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from plotted import JOBS, STRATEGIES, plotted
+from plotted import JOBS, plotted
 from trainyard.report import cost_plots, metric_plots, parallel_plot, style, timeline_plots
 
 COUNT = 10_000
@@ -57,7 +57,6 @@ def losses(axes, *keys):
 PLOTS = {
     "gantt": lambda axes: gantt(axes, "seed"),
     "gantt of several keys": lambda axes: gantt(axes, "seed", "file"),
-    "packing": lambda axes: cost_plots.plot_packing(axes, BARS, TRIALS, JOB, STRATEGIES),
     "metric": lambda axes: metric_plots.plot_metric(axes, ranked=ranked("seed")),
     "metric by name": lambda axes: metric_plots.plot_metric(axes, ranked=ranked("file")),
     "losses": lambda axes: losses(axes, "seed"),

@@ -7,9 +7,9 @@ import pytest
 from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from playwright.sync_api import expect
 from trainyard.report import pages
-from trainyard.report.pages import ReportTable, write_page
-from trainyard.report.study_tables import GROUPS, group_scales
-from trainyard.scaling.speedups import SCALING_COLUMNS
+from trainyard.report.pages import ReportTable, StudyPage, write_page
+from trainyard.report.study_tables import scaling_study
+from written_results import write_scaling_results
 
 COUNT = 162
 TRIALS = pd.DataFrame(
@@ -26,7 +26,10 @@ TRIALS = pd.DataFrame(
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "page.html"
-    write_page({"": "The best of all.", "Trials": ReportTable(TRIALS, best=COUNT - 1)}, path, title="sweeps: depth")
+    write_page(
+        [StudyPage("sweeps: depth", parts={"": "The best of all.", "Trials": ReportTable(TRIALS, best=COUNT - 1)})],
+        path,
+    )
     return path
 
 
@@ -78,7 +81,7 @@ def test_the_csv_button_saves_what_the_table_shows_with_all_digits(browser, page
 def test_a_page_has_the_first_rows_of_a_large_table_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "MAX_ROWS", 100)
     tables = {"Trials": ReportTable(TRIALS, best=0), "Few": ReportTable(TRIALS.head(100))}
-    write_page(tables, tmp_path / "page.html", title="s")
+    write_page([StudyPage("s", parts=tables)], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert text.count("The first 100 of 162 rows; the CSV file of this table has all.") == 1
     assert "t099" in text
@@ -90,11 +93,11 @@ HOSTILE = "</script><img src=x onerror=\"document.title='run'\">a&b"
 
 def test_names_and_values_of_users_are_text(browser, tmp_path):
     rows = pd.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "text": [HOSTILE, "&amp;", "<!--", "'", '"', "${x}"]})
-    write_page({HOSTILE: ReportTable(rows, best=0)}, tmp_path / "p.html", title=HOSTILE)
+    write_page([StudyPage(HOSTILE, parts={HOSTILE: ReportTable(rows, best=0)})], tmp_path / "p.html")
     with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
         wait_for_tables(page)
         assert page.title() == HOSTILE
-        assert page.locator("h2").inner_text() == HOSTILE
+        assert page.locator("h3").inner_text() == HOSTILE
         assert column(page, 2) == list(rows["text"])
         page.evaluate("document.querySelectorAll('thead button').forEach(each => each.click())")
         assert HOSTILE in page.locator("thead").first.inner_text()
@@ -106,13 +109,13 @@ def test_names_and_values_of_users_are_text(browser, tmp_path):
 
 def test_a_table_without_rows_says_so(browser, tmp_path):
     empty = ReportTable(pd.DataFrame(columns=["trial", "why"]))
-    write_page({"Stopped early": empty}, tmp_path / "p.html", title="sweeps: s")
+    write_page([StudyPage("sweeps: s", parts={"Stopped early": empty})], tmp_path / "p.html")
     with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
         wait_for_tables(page)
 
 
 def test_the_library_of_the_tables_adds_little_to_a_page(page_file, tmp_path):
-    write_page({"a": ReportTable(TRIALS), "b": ReportTable(TRIALS)}, tmp_path / "two.html", title="two")
+    write_page([StudyPage("two", parts={"a": ReportTable(TRIALS), "b": ReportTable(TRIALS)})], tmp_path / "two.html")
     one, two = page_file.stat().st_size, (tmp_path / "two.html").stat().st_size
     assert one < 500_000
     assert two - one < 100_000, "the library is in the page once"
@@ -120,47 +123,31 @@ def test_the_library_of_the_tables_adds_little_to_a_page(page_file, tmp_path):
 
 def test_the_same_tables_give_the_same_page(page_file, tmp_path):
     parts = {"": "The best of all.", "Trials": ReportTable(TRIALS, best=COUNT - 1)}
-    write_page(parts, tmp_path / "p", title="sweeps: depth")
+    write_page([StudyPage("sweeps: depth", parts=parts)], tmp_path / "p")
     assert (tmp_path / "p").read_bytes() == page_file.read_bytes()
 
 
-def scaling_row(scale, **values):
-    return dict.fromkeys(SCALING_COLUMNS, 12345.678) | {
-        "scale": scale,
-        "verdict": "recommended: best time for at most 20% more GPU-hours",
-        "precision": "bf16",
-        "device": "NVIDIA H200",
-        "gpu_peak": "989 TFLOPS",
-        "recommended": False,
-        "val_own_metric": 0.5,
-        **values,
-    }
-
-
-def test_every_column_of_a_scaling_study_is_in_one_group():
-    grouped = [column for columns in GROUPS.values() for column in columns]
-    assert sorted([*grouped, "scale", "recommended"]) == sorted(SCALING_COLUMNS)
-
-
-def test_a_scaling_table_is_read_without_scrolling_sideways(browser, tmp_path):
-    scaling = pd.DataFrame([scaling_row("1x1"), scaling_row("16x8", recommended=True)])
-    groups = group_scales(scaling)
-    assert "val_own_metric" in groups["Quality"].frame
-    write_page({"": "Use 16x8.", **groups}, tmp_path / "s.html", title="scaling: width")
-    with opened(browser, tmp_path / "s.html", width=960) as page:
-        wait_for_tables(page)
-        bodies = page.locator(".dt-scroll-body").all()
-        assert len(bodies) == len(groups)
-        for body in bodies:
-            assert body.evaluate("each => each.scrollWidth - each.clientWidth") <= 0
-        assert page.locator("td.best").first.inner_text() == "16x8"
+def test_a_scaling_study_is_one_table_with_a_column_per_scale(browser, tmp_path):
+    columns = {"val_own_metric": 0.5, "step_ms_p50": 210.0, "repeats": 1, "gpus": [1, 128], "gpu_hours_increase": 0.1}
+    verdict = ["", "recommended: best time for at most 20% more GPU-hours"]
+    columns |= {"device": "H200", "verdict": verdict, "cost": None, "recommended": [False, True]}
+    config = write_scaling_results(tmp_path, {"1x1": [9.0], "16x8": [2.0]}, **columns)
+    write_page([scaling_study(config, "wide", tmp_path)], tmp_path / "s.html")
+    for width in WIDTHS:
+        with opened(browser, tmp_path / "s.html", width=width) as page:
+            assert page.locator("table").count() == 1
+            assert page.locator("thead th").all_inner_texts() == ["scale", "1x1", "16x8"]
+            assert page.get_by_role("row", name="step p50 (ms)").locator("td").all_inner_texts() == ["210", "210"]
+            assert page.get_by_role("row", name="val own metric").locator("td").all_inner_texts() == ["0.5", "0.5"]
+            assert page.locator("tr", has_text="cost").count() == 0, "not known"
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_long_names_of_columns_do_not_make_a_table_wide(browser, tmp_path):
     """Beside the menu of a report on a screen of 1,280 pixels."""
     names = ("net.width_of_the_hidden_layers", "optimizer.name", "val_loss_mean", "is_incomplete")
     frame = pd.DataFrame({f"{name}_{number}": range(5) for number in range(2) for name in names})
-    write_page({"Trials": ReportTable(frame)}, tmp_path / "s.html", title="sweeps: s")
+    write_page([StudyPage("sweeps: s", parts={"Trials": ReportTable(frame)})], tmp_path / "s.html")
     with opened(browser, tmp_path / "s.html", width=900) as page:
         wait_for_tables(page)
         assert page.locator(".dt-scroll-body").evaluate("each => each.scrollWidth - each.clientWidth") <= 0

@@ -7,7 +7,7 @@ from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
 
-ALWAYS = ("gantt", "packing", "waste", "prediction", "metric", "loss")
+ALWAYS = ("gantt", "waste", "prediction", "metric", "loss")
 RANGE = {"low": 0.1, "high": 1}
 SWEEPS = {
     "no key": ({}, ()),

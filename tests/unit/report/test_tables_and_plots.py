@@ -1,9 +1,7 @@
 """The tables of a sweep are computed from its journal, and every plot shows the values of its tables."""
 
-import json
 import re
 from inspect import signature
-from itertools import combinations
 
 import pandas as pd
 import pytest
@@ -20,7 +18,6 @@ from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import cost_plots, metric_plots, scaling_plots, style, timeline_plots
 from trainyard.report.plotted_trials import PlottedTrials, rank_trials
-from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_facts import sweep_facts
 from trainyard.results import SweepResults
 from trainyard.results.ranking import describe_ranking, rank_sweep
@@ -188,17 +185,6 @@ PLOTS = {
         lambda axes: metric_plots.plot_epochs(axes, EPOCHS, ranked("model", "blocks"), "val_loss"),
         ["validation accuracy (higher is better)"],
     ),
-    "packing": (
-        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
-        [
-            "3 jobs",
-            "26% wasted",
-            "2 x 2 slots",
-            "35% wasted",
-            "23 of 54 as job array, 26 of 26 packed",
-            "orange: start-up",
-        ],
-    ),
     "waste": (
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS),
         [
@@ -212,15 +198,7 @@ PLOTS = {
             "not used",
         ],
     ),
-    "packing of hours": (
-        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, OF_HOURS),
-        ["GPU-seconds used of those requested: 23,000 of 54,000 as job array"],
-    ),
     "waste of hours": (lambda axes: cost_plots.plot_waste(axes, OF_HOURS, JOBS), ["3 x 5 h"]),
-    "packing on CPUs": (
-        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
-        ["CPU-seconds used of those requested: 23 of 54 as job array", "2 x 1 slot<"],
-    ),
     "waste of nothing": (
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES.assign(requested_gpu_seconds=0.0), JOBS.iloc[:0]),
         ["no trial has a result"],
@@ -745,50 +723,21 @@ SWEPT = {
 }  # fmt: skip
 
 
-def area(collection):
-    """The area of the lanes of bars, which are four fifths as high as their lanes."""
-    boxes = [path.get_extents() for path in collection.get_paths()]
-    return sum(box.width * box.height for box in boxes) / 0.8
-
-
 @pytest.mark.parametrize(("runs", "changes"), SWEPT.values(), ids=SWEPT)
-def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, changes):
-    """Gray and orange together are the requested GPU-seconds; blue are those of running trials, the rest is wasted."""
+def test_the_seconds_of_jobs_and_strategies_are_those_of_their_trials(tmp_path, runs, changes):
     timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
-    axes = Figure().add_subplot()
-    cost_plots.plot_packing(axes, timeline, trials, jobs, strategies)
     if "resumes" in changes:
         assert trials["seconds"].tolist() == [10, 60 + 8, 6]
         assert timeline["kept_seconds"].tolist() == pytest.approx([10, 0, 6, 60, 8], abs=0.5)
         assert jobs["running_gpu_seconds"].tolist() == pytest.approx([10 + 6, 60, 8], abs=0.5)
         assert strategies["running_gpu_seconds"].tolist() == pytest.approx([10 + 60 + 8 + 6] * 3), "no second is wasted"
-    table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")
-    for name, collections in (("job_array", axes.collections[:3]), ("packed", axes.collections[3:])):
-        drawn = [area(collection) for collection in collections]
-        assert drawn == pytest.approx([table.loc[name, f"{kind}_gpu_seconds"] for kind in kinds]), name
+    table = strategies.set_index("strategy")
     assert strategies["wasted_fraction"].between(0, 1).all()
     assert (strategies["wasted_gpu_seconds"] >= strategies["startup_gpu_seconds"]).all()
     running = jobs.loc[jobs["counted"], "running_gpu_seconds"].sum()
     assert running == pytest.approx(table.loc["packed", "running_gpu_seconds"]), "the same in both tables"
     parts = jobs[["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]]
     assert parts.sum(axis=1).tolist() == pytest.approx((jobs["elapsed_seconds"] * jobs["gpus"]).tolist())
-
-
-@pytest.mark.parametrize("name", [name for name in SWEPT if "same time" in name])
-def test_jobs_at_the_same_time_are_packed_below_one_another(tmp_path, name):
-    """Each trial is drawn on the GPUs of its own job, while the job has them."""
-    timeline, trials, jobs, strategies = swept(tmp_path, SWEPT[name][0])
-    axes = Figure().add_subplot()
-    cost_plots.plot_packing(axes, timeline, trials, jobs, strategies)
-    drawn = ([path.get_extents() for path in each.get_paths()] for each in axes.collections[3:])
-    requested, starting, running = drawn
-    for one, other in combinations(requested, 2):
-        assert one.y0 != other.y0 or one.x1 <= other.x0 or other.x1 <= one.x0
-    assert len({box.y0 for box in requested}) == 4, "two jobs at the same time, of two GPUs each"
-    for box in running:
-        assert any(lane.y0 == box.y0 and lane.x0 < box.x0 < box.x1 <= lane.x1 for lane in requested)
-    assert min(box.x1 for box in starting) == 0, "since the first trial started"
-    assert "pauses" not in axes.get_xlabel()
 
 
 def test_a_gantt_has_slots_of_its_own_for_each_of_the_jobs_at_the_same_time(tmp_path):
@@ -831,20 +780,6 @@ def test_the_facts_say_how_long_jobs_waited_in_the_queue(tmp_path, waits, words)
     assert "queue" not in sweep_facts(SweepResults("s", trials, none, timeline, none, strategies, jobs.assign(nodes=1)))
     jobs = jobs.assign(nodes=1, wait_seconds=waits)
     assert sweep_facts(SweepResults("s", trials, none, timeline, none, strategies, jobs))["queue"] == words
-
-
-def test_the_page_shows_the_waste_of_the_table(tmp_path):
-    runs, changes = SWEPT["three runs"]
-    _, trials, _, strategies = swept(tmp_path, runs, **changes)
-    folder = tmp_path / "sweeps/s"
-    write_table(trials, folder / "trials.csv")
-    write_table(pd.DataFrame(columns=["trial", "epoch"]), folder / "epochs.csv")
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}}}})
-    page = write_tables(config, "sweeps", "s", tmp_path)
-    written = pd.read_csv(folder / "strategies.csv")
-    row = ["wasted_fraction", *written["wasted_fraction"].map("{:.4g}".format)]
-    assert json.dumps(json.dumps(row))[1:-1] in page.read_text()
-    assert written["wasted_fraction"].tolist() == pytest.approx(strategies["wasted_fraction"].tolist())
 
 
 GPU_HEADER = "time,gpu,name,memory_used_mib,memory_total_mib,utilization_percent,power_watts,temperature_celsius\n"
