@@ -34,8 +34,7 @@ run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 
 report: env
 	$(say) 'writing report.html'
-	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --report report.html \
-	  --report-stylesheet workflow/report/report.css --quiet all $(NOCOLOR)
+	@$(BIN)/python scripts/report.py --config '$(CONFIG)'
 
 check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
 	@$(BIN)/python scripts/check.py --config '$(CONFIG)'

@@ -2,15 +2,11 @@
 
 import argparse
 import logging
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from trainyard.cli import command_line
-from trainyard.cluster import host
+from trainyard.cli.loopback_server import serve
 from trainyard.planning.added_trials import read_current_config
 from trainyard.utils.errors import UserError
 
@@ -19,21 +15,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"trials are shown with optuna-dashboard ({missing}): install trainyard[dashboard]")
 
-LOOPBACK = "127.0.0.1"
 log = logging.getLogger("dashboard")
-
-
-class Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each connection: a browser keeps some open that it does not use."""
-
-    daemon_threads = True
-
-
-class QuietHandler(WSGIRequestHandler):
-    """A handler that prints no line for each request."""
-
-    def log_message(self, *of_request: object) -> None:
-        """Print nothing."""
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -45,18 +27,7 @@ def main(arguments: argparse.Namespace) -> None:
         write_studies(config, arguments.results, arguments.storage)
         log.info("%s: the studies %s", arguments.storage, ", ".join(config.sweeps))
         return
-    try:
-        dashboard = Dashboard(config, arguments.results)
-        server = make_server(LOOPBACK, arguments.port, dashboard, server_class=Server, handler_class=QuietHandler)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not from 0 to 65535"
-        raise UserError(f"port {arguments.port}: {reason}; --port gives another one") from None
-    port, node = server.server_port, os.uname().nodename
-    log.info("http://%s:%d/ shows the sweeps until you press Ctrl-C", LOOPBACK, port)
-    log.info("from another machine, first: ssh -N -L %d:%s:%d %s@%s", port, LOOPBACK, port, host.user_name(), node)
-    log.info("whoever is logged in to %s can open it, too: it has no password, and nothing can be changed in it", node)
-    with server, suppress(KeyboardInterrupt):
-        server.serve_forever()
+    serve(Dashboard(config, arguments.results), arguments.port, "the sweeps")
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_every_trial_and_scale_of_a_study_with_a_profile_has_one(done):
 
 def test_the_report_has_every_plot_and_table_with_its_caption(done):
     report = (done.folder / "report.html").read_text()
-    plots = "samples classes gantt packing waste prediction steps telemetry metric loss speedup"
+    plots = "samples classes gantt waste prediction steps telemetry metric loss speedup"
     for name in (*(f"{plot}.svg" for plot in plots.split()), "lr.html", "ranks.html", "prices.html"):
         assert name in report
     assert "parallel.svg" not in report, "the sweep varies one key"

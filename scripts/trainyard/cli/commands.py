@@ -24,7 +24,6 @@ from trainyard.utils.text import suggest  # noqa: E402
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
 
 HOME: Final = SCRIPTS.parent
-REPORT: Final = ["--report", "report.html", "--report-stylesheet", str(HOME / "workflow/report/report.css")]
 VERBS: Final = {
     "init": "write trainyard.yaml for a training script, and on a Slurm cluster its profile",
     "check": "check the config, its data and your code before a job is queued",
@@ -32,7 +31,7 @@ VERBS: Final = {
     "run": "run what is pending; the same command continues after whatever stopped it",
     "status": "show the progress; with --watch, while it runs",
     "best": "print the best configuration so far, how sure that is, and the command to paste",
-    "report": "write report.html",
+    "report": "write report.html; with --watch, serve it and follow the sweeps",
     "dashboard": "show the sweeps in optuna-dashboard, also while they run",
     "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
     "doctor": "check a Slurm site before the first job",
@@ -42,7 +41,6 @@ VERBS: Final = {
 OF_SNAKEMAKE: Final = {  # its options
     "plan": ["--dry-run"],
     "run": [],
-    "report": [*REPORT, "--quiet", "all"],
 }
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
@@ -69,12 +67,7 @@ def main() -> None:
             SCREEN.take_over()
         from snakemake.cli import main as run_snakemake  # takes more than a second to import
 
-        try:
-            run_snakemake()
-        except SystemExit as end:
-            if verb == "report" and not end.code:  # Snakemake lists what it adds, but does not say where the page is
-                print(f"the report: {Path(REPORT[1]).absolute()}")
-            raise
+        run_snakemake()
     except UserError as error:
         sys.exit(f"trainyard: {error}")
     except KeyboardInterrupt:

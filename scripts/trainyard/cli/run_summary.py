@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.config.config import Config
+from trainyard.config.load import config_copy
 from trainyard.config.placeholders import SHELL
 from trainyard.planning.added_trials import announce_end
 from trainyard.planning.history import History
@@ -220,6 +221,16 @@ class RunSummary:
         mismatch = describe_difference("scales ran", read_sessions(summaries))
         return [f"scaling {name}: {recommendation(read_table(table))}", *[f"  {mismatch}"] * bool(mismatch)]
 
+    def _report_call(self) -> str:
+        """The command that writes the report of this run: with its config as typed, or a copy of an overridden one."""
+        argv = list(self.argv)
+        typed = [word for word in argv if word.partition("=")[0] in OF_CONFIG]
+        config = as_typed(config_copy(self.config, self.results))
+        files = [word for word in argv[2:] if Path(word).suffix in (".yaml", ".yml", ".json")]
+        if argv[1:2] == ["run"] and typed in ([], ["--config"]) and len(files) >= len(typed):
+            config = files[0] if files else ""
+        return trainyard_call("report", *["--config", config] * bool(config))
+
     def _next_steps(self) -> list[str]:
         if not self.is_done:
             first = "" if self.interrupted else "correct the cause, then "
@@ -231,8 +242,7 @@ class RunSummary:
                 trials = f"{count_of(failed, 'failed trial')} of sweep {state.name}"
                 steps.append(f"run {trials} again, once the cause is corrected: {call}")
         if not self.targets and "TRAINYARD_WRITES_REPORT" not in os.environ:  # as `make run`
-            words = self.argv[2:] if tuple(self.argv[1:2]) == ("run",) else self.argv[1:]  # `trainyard run`, snakemake
-            steps.append(f"write the report: {trainyard_call('report', *words)}")
+            steps.append(f"write the report: {self._report_call()}")
         trained = [name for name in self._states if has_study(self.config.sweeps[name])]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():

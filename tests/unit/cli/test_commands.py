@@ -45,12 +45,6 @@ def test_a_plan_is_a_dry_run(folder):
     assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *configured, "--dry-run"]
 
 
-def test_the_report_has_its_style(folder):
-    *_, report, stylesheet, path, quiet, what = build_call("report", [])
-    assert (report, stylesheet, quiet, what) == ("report.html", "--report-stylesheet", "--quiet", "all")
-    assert Path(path).exists()
-
-
 def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_meant(folder, capsys):
     with pytest.raises(UserError, match=r"^there is no option '--profle'; did you mean '--profile'\?$"):
         build_call("run", ["--profle", "slurm"])
@@ -61,11 +55,8 @@ def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_mean
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("verb", "code", "said"),
-    [("plan", 0, ""), ("run", 1, ""), ("report", 0, "the report: {}/report.html\n"), ("report", 1, "")],
-)
-def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, capsys, verb, code, said):
+@pytest.mark.parametrize(("verb", "code"), [("plan", 0), ("run", 1)])
+def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, verb, code):
     """Its import takes more than a second: in another process, it would be imported again after a look at options."""
 
     def run_snakemake():
@@ -81,7 +72,6 @@ def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, capsys,
         main()
     assert end.value.code == code
     assert called == build_call(verb, ["--jobs", "4"])
-    assert capsys.readouterr().out == said.format(folder)
 
 
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):

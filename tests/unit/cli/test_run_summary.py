@@ -14,7 +14,7 @@ from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow
-from trainyard.config.load import check_config
+from trainyard.config.load import check_config, config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history_files import read_state
 from trainyard.planning.receipts import is_outdated, record, table_terms
@@ -92,7 +92,7 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         "scales on GPUs.",
         "              scales ran with different versions: commit-1x1 (1x1), commit-1x2 (1x2)",
         f"  results   {tmp_path}: tables/, logs/",
-        "  next      write the report: trainyard report --configfile my.yaml --profile profiles/local",
+        f"  next      write the report: trainyard report --config {config_copy(CONFIG, tmp_path)}",
     ]
 
 

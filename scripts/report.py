@@ -1,0 +1,34 @@
+"""Write report.html: the answer of each study, its charts and tables, and how it ran. It also works while studies run.
+
+With --watch, it serves this page on this machine until Ctrl-C, and the page follows the journals.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from trainyard.cli import command_line
+from trainyard.cli.loopback_server import serve
+from trainyard.planning.added_trials import read_current_config
+from trainyard.report.whole_report import LivePage, write_report
+
+log = logging.getLogger("report")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the page, or serve it until interrupted."""
+    config = read_current_config(arguments.config, arguments.results)
+    if arguments.watch:
+        serve(LivePage(config, arguments.results), arguments.port, "the report")
+        return
+    page = Path("report.html")
+    write_report(config, arguments.results, page)
+    log.info("the report: %s", page.absolute())
+
+
+if __name__ == "__main__":
+    parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
+    parser.add_argument("--watch", action="store_true", help="serve the page on this machine, and follow the sweeps")
+    parser.add_argument("--port", type=int, default=0, help="of --watch (default: a free one)")
+    parser.add_argument("--profile", help=argparse.SUPPRESS)  # as `run` has it: the report needs none
+    command_line.run_program(main, parser.parse_args())
