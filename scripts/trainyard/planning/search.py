@@ -323,7 +323,8 @@ class SuggestionSource:
 
     def _has_all_values(self, group: Sequence[Suggestion]) -> bool:
         """Whether a configuration has trials at all values of `average`."""
-        levels = {str([each.trial.values[key] for key in self._state.sweep.average]) for each in group}
+        average = self._state.sweep.average
+        levels = {str([value_at(each.trial.settings, key) for key in average]) for each in group}
         return len(levels) == len(self._state.sweep.averaged)
 
     def _find_end(self, name: str) -> Attempt | None:

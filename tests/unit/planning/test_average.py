@@ -156,6 +156,22 @@ def test_evidence_for_a_search_has_all_values(tmp_path):
     ]
 
 
+def test_a_trial_of_before_the_key_was_varied_is_no_evidence(tmp_path):
+    """Its value is that of `args`."""
+    args = {"env_id": "A"}
+    ran(tmp_path, lambda lr, env_id: lr, args=args, grid={}, trials=[{"lr": 0.5}], average=[])
+    sweep = config_of(args=args, **searched()).sweeps["s"]
+    state = read_state(sweep, "s", tmp_path)
+    assert len(state.earlier) == 1
+
+    class Order:
+        cancelled = frozenset()
+
+    source = SuggestionSource(state, Order())
+    source._find_evidence()
+    assert source._evidence == []
+
+
 def test_further_seeds_of_the_best_run_at_all_values(tmp_path):
     state = ran(tmp_path, lambda lr, env_id, seed: lr, args={"seed": 0}, repeats=2, repeat_best=1)
     assert state.space.unchosen == 2
