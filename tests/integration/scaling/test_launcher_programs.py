@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from project import ROOT
 from trainyard.cluster import host
 from trainyard.config.scaling import ScriptScaling
 from trainyard.scaling.launchers import STEP, TRAIN, NodeStep
@@ -62,6 +64,20 @@ def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files
     UserScript(study, "1x2", Path("results"), tmp_path).run()
     assert sorted(each.name for each in tmp_path.glob("results/1x2/out/*/*.pt")) == ["model-0.pt", "model-1.pt"]
     assert {each.name for each in tmp_path.iterdir()} == {"package", "one.yaml", "results"}
+
+
+def test_a_script_that_knows_only_wandb_has_its_settings_and_reports(tmp_path, monkeypatch, handlers):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "tests/wandb_stand_in/wandb.py", tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import wandb\nwandb.init()\nfor epoch in (1, 2):\n"
+        "    wandb.log({'epoch': epoch, 'val_loss': wandb.config.lr * epoch, 'images_per_second': 10})\n"
+    )
+    options = {"metrics": "wandb", "args": {"lr": 0.5}}
+    study = ScriptScaling(script="train.py", scales=["1x1"], env=sys.executable, **options)
+    UserScript(study, "1x1", Path("results/s"), tmp_path).run()
+    summary = json.loads((tmp_path / "results/s/1x1/summary.json").read_text())
+    assert (summary["val_loss"], summary["images_per_second"]) == (1.0, 10)
 
 
 def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launcher(tmp_path, handlers):
