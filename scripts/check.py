@@ -55,6 +55,6 @@ if __name__ == "__main__":
                          "(default: 5)")  # fmt: skip
     instead.add_argument("--effect", type=float, metavar="SECONDS", nargs="?", const=10.0,
                          help="instead, run each sweep with two values of each varied key, for SECONDS each (default: "
-                         "10; up to six times that until there are three rows of metrics), and compare what the "
-                         "program reports, prints and writes: a key without effect fails")  # fmt: skip
+                         "10; up to six times that until there are four rows of metrics), and compare what the "
+                         "program reports or prints: a key without effect fails")  # fmt: skip
     command_line.run_program(main, parser.parse_args())

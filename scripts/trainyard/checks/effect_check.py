@@ -1,4 +1,4 @@
-"""The effect check: which of the varied keys of a sweep change what its program reports, or prints and writes.
+"""The effect check: which of the varied keys of a sweep change what its program reports or prints.
 
 One configuration runs twice, for a few seconds each: what differs between these two runs is noise. Then it runs once
 more for each key, with another value of that key.
@@ -61,7 +61,7 @@ def find_effects(config: Config, results: Path, *, seconds: float) -> Iterator[F
         place, tries = f"sweeps.{name}", _Tries(config, name, results.absolute() / "data", seconds)
         pairs = _pairs(trial.values for trial in trials_to_check(sweep))
         least = format_duration((len(pairs) + 2) * seconds)
-        log.info("%s: %s for %d keys, or up to %d times as long", place, least, len(pairs), EXTENSION)
+        log.info("%s: %s for %d varied keys, or up to %d times as long", place, least, len(pairs), EXTENSION)
         for key, (base, value) in pairs.items():
             verdict, message, remedy = _judge(tries, key, base, value)
             yield Finding(place, verdict, f"`{key}` {message}", remedy)
