@@ -318,7 +318,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._end(info, final_state(info.external_jobid))
             else:
                 ended.append(info)
-        self.run_uuid = ",".join(sorted(self._names))  # by which the plugin asks for its jobs
+        if ended:
+            self.run_uuid = ",".join(sorted(self._names))  # by which the plugin asks for its jobs
         unknown = [info async for info in super().check_active_jobs(ended)] if ended else []
         for info in ended:  # the plugin neither reports nor yields them if Slurm does not answer
             if info in unknown and info.external_jobid not in known:

@@ -233,6 +233,9 @@ class Workflow:
                     signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends this at once
                 if not succeeded:
                     summary.write_tables()
+                    for job in run.scheduler.running:  # by its mark, Snakemake would refuse to run it again
+                        if job.rule.name in ("sweep", "sweep_tables"):
+                            run.persistence.cleanup(job)
                 is_news = not self._is_interrupted and all(job.state != "kept" for job in jobs)
                 if self.config.notify and is_news and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)

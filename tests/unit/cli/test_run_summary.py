@@ -286,6 +286,15 @@ def test_a_run_with_trials_left_does_not_exit_with_0(tmp_path, capsys, left, fai
     assert ("ended before everything was done" in capsys.readouterr().out) == (left > 0)
 
 
+def test_snakemake_without_a_profile_runs_an_interrupted_sweep_again(tmp_path):
+    """It marks the outputs of jobs that run as incomplete, and refuses to go on if they are there."""
+    run, cleaned = ended_run(), []
+    sweep, plots = (SimpleNamespace(rule=SimpleNamespace(name=name)) for name in ("sweep", "plot_sweeps"))
+    run.scheduler.running, run.persistence = [sweep, plots], SimpleNamespace(cleanup=cleaned.append)
+    Workflow({}, results=tmp_path).print_summary(run, succeeded=False)
+    assert cleaned == [sweep]
+
+
 def test_snakemake_does_not_wait_for_its_timers_to_end(tmp_path):
     timer = threading.Timer(3600, print)
     timer.start()
