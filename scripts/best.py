@@ -5,7 +5,7 @@ It is what `trainyard run` prints at its end. It writes nothing, and works while
 
 import argparse
 
-from trainyard.cli import command_line
+from trainyard.cli import command_line, json_output
 from trainyard.cli.status_view import describe_other_run
 from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.config.load import read_config
@@ -22,11 +22,15 @@ def main(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.config} has no sweeps")
     for name in names:
         command_line.check_name(config, "sweeps", name)
+    states = [read_state(config.sweeps[name], name, results) for name in names]
+    if arguments.json:
+        answers = [json_output.answer_as_json(config, state) for state in states]
+        json_output.print_json(answers=answers)
+        return int(not any(answer["best"] for answer in answers))
     if other := describe_other_run(config, arguments.config, results):
         print(other)
     has_best = False
-    for name in names:
-        state = read_state(config.sweeps[name], name, results)
+    for state in states:
         answer = answer_sweep(state)
         has_best |= answer.ranking.best_trial is not None
         print("\n".join(describe_sweep(state, answer, config.pricing)))
@@ -36,4 +40,5 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml depth")
     parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help="name in `sweeps` of the config (default: all)")
+    parser.add_argument(json_output.OPTION, action="store_true", help=json_output.HELP)
     command_line.run_program(main, parser.parse_args())

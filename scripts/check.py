@@ -12,7 +12,7 @@ from itertools import chain
 
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, log_console, print_findings
-from trainyard.cli import command_line
+from trainyard.cli import command_line, json_output
 from trainyard.cli.paths import find_profile
 from trainyard.config.load import read_config
 from trainyard.config.parser import read_file
@@ -39,6 +39,10 @@ def main(arguments: argparse.Namespace) -> int:
 
         found = find_effects(config, arguments.results, seconds=arguments.effect)
     found = chain([first], found)
+    if arguments.json:
+        findings = json_output.findings_as_json(found)
+        json_output.print_json(**findings)
+        return int(findings["fails"])
     return print_findings(found, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
 
 
@@ -57,4 +61,5 @@ if __name__ == "__main__":
                          help="instead, run each sweep with two values of each varied key, for SECONDS each (default: "
                          "10; up to six times that until there are four rows of metrics), and compare what the "
                          "program reports or prints: a key without effect fails")  # fmt: skip
+    parser.add_argument(json_output.OPTION, action="store_true", help=json_output.HELP)
     command_line.run_program(main, parser.parse_args())

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
-from trainyard.cli import command_line
+from trainyard.cli import command_line, json_output
 from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
 from trainyard.cluster.slurm_queries import list_jobs_in
 from trainyard.cluster.stop_request import StopRequest
@@ -58,7 +58,10 @@ def main(arguments: argparse.Namespace) -> None:
                 elif arguments.watch:  # lines cannot be replaced
                     console.print(view(), "")
                 interrupt.wait(arguments.every)
-    console.print(view())
+    if arguments.json:
+        json_output.print_json(**json_output.progress_as_json(config, results, folds))
+    else:
+        console.print(view())
     if arguments.wait:
         if interrupt.is_made:
             raise KeyboardInterrupt
@@ -73,4 +76,5 @@ if __name__ == "__main__":
     parser.add_argument("--wait", action="store_true",
                         help="wait until all sweeps have ended; exit with 1 if one has failed")  # fmt: skip
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
+    parser.add_argument(json_output.OPTION, action="store_true", help=json_output.HELP)
     command_line.run_program(main, parser.parse_args())

@@ -20,6 +20,7 @@ BUDGETS = {
     "docs/gpu.md": 400,
     "docs/gpus-and-jobs.md": 1400,
     "docs/install.md": 800,
+    "docs/json.md": 330,
     "docs/quickstart.md": 860,
     "docs/results.md": 2200,
     "docs/scaling.md": 800,

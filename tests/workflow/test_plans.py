@@ -40,7 +40,7 @@ def plan_of(started: subprocess.Popen) -> str:
 
 def plans(folder: Path) -> dict[str, str]:
     started = {name: start(name, folder) for name in NAMES}
-    return {name: plan_of(each) for name, each in started.items()}
+    return {name: plan_of(each).replace(str(folder), "FOLDER") for name, each in started.items()}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from trainyard.cli.paths import find_profile  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
 from trainyard.utils.import_path import version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
+from trainyard.utils.typed_commands import AS_JSON, DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
 
 HOME: Final = SCRIPTS.parent
 VERBS: Final = {
@@ -123,8 +123,12 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     parser.add_argument("--profile", default="local", metavar="NAME",
                         help="`local` (the default), `slurm`, or the folder of a profile; one in profiles/ of this "
                         "folder comes before Trainyard's own")  # fmt: skip
+    if verb == "plan":
+        parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     end = words.index("--") if "--" in words else len(words)
     given, options = parser.parse_known_args(words[:end])
+    if verb == "plan" and given.json:
+        os.environ[AS_JSON] = "1"
     _refuse_unknown(options)
     if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
         config = given.config or DEFAULT_CONFIG

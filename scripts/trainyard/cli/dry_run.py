@@ -5,7 +5,11 @@ Snakemake itself lists every job with its reason, also those that draw plots. It
 """
 
 import logging
+import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
@@ -14,7 +18,11 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.gpus import has_gpu
+from trainyard.planning.job_costs import PlannedJob
+from trainyard.results.best_config import list_commands
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
+from trainyard.utils.typed_commands import AS_JSON
 
 # The rules of what users have configured, in the order of their lines, and the name of a job in the table.
 LINES: Final = {
@@ -49,31 +57,67 @@ class _Plan(logging.Filter):
 
     def filter(self, record: Any) -> bool:
         """Whether Snakemake prints a record."""
-        event = getattr(record, "event", None)
+        event, as_json = getattr(record, "event", None), AS_JSON in os.environ
+        is_at_rest = record.getMessage() == NOTHING_TO_BE_DONE_MSG
         if event == LogEvent.JOB_INFO:
             self._jobs.append(record)
+        elif as_json and (is_at_rest or (event == LogEvent.RUN_INFO and self._jobs)):
+            self._print_json()
         elif event == LogEvent.RUN_INFO and self._jobs:  # the numbers of jobs, after all of them
             print(*self._parts(), sep="\n", file=self._stream, flush=True)
             self._jobs = []
-        return bool(record.levelno >= logging.WARNING or record.getMessage() == NOTHING_TO_BE_DONE_MSG)
+        if as_json:
+            return bool(record.levelno >= logging.ERROR)
+        return bool(record.levelno >= logging.WARNING or is_at_rest)
+
+    def _print_json(self) -> None:
+        from trainyard.cli.json_output import print_json
+
+        shown = self._shown()
+        rows = [asdict(row) for row in self._rows(shown)]
+        sentences = [job.rule_msg for job in shown]
+        print_json(jobs=rows, sentences=sentences, commands=self._commands(shown), refusals=self._refusals())
+        self._jobs = []
+
+    def _shown(self) -> list[Any]:
+        """The records of the jobs that have a line. The jobs of a sweep with several are alike."""
+        shown = [job for job in self._jobs if job.rule_name in LINES and job.wildcards.get("job", "0") == "0"]
+        return sorted(shown, key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
+
+    def _rows(self, shown: Sequence[Any]) -> list[PlannedJob]:
+        names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
+        return [row for row in self._project.planned_jobs() if row.job in names and row.is_submitted]
+
+    def _commands(self, shown: Sequence[Any]) -> dict[str, str]:
+        """The first command that would run, by sweep."""
+        found = dict[str, str]()
+        for name in [job.wildcards["name"] for job in shown if LINES[job.rule_name].startswith("sweep")]:
+            plan = self._project.sweep.plan(name)
+            trial = next((each for each in plan.forecast.pending if each in plan.state.trials), None)
+            with suppress(UserError):  # a false value that the program may not take: the check names it
+                if trial and (commands := list_commands(plan.state, trial)):
+                    found[name] = commands[-1]
+        return found
+
+    def _refusals(self) -> list[str]:
+        """What Slurm would refuse."""
+        jobs = self._snakemake.dag.needrun_jobs(exclude_finished=False)
+        submitted = [job for job in jobs if job.rule.name in (*JOB_RULES, *SWEEP_RULES)]
+        by_name = {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
+        return list(map(str, self._project.list_refusals(by_name)))
 
     def _parts(self) -> list[str]:
         """The table, a line for each job with more to say, and how many others there are."""
-        # The jobs of a sweep with several are alike.
-        shown = [job for job in self._jobs if job.rule_name in LINES and job.wildcards.get("job", "0") == "0"]
-        shown.sort(key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
-        names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
-        rows = [row for row in self._project.planned_jobs() if row.job in names and row.is_submitted]
+        shown = self._shown()
+        rows = self._rows(shown)
         table = list[str]()
         if rows:
             from trainyard.cli.plan_table import draw_plan  # imports rich, which takes a tenth of a second
 
             table = [draw_plan(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu())]
         lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
-        jobs = self._snakemake.dag.needrun_jobs(exclude_finished=False)
-        submitted = [job for job in jobs if job.rule.name in (*JOB_RULES, *SWEEP_RULES)]
-        by_name = {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
-        parts = [*table, *lines, *map(str, self._project.list_refusals(by_name))]
+        commands = (f"first of sweep {name}: {command}" for name, command in self._commands(shown).items())
+        parts = [*table, *lines, *commands, *self._refusals()]
         if others := sum(job.rule_name not in LINES for job in self._jobs):
             steps = count_of(others, "step")
             parts.append(f"then {steps} here for tables, plots and the report; `-np` lists every job")

@@ -1,7 +1,7 @@
 """The progress of all sweeps and scaling studies, as `trainyard status` shows it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -56,7 +56,7 @@ def status_view(
     `jobs` are those in Slurm's queue.
     """
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    opened = [_open_attempts(plan) for plan in plans]
+    opened = [open_attempts(plan) for plan in plans]
     running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
     blocks: list[list[RenderableType]] = []
     if plans:
@@ -65,7 +65,8 @@ def status_view(
     if notes:
         blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
-        blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
+        rows_of_studies = [list(map(str, counts.values())) for counts in study_counts(config, results)]
+        blocks.append([TerminalTable(STUDY_COLUMNS, rows_of_studies)])
     best: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in map(_best, plans) if line]
     if best:
         blocks.append(best)
@@ -107,7 +108,7 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
     lines = []
     for name, fold in folds.items():
         plan = plan_sweep(config, name, results, fold=fold)
-        *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
+        *_, running, failed, _, total, left = _row(plan, open_attempts(plan))
         ended, failures = int(total) - len(plan.state.unfinished), f", {failed} failed" * (failed != "0")
         line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
         lines += [line] * bool(plan.forecast.pending)
@@ -134,19 +135,30 @@ def sweep_has_ended(state: History) -> bool:
 
 
 def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
+    left = seconds_left(plan, opened)
+    time_left = "-" if not plan.forecast.pending else "unknown yet" if left is None else format_duration(left)
+    return [plan.state.name, *map(str, count_trials(plan, opened).values()), time_left]
+
+
+def count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
+    """The trials of a sweep, by what has become of them; `opened` are its attempts that run."""
     state, pending = plan.state, plan.forecast.pending
     running = len({attempt.trial for attempt in opened}.intersection(pending))
     outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
     failed = outcomes.count(TrialStatus.FAILED)
     ends = [end.outcome for record in state.records if (end := record.end)]
-    counts = [*map(ends.count, (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED)), running]
-    counts += [failed + ends.count(TrialStatus.UNREADABLE), len(pending) - running - failed, len(state.trials)]
-    left = _seconds_left(plan, opened)
-    time_left = "-" if not pending else "unknown yet" if left is None else format_duration(left)
-    return [state.name, *map(str, counts), time_left]
+    return {
+        "finished": ends.count(TrialStatus.FINISHED),
+        "stopped": ends.count(TrialStatus.STOPPED),
+        "diverged": ends.count(TrialStatus.DIVERGED),
+        "running": running,
+        "failed": failed + ends.count(TrialStatus.UNREADABLE),
+        "pending": len(pending) - running - failed,
+        "of": len(state.trials),
+    }
 
 
-def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
+def seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
     seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
     slots = sum(run.info.slots or 0 for run in _running(plan))
@@ -158,14 +170,17 @@ def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     return makespan([*left, *waiting], slots)
 
 
-def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
+def study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
+    """How many runs of each scaling study are trained."""
+    counts = list[dict[str, str | int]]()
     for name, study in config.scaling.items():
         runs = [run for scale in study.scales for run in study.runs(scale)]
         trained = sum(is_trained(study, run, results / "scaling" / name, results) for run in runs)
-        yield [name, str(trained), str(len(runs))]
+        counts.append({"study": name, "trained": trained, "of": len(runs)})
+    return counts
 
 
-def _open_attempts(plan: Plan) -> list[Attempt]:
+def open_attempts(plan: Plan) -> list[Attempt]:
     """Attempts without an end, unless their driver was killed so that it could record none."""
     opened = {key for run in _running(plan) for key in run.opened}
     last = [attempts[-1] for attempts in plan.state.attempts.values()]

@@ -80,13 +80,18 @@ def paste_line(state: History, ranking: Ranking) -> str | None:
 
 
 def trial_line(state: History, trial: str) -> str | None:
-    """The command line of a trial, for a shell in the folder where Trainyard ran; None if there is none.
+    """The command line of a trial, for a shell in the folder where Trainyard ran; None if there is none."""
+    return " && ".join(list_commands(state, trial)) or None
+
+
+def list_commands(state: History, trial: str) -> list[str]:
+    """The command line of a trial, after those that set up its environment and its folder; empty if there is none.
 
     It has a folder of its own, so that the program does not overwrite what is there.
     """
     sweep, command = state.sweep, state.sweep.command_line
     if command is None:
-        return None
+        return []
     arguments = state.trials[trial].settings
     folder = str((state.folder / "trials" / "by-hand").absolute())
     dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
@@ -95,7 +100,7 @@ def trial_line(state: History, trial: str) -> str | None:
                     PORT: _FREE_PORT}  # fmt: skip
     settings = next(folder_of(state, trial).absolute().glob(f"{SETTINGS}.*"), None)
     if settings is None and SETTINGS in find_placeholders(command):
-        return None  # the trial has not started, or the file was removed
+        return []  # the trial has not started, or the file was removed
     placeholders[SETTINGS] = str(settings)
     command = insert_resume_option(command, None, arguments)
     switch_of = find_switches(command, Path.cwd())
@@ -108,7 +113,7 @@ def trial_line(state: History, trial: str) -> str | None:
         before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
-    return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])
+    return [*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)]
 
 
 def folder_of(state: History, trial: str) -> Path:

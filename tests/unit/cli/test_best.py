@@ -32,7 +32,7 @@ def ask(tmp_path):
     results.mkdir()
 
     def call(*sweeps):
-        return best.main(argparse.Namespace(config=config, results=results, sweeps=list(sweeps)))
+        return best.main(argparse.Namespace(config=config, results=results, sweeps=list(sweeps), json=False))
 
     call.results = results
     return call

@@ -159,7 +159,7 @@ def test_who_waits_for_a_sweep_gets_its_exit_code(tmp_path, code, monkeypatch, c
             for trial in read_state(CONFIG.sweeps["s"], "s", tmp_path).trials:
                 record_attempt(journal, trial, metrics={"rmse": 1.0})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    arguments = Namespace(config=tmp_path / "my.json", results=tmp_path, wait=True, watch=False, every=0.01)
+    arguments = Namespace(config=tmp_path / "my.json", results=tmp_path, wait=True, watch=False, every=0.01, json=False)
     with pytest.raises(UserError, match="4 of 4 trials are without a result") if code else nullcontext():
         status.main(arguments)
     assert capsys.readouterr().out.count("predicted time left") == 1

@@ -1,0 +1,62 @@
+"""A script that knows only docs/json.md takes a sweep from the plan to the answer."""
+
+import json
+import re
+import shlex
+import sys
+
+import pytest
+from project import ROOT
+
+PAGE = (ROOT / "docs/json.md").read_text()
+COMMANDS = re.findall(r"^(trainyard .*?)\s*(?:>.*)?#", PAGE, flags=re.MULTILINE)
+NAMES = set(re.findall(r"`(\w+)`", PAGE))
+SWEEP = {
+    "command": "echo acc={lr}",
+    "grid": {"lr": [0.1, 0.3, 0.2]},
+    "workdir": "trial",
+    "metrics": {"pattern": "acc=(?P<acc>{number})"},
+}
+
+
+@pytest.fixture
+def answers(project):
+    """What each command of the page prints, by its words; those of --json as objects."""
+    (project.folder / "trainyard.yaml").write_text(json.dumps({"sweeps": {"s": SWEEP}}))
+    program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
+    found = {}
+    for command in COMMANDS:
+        words = shlex.split(command)[1:]
+        done = project.run(*program, *words, check=True)
+        found[" ".join(words)] = json.loads(done.stdout) if "--json" in words else done.stdout
+    return found
+
+
+def keys(value):
+    """All keys of an object and of those in it, but for users' settings and names."""
+    if isinstance(value, list):
+        return {key for each in value for key in keys(each)}
+    if not isinstance(value, dict):
+        return set()
+    inner = {key for name, each in value.items() if name not in ("settings", "commands", "jobs") for key in keys(each)}
+    return inner | value.keys()
+
+
+def test_a_script_that_knows_the_page_gets_from_the_plan_to_the_answer(answers):
+    assert list(answers) == ["check --json", "plan --json", "run", "status --wait --json", "best --json"]
+    assert not answers["check --json"]["fails"]
+    plan = answers["plan --json"]
+    assert [(job["job"], job["pending"]) for job in plan["jobs"]] == [("sweep s", 3)]
+    assert plan["commands"]["s"].endswith("echo acc=0.1")
+    (status,) = answers["status --wait --json"]["sweeps"]
+    assert status["has_ended"]
+    assert (status["finished"], status["of"]) == (3, 3)
+    (answer,) = answers["best --json"]["answers"]
+    assert (answer["is_complete"], answer["metric"], answer["mode"]) == (True, "acc", "max")
+    assert answer["best"]["settings"] == {"lr": 0.3}
+    assert answer["best"]["value"] == 0.3
+    assert status["answer"] == answer
+    for words, printed in answers.items():
+        if "--json" in words:
+            assert printed["version"] == 1
+            assert keys(printed) <= NAMES, "each key is on the page"
