@@ -32,7 +32,7 @@ def test_a_worker_prepares_for_deterministic_trials_if_there_may_be_one(tmp_path
     """Before the first trial: torch reads the workspace of cuBLAS only once."""
     sweep = TypeAdapter(AnySweep).validate_python({"dataset": "digits", **fields})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
-    assert driver._worker_setup(plan, tmp_path, Data()).is_deterministic == expected
+    assert driver._worker_setup(plan, tmp_path, Data(), {}).is_deterministic == expected
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     sweep = CommandSweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
-    started = worker.Worker().start(driver._worker_setup(plan, tmp_path, Data()))
+    started = worker.Worker().start(driver._worker_setup(plan, tmp_path, Data(), {}))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     assert {os.environ[name] for name in thread_variables(64)} == {"3"}, "of the trial, not of the job"
     assert started.device == ("H200 number 1" if visible else "cpu")
