@@ -7,7 +7,7 @@ import argparse
 
 from trainyard.cli import command_line, json_output
 from trainyard.cli.status_view import describe_other_run
-from trainyard.cli.sweep_answer import describe_sweep
+from trainyard.cli.sweep_answer import answer_as_json, describe_sweep
 from trainyard.config.load import read_config
 from trainyard.planning.history_files import read_state
 from trainyard.results.answer import answer_sweep
@@ -24,7 +24,7 @@ def main(arguments: argparse.Namespace) -> int:
         command_line.check_name(config, "sweeps", name)
     states = [read_state(config.sweeps[name], name, results) for name in names]
     if arguments.json:
-        answers = [json_output.answer_as_json(config, state) for state in states]
+        answers = [answer_as_json(state, answer_sweep(state), config.pricing) for state in states]
         json_output.print_json(answers=answers)
         return int(not any(answer["best"] for answer in answers))
     if other := describe_other_run(config, arguments.config, results):

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 from trainyard.cli import command_line, json_output
-from trainyard.cli.status_view import describe_other_run, status_view, sweep_has_ended
+from trainyard.cli.status_view import describe_other_run, progress_as_json, status_view, sweep_has_ended
 from trainyard.cluster.slurm_queries import list_jobs_in
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> None:
                     console.print(view(), "")
                 interrupt.wait(arguments.every)
     if arguments.json:
-        json_output.print_json(**json_output.progress_as_json(config, results, folds))
+        json_output.print_json(**progress_as_json(config, results, folds))
     else:
         console.print(view())
     if arguments.wait:

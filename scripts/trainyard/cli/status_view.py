@@ -4,12 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trainyard.cli.sweep_answer import answer_as_json
 from trainyard.cluster import host
 from trainyard.cluster.slurm_queries import UserJob, describe_jobs
 from trainyard.config.config import Config
@@ -23,6 +24,7 @@ from trainyard.planning.history_files import is_trained
 from trainyard.planning.journal import SESSIONS
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.results.answer import answer_sweep
 from trainyard.results.comparability import describe_finished_work
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.utils.terminal import Column, TerminalTable
@@ -113,6 +115,24 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
         line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
         lines += [line] * bool(plan.forecast.pending)
     return lines
+
+
+def progress_as_json(config: Config, results: Path, folds: Mapping[str, Fold]) -> dict[str, Any]:
+    """How far all sweeps and studies are."""
+    sweeps = []
+    for name, fold in folds.items():
+        plan = plan_sweep(config, name, results, fold=fold)
+        opened = open_attempts(plan)
+        sweeps.append(
+            {
+                "sweep": name,
+                "has_ended": sweep_has_ended(plan.state),
+                **count_trials(plan, opened),
+                "seconds_left": seconds_left(plan, opened),
+                "answer": answer_as_json(plan.state, answer_sweep(plan.state), config.pricing),
+            }
+        )
+    return {"sweeps": sweeps, "studies": study_counts(config, results)}
 
 
 def describe_other_run(config: Config, file: Path, results: Path) -> str:

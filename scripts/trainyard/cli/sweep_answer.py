@@ -1,5 +1,7 @@
 """The answer of a sweep in the terminal: the same lines after a run and whenever a user asks for it."""
 
+from typing import Any
+
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Pricing
 from trainyard.planning.accounting import describe_cost
@@ -8,6 +10,7 @@ from trainyard.results.answer import Answer
 from trainyard.results.best_config import find_config, find_files, paste_line
 from trainyard.results.completeness import describe_failure, summarize_sweep
 from trainyard.results.provenance import describe_mismatch
+from trainyard.results.ranking import Configuration, Ranking
 
 
 def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str]:
@@ -30,3 +33,35 @@ def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str
         lines += [f"{its} config: {path}"] * bool(path)
     lines += filter(None, [describe_cost(state, pricing)])
     return [summarize_sweep(state), *(f"  {line}" for line in lines)]
+
+
+def answer_as_json(state: History, answer: Answer, pricing: Pricing) -> dict[str, Any]:
+    """The same for programs, as `--json` prints it."""
+    ranking = answer.ranking
+    trial = ranking.best_trial
+    return {
+        "sweep": state.name,
+        "is_complete": not state.unfinished,
+        "metric": ranking.metric if trial else None,
+        "mode": ranking.mode if trial else None,
+        "best": trial and _configuration(ranking.counting[0], ranking),
+        "may_be_best": [_configuration(each, ranking) for each in ranking.leaders],
+        "command": paste_line(state, ranking) if trial else None,
+        "files": find_files(state, ranking) if trial else None,
+        "config": find_config(state, answer) if trial else None,
+        "sentences": [*answer.lines, *filter(None, [answer.deciding])],
+        "used": describe_cost(state, pricing),
+    }
+
+
+def _configuration(configuration: Configuration, ranking: Ranking) -> dict[str, Any]:
+    """The settings of a configuration, the mean of its trials, and its best trial."""
+    trial = configuration.best_trial(ranking.mode)
+    return {
+        "settings": configuration.values,
+        "value": configuration.mean,
+        "deviation": configuration.deviation,
+        "trials": configuration.n,
+        "trial": trial and trial.trial,
+        "epoch": trial and trial.value and trial.value.epoch,
+    }

@@ -102,7 +102,7 @@ def init(project):
         (project.folder / name).write_text(script)
         done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *options)
         files = {"config": Path("trainyard.yaml"), "results": Path("results"), "profile": "local"}
-        given = Namespace(**files, quiet=True, drill=None, effect=None)
+        given = Namespace(**files, quiet=True, drill=None, effect=None, json=False)
         with redirect_stdout(StringIO()) as printed, chdir(project.folder):
             assert check.main(given) == 0
         assert printed.getvalue() == ""

@@ -287,7 +287,7 @@ MISTAKES = {
         ({"command": "./x", "walltime": 360}, ".walltime: 360 is not valid; write it as 90min, 6h or 2d"),
         ({"dataset": "digits", "comand": "./x"}, ".comand: unknown key; did you mean 'command'?"),
         ({"dataset": "digits", "funktion": "a:b"}, "funktion: unknown key; did you mean 'function'?"),
-        ("x", ": must be a mapping, not 'x'; known: args, budget, checkpoint, code, comm"),
+        ("x", ": must be a mapping, not 'x'; known: args, average, budget, checkpoint, code, comm"),
     ],
     "sweeps.depth.grid.epochs.x": [([1], "epochs")],
     "sweeps.depth.trials": [([{"lr": 0.1}, {"batch_size": 0}], ".1.batch_size")],
