@@ -42,6 +42,7 @@ OF_SNAKEMAKE: Final = {  # its options
     "plan": ["--dry-run"],
     "run": [],
 }
+FLAGS: Final = {"-n", "-p", "-q", "-np", "--dry-run", "--json", "--verbose", "--wait", "--watch"}  # without a value
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
 
@@ -97,13 +98,14 @@ def find_program(verb: str) -> Path:
 
 def name_config(words: Sequence[str]) -> list[str]:
     """The words with `--config` before a config file that is given without it, as in `trainyard run my.yaml`."""
-    named = list[str]()
-    for word in words:
-        is_value = bool(named) and named[-1].startswith(("--config", "--out"))
-        if word.endswith((".yaml", ".yml")) and not is_value:
-            named.append("--config")
-        named.append(word)
-    return named
+    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    if any(word.startswith("--config") for word in own):
+        return list(words)
+    for number, word in enumerate(own):
+        is_value = number > 0 and own[number - 1].startswith("-") and own[number - 1] not in FLAGS
+        if word.endswith((".yaml", ".yml")) and not word.startswith("-") and not is_value:
+            return [*words[:number], "--config", *words[number:]]
+    return list(words)
 
 
 def build_call(verb: str, words: Sequence[str]) -> list[str]:

@@ -224,7 +224,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
         This name counts: the option follows that of the plugin, which has its own name, the same for all jobs.
         """
-        name = "-".join([*(() if job.is_group() else job.wildcards), "trainyard"]).replace("/", "-")
+        name = "-".join([*(() if job.is_group() else job.wildcards), "trainyard"])
+        name = re.sub(r"[^\w.-]", "-", name)  # a rule of a workflow that imports this one may have other characters
         self._names.add(name)
         return f"{super().get_partition_arg(job)} --job-name={name}"
 

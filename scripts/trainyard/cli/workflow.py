@@ -232,10 +232,11 @@ class Workflow:
                 if self._is_interrupted:
                     signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends this at once
                 if not succeeded:
-                    summary.write_tables()
                     for job in run.scheduler.running:  # by its mark, Snakemake would refuse to run it again
                         if job.rule.name in ("sweep", "sweep_tables"):
                             run.persistence.cleanup(job)
+                    if written := summary.write_tables():
+                        print(f"  tables    as far as they have run: {', '.join(map(str, written))}", flush=True)
                 is_news = not self._is_interrupted and all(job.state != "kept" for job in jobs)
                 if self.config.notify and is_news and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)

@@ -379,7 +379,7 @@ class UserJob:
     def is_of(self, sweep: str) -> bool:
         """Whether this is a job of a sweep, by the comment that the executor gives it."""
         own = f"_wildcards_{sweep}"
-        return re.fullmatch(rf"rule_\w*sweep({own}|_job{own}_\d+)", self.comment) is not None
+        return re.fullmatch(rf"rule_\w*sweep\w*?({own}|_job\w*?{own}_\d+)", self.comment) is not None
 
     @property
     def why_hopeless(self) -> str:

@@ -155,6 +155,7 @@ def test_jobs_are_counted_with_the_reason_for_which_they_wait():
         ("rule_sweep_wildcards_s", True),
         ("rule_sweep_job_wildcards_s_12", True),
         ("rule_prefix_sweep_job_wildcards_s_0", True),
+        ("rule_sweep_job_suffix_wildcards_s_0", True),
         ("rule_sweep_wildcards_s_0", False),
         ("rule_sweep_job_wildcards_s_0_1", False),
         ("rule_train_wildcards_s_1x2", False),
