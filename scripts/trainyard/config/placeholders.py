@@ -19,9 +19,10 @@ from trainyard.utils.errors import UserError
 Command = str | Annotated[list[str], Field(min_length=1)]
 _NAME: Final = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _TERM: Final = rf"\(*(?:{_NAME}|\d[\d.]*(?:e-?\d+)?)\)*"
-# A name, or arithmetic with spaces as in {64 * gpus}; but not ${HOME}, which the shell expands.
+# A name, or arithmetic as in {64*gpus}, where a minus needs spaces, since {a-b} is text; but not ${HOME}, which the
+# shell expands.
 PLACEHOLDER: Final = re.compile(
-    rf"(?<!\$)\{{(args:[a-z]+|{_NAME}|(?=[^{{}}]*[A-Za-z_]){_TERM}(?: (?:\*\*?|//?|[-+]) {_TERM})+)\}}"
+    rf"(?<!\$)\{{(args:[a-z]+|{_NAME}|(?=[^{{}}]*[A-Za-z_]){_TERM}(?:(?: ?(?:\*\*?|//?|\+) ?| - ){_TERM})+)\}}"
 )
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
 # Placeholders that a command may use beside its arguments.
@@ -69,6 +70,11 @@ def check_all_arguments(command: Command, args: Collection[str]) -> None:
 _SEPARATORS: Final = " \t\n;|&()<>"
 
 
+def is_arithmetic(placeholder: str) -> bool:
+    """Whether it is an expression, and not a name or a style such as `args:hydra`."""
+    return re.search(r"[+*/]| - ", placeholder) is not None
+
+
 def find_placeholders(command: Command) -> set[str]:
     """The names of all placeholders of a command, also those within arithmetic."""
     return set[str]().union(*map(_names, [command] if isinstance(command, str) else command))
@@ -78,7 +84,7 @@ def find_placeholders(command: Command) -> set[str]:
 def _names(part: str) -> frozenset[str]:
     found = PLACEHOLDER.findall(part)
     return frozenset(
-        name for each in found for name in (re.findall(rf"(?<![\w.]){_NAME}", each) if " " in each else [each])
+        name for each in found for name in (re.findall(rf"(?<![\w.]){_NAME}", each) if is_arithmetic(each) else [each])
     )
 
 
@@ -286,7 +292,7 @@ def make_values(
     named = find_placeholders(command)
 
     def value(name: str) -> Any:
-        if " " in name:
+        if is_arithmetic(name):
             try:
                 number = evaluate(name, value)
             except (SyntaxError, TypeError, ArithmeticError) as error:

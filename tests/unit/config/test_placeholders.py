@@ -118,10 +118,10 @@ def test_all_arguments_in_a_place_for_one_are_an_error(command, message):
 
 
 def test_arithmetic_on_arguments_and_the_size_of_a_trial_is_a_value():
-    command = "x --all {64 * (gpus + 1)} --lr {net.lr * 0.5} {bs // 3} {args}"
+    command = "x --all {64 * (gpus + 1)} {64*gpus} --lr {net.lr * 0.5} {bs // 3} {args}"
     made = own(command=command, args={"net": {"lr": 0.1}, "bs": 8, "n": 1})
     line = build_argv(made.command, expand(made).trials[0].spec.args, {"gpus": 4})[-1]
-    assert line == "x --all 320 --lr 0.05 2 --n 1"
+    assert line == "x --all 320 256 --lr 0.05 2 --n 1"
     literal = "awk '{ s += $1 * 2 } END {print s}' {1 + 2} {a-b} ${HOME} " + '{"a": 1}'
     assert build_argv(own(command=literal).command, {})[-1] == literal
 
