@@ -78,11 +78,21 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
         if _SRUN.search(text):
             yield ScriptFinding("srun", *at, *_NO_SRUN)
+        hiding = _HIDES.match(text.strip())
+        if hiding and hiding["by"] == ";" and (line.path or _SETS_ERREXIT.search(text)):
+            hiding = None  # `_exit_problems` reads scripts as a whole
+        if hiding and starts_program(hiding["program"]):
+            message = f"`{hiding['by']} {hiding['then']}` hides whether the program before it failed: {_COUNTS}"
+            yield ScriptFinding("exit", *at, message, "write `&&` instead, or leave it out")
         trap = re.search(r"\btrap\b.*", text)
         if trap and (user := _USER_SIGNAL.search(trap[0])):
             yield ScriptFinding("signal", *at, *_other_signal(f"USR{user[1]}"))
 
 
+# What always succeeds, as the last command of a line.
+_HIDES: Final = re.compile(
+    r"(?P<program>.+?)(?P<by>;|\|\|)\s*(?P<then>((echo|printf|true|date|sleep|exit 0)\b|:(?=\s|$))[^;|&]*)$"
+)
 _NO_REQUEUE: Final = (
     "puts its job back into the queue, which a trial cannot: its job is that of others, too",
     "remove it: Trainyard starts a trial again that was interrupted",

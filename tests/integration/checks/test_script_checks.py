@@ -356,6 +356,24 @@ def test_a_script_for_a_shell_that_hides_a_failed_training_is_found(look, lines,
     assert found == ([f"train.sh, line {number}"] if number else [])
 
 
+@pytest.mark.parametrize(
+    ("command", "hides"),
+    [
+        ("python t.py --lr {lr}; echo done", "`; echo done` hides"),
+        ("python t.py --lr {lr} || true", "`|| true` hides"),
+        ("python t.py --lr {lr} && echo done", ""),
+        ("set -e; python t.py --lr {lr}; echo done", ""),
+        ("echo begins; python t.py --lr {lr}", ""),
+        ("python t.py --lr {lr} || exit 1", ""),
+    ],
+)
+def test_a_command_that_hides_a_failed_training_is_found(look, command, hides):
+    _, warnings = look("import sys\n", command=command, grid={"lr": [1, 2]})
+    found = [line for line in warnings if "would count as finished" in line]
+    assert len(found) == bool(hides)
+    assert all(hides in line for line in found)
+
+
 def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):
     Path("train.py").write_text(amp("action='store_true'"))
     grid = {"amp": [True, False], "lr": [n / 5000 for n in range(5000)]}
