@@ -229,15 +229,19 @@ def _wandb_metrics(value: Any) -> Any:
 
 
 INCOMPLETE: Final = "it ended with exit code 0 before it was complete"
-STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no checkpoint"
+STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no other checkpoint"
+MOST_PIECES: Final = 20  # attempts in a row without epochs: nothing proves that the next one would be the last
+ENDLESS: Final = (
+    f"{MOST_PIECES} attempts in a row have reported no epoch: correct `complete`, or give `metrics` that find its epoch"
+)
 
 
 class Complete(Section):
     """When a program is done: one of these.
 
     If it ends with exit code 0 before, the next attempt follows at once, from its checkpoint if it has one. That uses
-    up no retry. After two attempts in a row without progress (a later epoch, or else another checkpoint), it has
-    failed.
+    up no retry. After two attempts in a row without progress (a later epoch, or else another checkpoint), or 20 that
+    report no epoch, it has failed.
     """
 
     epoch: PositiveFloat | None = Field(

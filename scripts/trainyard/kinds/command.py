@@ -10,7 +10,7 @@ from trainyard.cluster import host
 from trainyard.config.placeholders import GPUS, PORT
 from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import CommandSweep
-from trainyard.config.user_programs import checkpoints_of
+from trainyard.config.user_programs import INCOMPLETE, checkpoints_of
 from trainyard.kinds.program import ProgramTrials
 from trainyard.packing.messages import TrialRequest
 from trainyard.packing.trial_kind import Report
@@ -20,6 +20,7 @@ from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.runner import (
     ProgramRun,
     as_own_job,
+    checkpoint_digest,
     find_checkpoint,
     run_user_program,
     trial_command,
@@ -99,8 +100,11 @@ class CommandTrials(ProgramTrials):
                 earlier_outputs=request.earlier_outputs if checkpoint else (),
                 records_end=True,
             )
+            saved = checkpoint_digest(folder, checkpoint) if sweep.complete else ""
             end = run_user_program(run, self._guard, report)
-            return replace(end, has_saved=newest() not in (None, checkpoint))
+            if not end.error.startswith(INCOMPLETE):
+                return end
+            return replace(end, has_saved=checkpoint_digest(folder, newest()) not in ("", saved))
 
 
 KIND = CommandTrials

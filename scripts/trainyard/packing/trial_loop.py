@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from trainyard.cluster import host
 from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import full_seconds
-from trainyard.config.user_programs import INCOMPLETE, STALLED
+from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED
 from trainyard.packing.failure_policy import MACHINE_ERROR, TrialFailure
 from trainyard.packing.messages import TrialMessage, TrialRequest
 from trainyard.packing.slot_pool import CurrentTrial, Phase, Slot, SlotPool
@@ -53,7 +54,7 @@ def _count_stalls(current: CurrentTrial, end: TrialEnded) -> int:
     """How many attempts in a row ended before their program was complete, and made no progress, up to this one.
 
     One makes progress if its last epoch is a later one than those of the earlier ones that ended so. Without epochs, it
-    does if it has saved a checkpoint.
+    does if it has saved another checkpoint.
     """
     task, attempt = current.task, current.attempt
     ended = [each for each in task.earlier if each.is_incomplete and each.generation == task.generation]
@@ -63,6 +64,16 @@ def _count_stalls(current: CurrentTrial, end: TrialEnded) -> int:
     else:
         is_further = end.has_saved
     return 0 if is_further else task.stalls + 1
+
+
+def _is_endless(current: CurrentTrial) -> bool:
+    """Whether too many attempts in a row ended before their program was complete, without epochs, up to this one."""
+
+    def is_alike(attempt: Attempt) -> bool:
+        return attempt.is_incomplete and attempt.outcome is TrialStatus.INTERRUPTED and not attempt.epochs
+
+    alike = takewhile(is_alike, reversed(current.task.earlier))
+    return not current.attempt.epochs and len(list(alike)) + 1 >= MOST_PIECES
 
 
 class TrialLoop:
@@ -295,8 +306,9 @@ class TrialLoop:
         goes_on = end.status is TrialStatus.INTERRUPTED and end.error.startswith(INCOMPLETE)
         if goes_on:
             task = replace(task, earlier=(*task.earlier, current.attempt), stalls=_count_stalls(current, end))
-            if task.stalls > 1:
-                end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {STALLED}")
+            if task.stalls > 1 or _is_endless(current):
+                why = STALLED if task.stalls > 1 else ENDLESS
+                end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {why}")
         has_failed = end.status is TrialStatus.FAILED and not is_cancelled and not self.queue.is_closed
         was_stopped = end.status is TrialStatus.STOPPED
         self._warn_once("metrics", task, end.warning)
@@ -312,7 +324,7 @@ class TrialLoop:
             output = str(self._write_log(current.attempt, end.traceback or end.error))
         failure = end.error if has_failed and status is TrialStatus.DIVERGED else None
         end = replace(end, status=status, error=error)
-        is_retried = status is TrialStatus.FAILED and self._decide_retry(current, end) and not goes_on
+        is_retried = status is TrialStatus.FAILED and not goes_on and self._decide_retry(current, end)
         goes_on = goes_on and status is TrialStatus.INTERRUPTED and not is_cancelled
         self._record_end(
             current,

@@ -23,7 +23,7 @@ from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
 from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
-from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, checkpoints_of, metrics_digest
+from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, checkpoints_of, digest_of_code, metrics_digest
 from trainyard.programs.metric_rows import Row
 from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs
 from trainyard.programs.output import OutputReader
@@ -230,6 +230,14 @@ def find_checkpoint(
     found = list_checkpoints(folder, pattern)
     newer = (each for each in found if all(each.modified_ns > other.modified_ns for other in bad))
     return next((each for each in (*found[:2], *newer) if each not in bad), None)
+
+
+def checkpoint_digest(folder: Path, checkpoint: CheckpointFile | None) -> str:
+    """The digest of a checkpoint's name and content, the same if it is only saved again; "" if it cannot be read."""
+    try:
+        return digest_of_code([str((folder / checkpoint.name).absolute())]) if checkpoint else ""
+    except OSError:
+        return ""
 
 
 def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:

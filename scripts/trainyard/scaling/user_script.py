@@ -22,13 +22,20 @@ from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of
 from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
-from trainyard.config.user_programs import INCOMPLETE, STALLED
+from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.history_files import dataset_digest
 from trainyard.programs.metric_rows import Row, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.node_setup import prepared_nodes
-from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, failed_by_itself, find_checkpoint, run_user_program
+from trainyard.programs.runner import (
+    OUT_OF_TIME,
+    ProgramRun,
+    checkpoint_digest,
+    failed_by_itself,
+    find_checkpoint,
+    run_user_program,
+)
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.programs.user_environment import code_record, find_interpreter, resolve_program_paths, script_interpreter
@@ -142,16 +149,17 @@ class UserScript:
         """Launch the script until it is complete.
 
         Raises:
-            UserError: two launches in a row have made no progress.
+            UserError: two launches in a row have made no progress, or too many have reported no epoch.
         """
-        stalls, reached, saved = 0, -math.inf, None
+        stalls, without_epochs, reached, saved = 0, 0, -math.inf, ""
         while (launched := self._launch()).incomplete:
             epoch = max((row["epoch"] or 0 for row in launched.rows[-1:]), default=-math.inf)
-            newest = find_checkpoint(self._out, self._study.checkpoint)
-            is_further = epoch > reached if launched.rows else newest != saved
+            newest = checkpoint_digest(self._out, find_checkpoint(self._out, self._study.checkpoint))
+            is_further = epoch > reached if launched.rows else newest not in ("", saved)
             stalls = 0 if is_further else stalls + 1
-            if stalls > 1:
-                raise UserError(f"{self._run}: {launched.incomplete}; {STALLED}")
+            without_epochs = 0 if launched.rows else without_epochs + 1
+            if stalls > 1 or without_epochs >= MOST_PIECES:
+                raise UserError(f"{self._run}: {launched.incomplete}; {STALLED if stalls > 1 else ENDLESS}")
             log.info("%s: %s; it goes on", self._run, launched.incomplete)
             reached, saved = max(reached, epoch), newest
         return launched

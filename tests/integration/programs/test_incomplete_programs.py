@@ -66,6 +66,56 @@ def test_a_program_in_pieces_goes_on_until_it_is_complete_and_uses_up_no_retry(t
     )
 
 
+# Saves its last checkpoint again at each end, and reports no epoch; `with-pid`, with other content each time.
+SAVES_AGAIN = """
+import json, os, pathlib, sys
+folder, way = pathlib.Path(sys.argv[1]), sys.argv[2]
+state = folder / "latest.json"
+done = json.loads(state.read_text())[0] if state.exists() else 0
+state.write_text(json.dumps([min(4, done + 1), os.getpid() if way == "with-pid" else 0]))
+print("training done" if done == 4 else "ended early")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "line", "count", "why"),
+    [
+        ("goes-on", "training done", 5, None),
+        ("goes-on", "training complete", 6, "without epochs saved no other checkpoint"),
+        ("with-pid", "training complete", 3, "attempts in a row have reported no epoch"),
+    ],
+)
+def test_without_epochs_a_checkpoint_that_is_only_saved_again_is_no_progress(
+    tmp_path, monkeypatch, handlers, way, line, count, why
+):
+    (tmp_path / "again.py").write_text(SAVES_AGAIN)
+    options = {"script": "again.py", "checkpoint": "latest.json", "scales": ["1x1"], "args": {}}
+    study = ScriptScaling.model_validate(options | {"complete": {"line": line}})
+    out = tmp_path / "1x1/out" / result_digest(study, "1x1", "no dataset")
+    command = ["python3", str(tmp_path / "again.py"), str(out), way]
+    monkeypatch.setattr(user_script, "script_command", lambda *_, **__: command)
+    if way == "with-pid":
+        monkeypatch.setattr(user_script, "MOST_PIECES", count)
+    script = UserScript(study, "1x1", tmp_path, tmp_path)
+    if why:
+        with pytest.raises(UserError, match=why):
+            script.run()
+    else:
+        script.run()
+    assert len(script._launches.earlier_outputs) + 1 == count
+
+
+@pytest.mark.slow
+def test_a_trial_that_only_saves_its_checkpoint_again_fails(tmp_path):
+    project = Project(tmp_path)
+    (tmp_path / "again.py").write_text(SAVES_AGAIN)
+    options = {"command": "python3 again.py {trial_dir} {way}", "args": {"way": "goes-on"}, "metrics": None}
+    project.write({"sweeps": {"s": sweep_of({"line": "training complete"}, **options)}})
+    project.run(*project.script("sweep", "--sweep", "s"), check=False)
+    tries = attempts_in(project.results / "sweeps/s")
+    assert [each.outcome for each in tries] == ["interrupted"] * 5 + ["failed"]
+
+
 def state_with(results, complete, **options):
     config = check_config({"sweeps": {"s": sweep_of(complete, **options)}})
     return plan_sweep(config, "s", results).state

@@ -13,7 +13,7 @@ from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in, read_journal, run_beside, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import UserProgram
+from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED, UserProgram
 from trainyard.packing.failure_policy import SAME_ERRORS, SlotLocation
 from trainyard.packing.slot_pool import CurrentTrial
 from trainyard.packing.trial_loop import TrialLoop
@@ -135,6 +135,23 @@ def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, err
     assert attempt.log.endswith("a-1.log")
     assert loop.queue.waiting == (status == FAILED)
     assert loop._workers.killed == ["first"], "what the failure leaves in the process would fail later trials"
+
+
+@pytest.mark.parametrize(("has_saved", "count", "why"), [(False, 2, STALLED), (True, MOST_PIECES, ENDLESS)])
+def test_a_program_that_is_never_complete_fails_and_its_gpu_is_not_blamed(tmp_path, has_saved, count, why):
+    end = TrialEnded(status=TrialStatus.INTERRUPTED, error=f"{INCOMPLETE}: no line", seconds=2.0, has_saved=has_saved)
+    task = Task("a", UserProgram(command="true"), {}, 0)
+    at = SlotLocation("n", "", 0)
+    with session_of(tmp_path) as journal:
+        loop, slot = loop_beside(journal, retries=3)
+        loop._run.failures.record_failure = lambda failure: pytest.fail("it is no failure of the GPU")
+        while task:
+            start(loop, slot, task)
+            loop._end(slot.current, end)
+            task = loop.queue.take(at, [at]) if loop.queue.waiting else None
+    tries = attempts_in(tmp_path)
+    assert [each.outcome for each in tries] == ["interrupted"] * (count - 1) + ["failed"]
+    assert tries[-1].error == f"{end.error}; {why}"
 
 
 @pytest.mark.parametrize(("metric", "status"), [("loss", TrialStatus.UNREADABLE), ("speed", TrialStatus.FINISHED)])
