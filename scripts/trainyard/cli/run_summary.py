@@ -116,15 +116,12 @@ class RunSummary:
             with suppress(StorageError):
                 write_best(self.config, state, self._answer_of[name])
 
-    def write_tables(self) -> list[Path]:
+    def write_tables(self) -> None:
         """Write the tables of each sweep that has not ended, which Snakemake removed; it makes them again, once it has.
-
-        Returns their folders.
 
         Raises:
             StorageError: they cannot be written.
         """
-        written = []
         for name, state in self._states.items():
             trials = state.folder / "trials.csv"
             if not state.attempts or (trials.exists() and not is_outdated(trials, state.space.digest)):
@@ -136,8 +133,6 @@ class RunSummary:
                 record(table, "")
             write_sweep_tables(state, self._answer_of[name].ranking, state.folder)
             write_tables(self.config, "sweeps", name, self.results)
-            written.append(state.folder)
-        return written
 
     def announce_ends(self) -> None:
         """Tell who waits for the sweeps of this run that it has ended."""

@@ -235,8 +235,7 @@ class Workflow:
                     for job in run.scheduler.running:  # by its mark, Snakemake would refuse to run it again
                         if job.rule.name in ("sweep", "sweep_tables"):
                             run.persistence.cleanup(job)
-                    if written := summary.write_tables():
-                        print(f"  tables    as far as they have run: {', '.join(map(str, written))}", flush=True)
+                    summary.write_tables()
                 is_news = not self._is_interrupted and all(job.state != "kept" for job in jobs)
                 if self.config.notify and is_news and (problem := notify(self.config.notify, text)):
                     print(f"notify: {problem}", flush=True)
