@@ -138,7 +138,7 @@ def _score(state: History, attempt: Attempt, reported: Mapping[str, float], metr
         return TrialValue(
             mean, epoch=reports[-1].epoch, best=best, score=score, count=len(values), is_of_some=_has_gaps(rows)
         )
-    if score == "best" and len(reports) > 1:
+    if score == "best":
         # A program may report a further value at its end.
         if math.isfinite(value) and score_of([best.value, value], score, mode) != best.value:
             return TrialValue(value)
@@ -153,9 +153,12 @@ def _number(value: float | None) -> float:
 
 
 def _has_gaps(rows: Sequence[Row]) -> bool:
-    """Whether some epochs are left out, as of a program that reports many a second."""
+    """Whether some epochs are left out, as of a program that reports many a second: not of the first or last ones."""
+    if len(rows) < BURST_ROWS:
+        return False
     epochs = [row["epoch"] or 0 for row in rows]
-    return len(rows) >= BURST_ROWS and max(map(operator.sub, epochs[1:], epochs)) > epochs[1] - epochs[0]
+    steps = list(map(operator.sub, epochs[1:], epochs))
+    return max(steps) > min(steps[0], steps[-2])  # the last epoch may come sooner
 
 
 def _epochs_of(state: History, attempt: Attempt, metric: str) -> list[Row]:

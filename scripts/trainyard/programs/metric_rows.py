@@ -15,6 +15,7 @@ MAX_INTEGER: Final = 2**62  # of a metric
 BURST_ROWS: Final = 300
 RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive all at once
 ROWS_PER_SECOND: Final = 1.0
+KEPT_LAST: Final = 30  # rows that a later reading keeps, for a mean of the last ones
 
 _NOT_A_NUMBER: Final = object()
 
@@ -267,12 +268,25 @@ class RowLimiter:
 
 
 def thin_rows(rows: list[Row], max_rows: int) -> list[Row]:
-    """At most `max_rows` rows, evenly spaced, including the last; each merged with the dropped rows before it."""
-    step = max(1, -(-len(rows) // max(1, max_rows)))
-    kept, merged = list[Row](), Row()
-    for remaining, row in zip(reversed(range(len(rows))), rows, strict=True):
+    """At most `max_rows` rows, each merged with the dropped rows before it.
+
+    They are the last ones, those with the lowest and the highest value of each metric, unless these are many, and
+    others, evenly spaced.
+    """
+    if len(rows) <= max_rows:
+        return rows
+    kept = {*range(len(rows) - KEPT_LAST, len(rows))}
+    names = {name for row in rows for name in row} - {"epoch"}
+    for name in names if 4 * len(names) < max_rows else ():
+        values = {place: value for place, row in enumerate(rows) if (value := row.get(name)) is not None}
+        if values:
+            kept |= {min(values, key=values.__getitem__), max(values, key=values.__getitem__)}
+    step = -(-len(rows) // max(1, max_rows - len(kept)))
+    kept |= {*range(0, len(rows), step)}
+    thinned, merged = list[Row](), Row()
+    for place, row in enumerate(rows):
         merged = merged | row
-        if remaining % step == 0:
-            kept.append(merged)
+        if place in kept:
+            thinned.append(merged)
             merged = {}
-    return kept
+    return thinned

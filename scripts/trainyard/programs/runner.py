@@ -255,7 +255,7 @@ def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
             file = CheckpointFile(str(name), status.st_mtime_ns, status.st_size)
             if file.size or completes or path.is_dir():
                 found.setdefault((status.st_dev, status.st_ino), file)
-    numbers = _numbers_of([each.name for each in found.values()])
+    numbers = numbers_of([each.name for each in found.values()])
 
     def age(file: CheckpointFile) -> tuple[int, int, str]:
         return numbers.get(file.name, 0), file.modified_ns, file.name
@@ -263,7 +263,7 @@ def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
     return sorted(found.values(), key=age, reverse=True)
 
 
-def _numbers_of(names: Sequence[str]) -> dict[str, int]:
+def numbers_of(names: Sequence[str]) -> dict[str, int]:
     """The only number, an integer, in which these names differ, by name; {} if they differ in more."""
     parts = [_NUMBER.split(name) for name in names]
     columns = list(zip(*parts, strict=True)) if len({len(each) for each in parts}) == 1 else []

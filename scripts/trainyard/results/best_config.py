@@ -1,6 +1,7 @@
 """The file best.yaml of a sweep, which trains its best configuration again, and the command line to paste."""
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from itertools import chain, count
@@ -15,10 +16,10 @@ from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep, TrainSweep
 from trainyard.config.train import Training
 from trainyard.config.trials import Trial
-from trainyard.planning.attempts import find_continued
+from trainyard.planning.attempts import Attempt, find_continued
 from trainyard.planning.history import History, TrialRecord
 from trainyard.planning.task import folder_name, output_name
-from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_checkpoints
+from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_checkpoints, numbers_of
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.results.answer import Answer
@@ -35,6 +36,7 @@ _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goa
 _STUDIES: Final = ("datasets", "sweeps", "scaling")
 _FREE_PORT: Final = 29500  # torch's default
 _MAX_NAME: Final = 64  # characters of the name of a study
+_AT_ONCE: Final = 0.05  # seconds between the reports that a driver reads together, at most
 
 
 def best_config(config: Config, name: str, trials: Sequence[Trial], *, new_name: str) -> dict[str, Any]:
@@ -145,20 +147,50 @@ def find_files(state: History, ranking: Ranking) -> Path | None:
 
 
 def _checkpoint_at(epoch: float, record: TrialRecord, checkpoints: Sequence[CheckpointFile]) -> CheckpointFile | None:
-    """The checkpoint that a trial had at an epoch, the last one before or at it; None if later ones replaced it.
+    """The checkpoint that a trial had at an epoch, the last one before or at it; None if that is not known.
 
-    A program saves shortly before or after it reports an epoch: the closest report counts. Of several of an epoch, it
-    is the one that is called best.
+    The number in its name is its epoch, if it is so for most of them by time, or the last one is of the last epoch.
+    Otherwise, time tells: a program saves shortly before or after it reports an epoch, so the closest report counts.
+    Of several of an epoch, it is the one that is called best.
     """
     assert record.result is not None
-    attempts = [*(each for each, _ in find_continued(record.attempts, record.result)), record.result]
-    times = {at: time for each in reversed(attempts) for at, time in each.epoch_times.items()}  # of the first reports
+    times, epochs = _report_times(record, record.result), record.epochs_of(record.result)
 
-    def age(file: CheckpointFile) -> tuple[float, bool, int]:
-        closest = min(times, key=lambda at: abs(times[at] - file.modified_ns / 1e9))
-        return closest, "best" in file.name.lower(), file.modified_ns
+    def possible(file: CheckpointFile) -> list[float]:
+        distances = {at: abs(time - file.modified_ns / 1e9) for at, time in times.items()}
+        closest = min(distances.values(), default=0.0)
+        return [at for at, distance in distances.items() if distance < closest + _AT_ONCE]
 
-    return max((each for each in checkpoints if age(each)[0] <= epoch), key=age, default=None)
+    numbered = [each.name for each in checkpoints if re.search(r"\d", each.name) and not _is_best(each)]
+    numbers = numbers_of(numbered)
+    agreeing = sum(numbers.get(each.name) in possible(each) for each in checkpoints)
+    if 2 * agreeing <= len(numbers) and max(numbers.values(), default=None) != epochs[-1].get("epoch"):
+        numbers = {}
+    found = list[tuple[float, bool, int, CheckpointFile]]()
+    for each in checkpoints:
+        of = [numbers[each.name]] if each.name in numbers else sorted(possible(each))
+        if not of or of[0] > epoch:
+            continue
+        if of[-1] > epoch and not _is_best(each):
+            return None  # it may be of a later epoch
+        found.append((of[0] if _is_best(each) else of[-1], _is_best(each), each.modified_ns, each))
+    return max(found)[-1] if found else None
+
+
+def _is_best(file: CheckpointFile) -> bool:
+    return "best" in file.name.lower()
+
+
+def _report_times(record: TrialRecord, result: Attempt) -> dict[float, float]:
+    """When a trial reported its epochs for the last time, in Unix seconds; {} if this was not recorded of all."""
+    times = dict[float, float]()
+    for attempt in [*(each for each, _ in find_continued(record.attempts, result)), result]:
+        recorded = record.history.fold.attempts[attempt.trial, attempt.number].epoch_times
+        if not all(row.get("epoch") in recorded for row in attempt.epochs):
+            return {}  # its output was read later
+        first = min(recorded, default=math.inf)
+        times = {at: time for at, time in times.items() if at < first} | recorded
+    return times
 
 
 def find_config(state: History, answer: Answer) -> Path | None:

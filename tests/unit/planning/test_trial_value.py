@@ -11,7 +11,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.history_files import read_state
-from trainyard.planning.journal import Ended, Epoch, Started
+from trainyard.planning.journal import Ended, Epoch, Reread, Started
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.trial_space import TrialSpace
 from trainyard.report.plotted_trials import rank_trials
@@ -127,6 +127,11 @@ def test_a_better_value_at_the_end_is_the_best(tmp_path):
     assert described(same)[0].startswith("0.3, its best, at epoch 2 of 3")
 
 
+def test_a_worse_value_at_the_end_of_a_program_that_reports_one_epoch_is_not_the_best(tmp_path):
+    state = ran(tmp_path, {0.0: [0.9]}, score="best", final={"val_acc": 0.4})
+    assert described(state)[0].startswith("0.9, its best, at epoch 1 of 1")
+
+
 def test_objectives_and_constraints_are_those_of_the_best_epoch(tmp_path):
     rows = [{"epoch": 1, "val_acc": 0.9, "ms": 5.0, "mib": 1}, {"epoch": 2, "val_acc": 0.8, "ms": 1.0, "mib": 9}]
     keys = {"objectives": {"val_acc": "max", "ms": "min"}, "constraints": {"mib": {"max": 4}}}
@@ -167,6 +172,9 @@ def test_epochs_that_were_reported_too_fast_to_be_kept_are_said(tmp_path):
     assert more == [f"1 of 1 finished trial reported faster than one epoch a second, {kept}"]
     _, more = described(ran(tmp_path / "b", {0.0: {"rows": rows[:300]}}, score="best"))
     assert more == []
+    thinned = [{"epoch": epoch, "val_acc": 0.5} for epoch in (*range(1, 801, 2), *range(801, 831))]
+    _, more = described(ran(tmp_path / "c", {0.0: {"rows": thinned}}, score="best"))
+    assert more == [f"1 of 1 finished trial reported faster than one epoch a second, {kept}"]
 
 
 @pytest.mark.parametrize(("score", "told"), [("last", 0.2), ("best", 0.9), ({"mean": 2}, 0.55)])
@@ -232,6 +240,96 @@ def test_a_score_that_there_is_not_is_one_error(score):
         config_of(score=score)
     assert str(error.value).count("\n") <= 1
     assert f"sweeps.s.score: {score!r} is not valid; use last, best or, say, {{mean: 3}}" in str(error.value)
+
+
+METRICS = {"pattern": r"(?P<epoch>\d+) (?P<val_acc>{number})"}
+
+
+def saved(results, attempts, checkpoints, *, read=True, rows=None):
+    """What is named of a trial: the file, by its name, or "folder".
+
+    `attempts`: of each, its last event's time, and the time and value of each epoch. `checkpoints`: the time of each
+    file. With `rows`, that is what a later reading has found, also if no driver had `read` the output.
+    """
+    keys = {"command": "true {decay} {trial_dir}", "metrics": METRICS, "checkpoint": "*.pt", "score": "best"}
+    sweep = config_of({0.0: []}, **keys).sweeps["s"]
+    (trial,) = read_state(sweep, "s", results).trials
+    folder = results / "sweeps/s/trials" / trial
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, time in checkpoints.items():
+        (folder / name).write_text("weights")
+        os.utime(folder / name, (time, time))
+    lines = [{"event": "session", "time": 999, "slots": 1}]
+    for number, (start, epochs) in enumerate(attempts, 1):
+        about = {"trial": trial, "attempt": number}
+        lines.append({"event": "started", "time": start, **about})
+        if number > 1:
+            resumed = {"name": "x", "modified_ns": int((start - 30) * 1e9), "size": 7}
+            lines.append({"event": "resumed", "time": start, "checkpoint": resumed, **about})
+        told = [(at, time, value) for at, (time, value) in epochs.items()]
+        lines += [
+            {"event": "epoch", "time": time, "metrics": {"epoch": at, "val_acc": value}, **about}
+            for at, time, value in told
+        ]
+        last = max([start, *(time for _, time, _ in told)]) + 2
+        is_last = number == len(attempts)
+        digest = metrics_digest(sweep.metrics) if read else metrics_digest(None)
+        end = {"event": "finished" if is_last else "interrupted", "time": last, "seconds": last - start, **about}
+        metrics = {"val_acc": told[-1][2]} if told else {}
+        lines.append(end | ({"metrics": metrics, "metrics_digest": digest} if is_last else {}))
+    write_session(results / "sweeps/s", lines)
+    state = read_state(sweep, "s", results)
+    if rows:
+        with session_of(results / "sweeps/s") as journal:
+            reading = {"rows": rows, "metrics": {"val_acc": rows[-1]["val_acc"]}}
+            reading |= {"rules": state.rules, "metrics_digest": state.metrics_digest, "outcome": FINISHED}
+            journal.record(Reread(trial=trial, attempt=1, **reading))
+        state = read_state(sweep, "s", results)
+    found = find_files(state, rank_sweep(state))
+    return "folder" if found == folder else found.name
+
+
+def epochs_of(values, *, first=1, start=1000, held=True):
+    """Epochs of ten seconds each; the first is reported with the second, as drivers do."""
+    times = {at: start + 10 * (at - first + 1) for at in range(first, first + len(values))}
+    times[first] += 10 * held
+    return {at: (times[at], value) for at, value in zip(times, values, strict=True)}
+
+
+def test_the_checkpoint_of_the_first_epoch_is_its_own(tmp_path):
+    """The driver reports the first epoch with the second one."""
+    times = {at: 1000 + 10 * at for at in (1, 2, 3, 4)}
+    attempts = [(1000, epochs_of([0.9, 0.5, 0.4, 0.3]))]
+    named = {f"ck_{at}.pt": time for at, time in times.items()}
+    assert saved(tmp_path / "a", attempts, named) == "ck_1.pt"
+    from_zero = {f"ck_{at - 1}.pt": time for at, time in times.items()}
+    second = [(1000, epochs_of([0.5, 0.4, 0.9, 0.3]))]
+    assert saved(tmp_path / "b", second, from_zero) == "ck_2.pt", "the third"
+    steps = {f"e{at}-s{at * 7}.pt": time for at, time in times.items()}
+    assert saved(tmp_path / "c", attempts, steps) == "folder", "one of two"
+    assert saved(tmp_path / "d", [(1000, epochs_of([0.5, 0.9, 0.4, 0.3]))], steps) == "e2-s14.pt"
+    assert saved(tmp_path / "e", attempts, {"best.pt": 1010, "last.pt": 1040}) == "best.pt"
+
+
+@pytest.mark.parametrize("name", ["ck_{}.pt", "e{0}-s{0}.pt"])
+def test_epochs_that_were_lost_and_repeated_tell_no_checkpoint(tmp_path, name):
+    first = epochs_of([0.1] * 8)
+    second = epochs_of([0.1, 0.9, 0.2, 0.2, 0.2], first=6, start=1200, held=False)
+    files = {name.format(5): 1170} | {name.format(at): 1200 + 10 * (at - 5) for at in range(6, 11)}
+    assert saved(tmp_path, [(1000, first), (1200, second)], files) == name.format(7)
+
+
+def test_where_no_driver_has_read_an_epoch_only_numbers_tell(tmp_path):
+    """It was killed, or `metrics` were added afterwards."""
+    rows = rows_of([0.1, 0.2, 0.3, 0.9, 0.2])
+    files = {at: 1000 + 10 * at for at in range(1, 6)}
+    for folder, epochs in (("a", epochs_of([0.1, 0.2])), ("b", {})):
+        keys = {"rows": rows, "read": False}
+        attempts = [(1000, epochs)]
+        named = {f"ck_{at}.pt": time for at, time in files.items()}
+        assert saved(tmp_path / folder / "a", attempts, named, **keys) == "ck_4.pt"
+        named = {f"e{at}-s{at}.pt": time for at, time in files.items()}
+        assert saved(tmp_path / folder / "b", attempts, named, **keys) == "folder"
 
 
 def test_the_checkpoint_of_the_best_epoch_is_named(tmp_path):

@@ -1042,3 +1042,13 @@ def test_saved_output_is_read_again_with_other_patterns(tmp_path):
     rows = again(pattern="loss=(?P<loss>{number})", seconds=10).rows
     assert 150 <= len(rows) <= BURST_ROWS + 10
     assert rows[-1] == {"epoch": 10_000, "loss": 9999}
+
+
+def test_what_is_read_again_has_the_best_epoch_and_the_last_ones_of_many(tmp_path):
+    values = [0.5] * 1000
+    values[500], values[502] = 0.99, 0.01
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps({"acc": value}) + "\n" for value in values))
+    rows = parse_saved_output(Metrics(file="m.jsonl"), tmp_path, tmp_path / "none", seconds=100).rows
+    assert 200 <= len(rows) <= BURST_ROWS + 100
+    assert [row for row in rows if row["acc"] != 0.5] == [{"epoch": 501, "acc": 0.99}, {"epoch": 503, "acc": 0.01}]
+    assert [row["epoch"] for row in rows[-30:]] == [*range(971, 1001)]
