@@ -233,7 +233,7 @@ class Choice(Section):
 def _is_flat(value: Any) -> bool:
     """Whether a value is a mapping whose values can be columns."""
     is_flat = isinstance(value, dict) and not any(isinstance(inner, dict) for inner in value.values())
-    return is_flat and bool(value) and all(map(str.isidentifier, value))
+    return is_flat and bool(value) and all(isinstance(key, str) and key.isidentifier() for key in value)
 
 
 GridValues = Annotated[
@@ -854,18 +854,26 @@ class Sweep(Study):
     @model_validator(mode="after")
     def _check_average(self) -> "Sweep":
         drawn = [part.values for part in (self.sample, self.search) if part]
+        in_grid = (self.grid.keys() | self.paired.keys()).intersection(self.average)
         for key in self.average:
             if is_seed(key):
                 raise invalid(f"average: trials that differ in {key} are one configuration anyway: remove it")
             if key not in self._keys_of_parts:
                 raise invalid(f"average: {key} is no varied key; {suggest(key, self._keys_of_parts)}")
-            is_listed = key in self.grid or not drawn
+            is_listed = key in self.grid or not (drawn or in_grid)
             if (
                 not (is_listed and self.averaged)
                 or condition_of(self.grid.get(key, []))
                 or any(key in of for of in drawn)
             ):
                 raise invalid(f"average: each configuration needs all values of {key}: give them as a list in `grid`")
+        for number, values in enumerate(self.trials):
+            level = {key: values[key] for key in self.average if key in values}
+            if level and level not in self.averaged:
+                which = ", ".join(f"{key} = {values[key]}" for key in level)
+                keys = ", ".join(self.average)
+                remedy = f"give a value that all configurations have of each of {keys}, or of none"
+                raise invalid(f"average: trials.{number} has {which}: {remedy}")
         if self.average and self.stop:
             raise invalid(
                 "average: stop compares each trial with all others, also at other values: give one of the two"
@@ -877,9 +885,10 @@ class Sweep(Study):
         """The values of the keys of `average` at which each configuration runs; a single {} without such keys."""
         if self.grid.keys() >= set(self.average):
             options = itertools.product(*(options_of(self.grid[key]) for key in self.average))
-            return [dict(zip(self.average, values, strict=True)) for values in options]
-        whole = [values for values in self.trials if values.keys() >= set(self.average)]
-        levels = [{key: values[key] for key in self.average} for values in whole]
+            levels = [dict(zip(self.average, values, strict=True)) for values in options]
+        else:
+            whole = [values for values in self.trials if values.keys() >= set(self.average)]
+            levels = [{key: values[key] for key in self.average} for values in whole]
         return list({str(level): level for level in levels}.values())
 
     def is_setting(self, key: str) -> bool:

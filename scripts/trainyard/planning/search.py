@@ -370,14 +370,17 @@ class SuggestionSource:
             return ends[0]
         if len(ends) < len(repeats):
             return None
-        metrics = (*self._state.sweep.goals, *self._state.sweep.constraints)
-        worst = max(ends, key=lambda end: _BADNESS.get(end.outcome, 0))
+        sweep = self._state.sweep
+        metrics = (*sweep.goals, *sweep.constraints)
+        worst = max(ends, key=lambda end: (end.ran_out_of_memory, _BADNESS.get(end.outcome, 0)))
+        if worst.ran_out_of_memory or worst.outcome == TrialStatus.DIVERGED:
+            return worst
         reported = [end.metrics for end in ends if end.outcome in WITH_RESULT]
         values = {metric: [each[metric] for each in reported if metric in each] for metric in metrics}
-        if not values[metrics[0]] or worst.outcome == TrialStatus.DIVERGED:
-            return worst
+        needed = len(ends) if sweep.average else 1  # a mean over some values is on another scale
         outcome = worst.outcome if worst.outcome in WITH_RESULT else TrialStatus.FINISHED
-        return replace(worst, outcome=outcome, metrics={key: statistics.fmean(of) for key, of in values.items() if of})
+        means = {key: statistics.fmean(of) for key, of in values.items() if len(of) >= needed}
+        return replace(worst, outcome=outcome, metrics=means)
 
     def _choose(self) -> tuple[list[Suggested], str | None]:
         """The next draws, up to one whose trial must run, and this trial, if any."""

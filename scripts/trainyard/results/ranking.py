@@ -5,7 +5,7 @@ import math
 import operator
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ class Configuration:
         values: dict[str, Any],
         trials: list[RankedTrial],
         average: Sequence[str] = (),
-        levels: Set[str] = frozenset({"[]"}),
+        levels: int = 1,
     ) -> None:
         self.values, self.trials = values, trials
         # The trials that count finished, and their metric is a finite number.
@@ -81,12 +81,12 @@ class Configuration:
         reached = defaultdict[str, set[str]](set)  # by seed
         for each in fresh or self.finished:
             reached[each.seed].add(each.level(average))
-        self._counting = [each for each in fresh or self.finished if reached[each.seed] == levels]
-        scores = [float(each.score or 0.0) for each in self._counting]
+        self.counting = [each for each in fresh or self.finished if len(reached[each.seed]) == levels]
+        scores = [float(each.score or 0.0) for each in self.counting]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
-        names = self._counting[0].judged if scores else ()
-        self.means = {name: statistics.fmean(each.judged[name] for each in self._counting) for name in names}
+        names = self.counting[0].judged if scores else ()
+        self.means = {name: statistics.fmean(each.judged[name] for each in self.counting) for name in names}
         self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
         # The mean leaves out a trial that did badly: it diverged or was stopped early.
         self.total = sum(each.is_fresh for each in trials) if fresh else len(trials)
@@ -99,14 +99,14 @@ class Configuration:
     def by_seed(self) -> dict[str, float]:
         """The values that count, by the values of all keys but the settings, as text."""
         by_seed = {}
-        for each in self._counting:
+        for each in self.counting:
             seed = [value for key, value in each.values.items() if key not in self.values]
             by_seed[json.dumps(seed)] = float(each.score or 0.0)
         return by_seed
 
     def best_trial(self, mode: Mode) -> RankedTrial | None:
         """The trial with the best value, the first one of several; None if no trial counts."""
-        return min(self._counting, key=lambda trial: _cost(trial.score, mode), default=None)
+        return min(self.counting, key=lambda trial: _cost(trial.score, mode), default=None)
 
 
 @dataclass
@@ -228,20 +228,21 @@ def rank_sweep(state: History) -> Ranking:
             judged = {each: found.get(each, math.nan) for each in names}
             trials.append(RankedTrial(name, values, record.status, value, name in fresh, judged))
     wanted = sweep.target[0] or metric
-    ranked = rank_configurations(trials, chosen, sweep.average)
+    ranked = rank_configurations(trials, chosen, sweep.average, len(sweep.averaged))
     unreported = wanted if wanted != metric else ""
     judged_by = sweep.objectives, sweep.constraints, sweep.score, sweep.average
     return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys, *judged_by)
 
 
-def rank_configurations(trials: Sequence[RankedTrial], mode: Mode, average: Sequence[str] = ()) -> list[Configuration]:
+def rank_configurations(
+    trials: Sequence[RankedTrial], mode: Mode, average: Sequence[str] = (), levels: int = 1
+) -> list[Configuration]:
     """The configurations of some trials by their mean, best first; equal ones keep the order of the trials.
 
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
     mean leaves out its worst trials. Those without a mean are last, those with trials that are fresh first.
     """
     found: dict[str, tuple[dict[str, Any], list[RankedTrial]]] = {}
-    levels = {trial.level(average) for trial in trials}
     for trial in trials:
         values = {key: value for key, value in trial.values.items() if not is_seed(key) and key not in average}
         found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
@@ -348,7 +349,7 @@ def _describe_average(ranking: Ranking) -> list[str]:
         configurations = count_of(lacking, "configuration")
         lines.append(f"not ranked, without a result at all values of {', '.join(ranking.average)}: {configurations}")
     for key in ranking.average if len(means) > 1 else ():
-        trials = [trial for each in ranking.counting for trial in each.finished]
+        trials = [trial for each in ranking.counting for trial in each.counting]
         by_value = sorted(means_by_value(trials, key).items(), key=lambda item: item[1])
         (lowest, low), (highest, high) = by_value[0], by_value[-1]
         if high - low > max(means) - min(means):

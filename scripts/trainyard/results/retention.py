@@ -94,7 +94,8 @@ def _best_trials(state: History, count: int) -> frozenset[str]:
         return frozenset(state.trials)
     names = ([trial.trial for trial in each.trials] for each in ranking.configurations)
     counting = {trial.trial for each in ranking.counting for trial in each.trials}
-    ended = [each for each in names if all(is_concluded(state, name) for name in each)]
+    drawn = (each for each in names if len(each) >= state.sweep.trials_of_each)  # a search draws one after the other
+    ended = [each for each in drawn if all(is_concluded(state, name) for name in each)]
     best = [each for each in ended if counting.issuperset(each)][:count]
     return frozenset(state.trials).difference(*ended).union(*best)
 

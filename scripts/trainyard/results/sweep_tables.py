@@ -278,8 +278,8 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
                f"{metric}_best": best.score if best else None, **_epoch_columns(metric, best, ranking),
                **{f"{name}_mean": each.means.get(name) for name in further},
                **{f"{key}={value}": mean for key in ranking.average
-                  for value, mean in means_by_value(each.finished, key).items()}, "is_incomplete": each.is_incomplete,
-               "may_be_best": each in ranking.leaders}  # fmt: skip
+                  for value, mean in means_by_value(each.counting or each.finished, key).items()},
+               "is_incomplete": each.is_incomplete, "may_be_best": each in ranking.leaders}  # fmt: skip
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows, columns=None if rows else ["place"]).astype({"place": "Int64"})

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from trainyard.config import trials
+from trainyard.config.load import check_config
 from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import CommandSweep, Range, TrainSweep
 from trainyard.config.trials import constant_keys, expand, relative_cost
@@ -328,6 +329,12 @@ def test_mappings_that_replace_a_section_stay_one_value():
     sweep = CommandSweep(command="x {args}", grid=PAIRED, args={"model": {"depth": 2}})
     assert expand(sweep).trials[0].values == {"model": {"name": "a", "lr": 0.1}, "seed": 0}
     assert expand(sweep).trials[0].spec.args["model"] == {"name": "a", "lr": 0.1}
+
+
+def test_mappings_with_numbers_as_keys_stay_whole():
+    sweep = {"command": "true {args}", "grid": {"model": [{1: 2}, {3: 4}]}}
+    trials = expand(check_config({"sweeps": {"s": sweep}}).sweeps["s"]).trials
+    assert [each.values for each in trials] == [{"model": {1: 2}}, {"model": {3: 4}}]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Keys that are no settings (`average`): a configuration runs at all of their values, and counts by the mean."""
 
+from dataclasses import replace
+
 import pytest
-from sweep_journals import session_of
+from sweep_journals import record_draws, session_of
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
@@ -15,6 +17,7 @@ from trainyard.report.plotted_trials import rank_trials
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.ranking import describe_ranking, rank_sweep
+from trainyard.results.retention import reduced_folders
 from trainyard.results.sweep_tables import ranking_table, trials_table
 
 GRID = {"lr": [0.1, 0.2], "env_id": ["A", "B"]}
@@ -130,6 +133,58 @@ def test_a_search_runs_each_configuration_at_all_values_and_is_told_the_mean(tmp
     assert source._mean_end(drawn[:4], source._ends).metrics["reward"] == 1.5
 
 
+def test_a_search_is_told_of_no_mean_over_some_values(tmp_path):
+    """Nor of the configurations for which there is too little memory."""
+    sweep = config_of(**searched()).sweeps["s"]
+    state = read_state(sweep, "s", tmp_path)
+
+    class Order:
+        cancelled = frozenset()
+
+    source, drawn = SuggestionSource(state, Order()), []
+    for _ in range(2):
+        drawn.append(state.space.suggestion(_event(state, *source._draw(drawn))))
+    first, second = (each.name for each in drawn)
+    failed = replace(_end(second, 0), outcome=TrialStatus.FAILED, metrics={}, error="KeyError: 1")
+    memory = replace(failed, error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    without = replace(_end(second, 0), metrics={})
+    for end in (failed, memory, without):
+        mean = source._mean_end(drawn, {first: _end(first, 900), second: end})
+        assert (mean.metrics, mean.ran_out_of_memory) == ({}, end is memory)
+    assert source._mean_end(drawn, {first: _end(first, 900), second: _end(second, 100)}).metrics == {"reward": 500.0}
+
+
+def test_a_configuration_of_which_one_value_is_not_drawn_yet_does_not_count(tmp_path):
+    """As while a search runs, or after its budget: neither is it ranked, nor are its files removed."""
+    sweep = config_of(**searched(keep="best 1")).sweeps["s"]
+    state = read_state(sweep, "s", tmp_path)
+    values = [{"lr": 0.5, "env_id": "A"}, {"lr": 0.5, "env_id": "B"}, {"lr": 0.7, "env_id": "A"}]
+    for number, each in enumerate(values):
+        event = _event(state, each, {"lr": each["lr"]}, {})
+        name = state.space.suggestion(event).name
+        record_draws(state.folder, event)
+        with session_of(state.folder) as journal:
+            journal.record(Started(trial=name, attempt=1))
+            end = {"status": TrialStatus.FINISHED, "metrics": {"reward": float(number)}, "seconds": 1.0}
+            journal.record(Ended(trial=name, attempt=1, **end))
+        if number == 0:
+            half = read_state(sweep, "s", tmp_path)
+            assert describe_ranking(rank_sweep(half)) == ["no configuration has finished at all values of env_id"]
+            assert ranking_table(rank_sweep(half))["n"].tolist() == [0]
+            assert reduced_folders(half, "best 1") == {}
+    ranking = rank_sweep(read_state(sweep, "s", tmp_path))
+    assert [(each.values["lr"], each.n) for each in ranking.configurations] == [(0.5, 2), (0.7, 0)]
+    assert reduced_folders(read_state(sweep, "s", tmp_path), "best 1") == {}
+
+
+def test_the_means_at_values_are_of_the_trials_that_count(tmp_path):
+    def value(lr, env_id, seed):
+        return None if (env_id, seed) == ("B", 1) else lr + 10 * seed
+
+    table = ranking_table(rank_sweep(ran(tmp_path, value, args={"seed": 0}, repeats=2)))
+    assert table[["reward_mean", "env_id=A", "env_id=B"]].to_numpy().tolist() == [[0.2] * 3, [0.1] * 3]
+
+
 def _event(state, values, params, attrs):
     from trainyard.planning.journal import Suggested
 
@@ -210,6 +265,30 @@ def test_what_is_averaged_changes_what_a_search_draws_but_no_trial():
             "each configuration needs all values of env_id",
         ),
         ({"grid": {"env_id": ["A"]}, "trials": [{"fold": 1}], "average": ["env_id", "fold"]}, "all values of env_id"),
+        (
+            {"trials": [{"lr": 1, "env_id": "C"}]},
+            "trials.0 has env_id = C: give a value that all configurations have",
+        ),
+        (
+            {"trials": [{"lr": 3, "env_id": "A", "fold": 1}], "average": ["env_id", "fold"]},
+            "each configuration needs all values of fold: give them as a list in `grid`",
+        ),
+        (
+            {
+                "grid": {"lr": [1]},
+                "trials": [{"lr": 3, "env_id": "A", "fold": 1}, {"lr": 4, "env_id": "A"}],
+                "average": ["env_id", "fold"],
+            },
+            "trials.1 has env_id = A: give a value that all configurations have of each of env_id, fold, or of none",
+        ),
+        (
+            {
+                "grid": {"lr": [1], "env": [{"id": "A", "steps": 1}, {"id": "B", "steps": 2}]},
+                "trials": [{"lr": 3, "env.id": "A"}],
+                "average": ["env.id"],
+            },
+            "each configuration needs all values of env.id: give them as a list in `grid`",
+        ),
         ({"stop": {"method": "asha"}}, "stop compares each trial with all others, also at other values"),
         (
             {"grid": {}, "trials": [{"lr": 1}, {"env_id": "A"}], "search": searched()["search"]},
