@@ -293,7 +293,7 @@ WORDS_OF_OTHERS: Final = {  # of W&B, Ray Tune, Optuna and Slurm: what they are 
     "num_samples": "trials",
     "n_trials": "trials",
     "gpus": "gpus_per_node",
-    "time": "timeout_minutes",
+    "time": "walltime",
 }
 OWN_AUGMENTATION: Final = "augment in your own dataset, with `on_the_fly: true` and torchvision's transforms.v2"
 USE_ENV: Final = "give `env`, which may also be an interpreter, the folder of an environment, or `trainyard`"

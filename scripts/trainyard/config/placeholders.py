@@ -297,7 +297,7 @@ def make_values(
                 number = evaluate(name, value)
             except (SyntaxError, TypeError, ArithmeticError) as error:
                 raise invalid(f"{{{name}}} has no value: {error}") from None
-            return int(number) if number.is_integer() else number
+            return int(number) if isinstance(number, int) or number.is_integer() else number
         if takes_all(name, args):
             return Words(
                 word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)

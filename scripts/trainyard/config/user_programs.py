@@ -8,7 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from trainyard.config.placeholders import (
     STYLES,
@@ -305,9 +313,6 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
 
 
 TIME_SPAN: Final = r"[0-9]+(\.[0-9]+)? ?(min|h|d)"
-Walltime = Annotated[
-    str, BeforeValidator(str), StringConstraints(pattern=f"^{TIME_SPAN}$"), hint("write it as 90min, 6h or 2d")
-]
 
 
 def seconds_of(duration: str) -> float:
@@ -315,6 +320,21 @@ def seconds_of(duration: str) -> float:
     number = duration.rstrip("dhimn ")
     unit = duration[len(number) :].strip()
     return float(number) * {"min": 60, "h": 3600, "d": 24 * 3600}[unit]
+
+
+def _check_a_minute(walltime: str) -> str:
+    if seconds_of(walltime) < 60:
+        raise invalid(f"{walltime} is too short: a job needs 1min at least")
+    return walltime
+
+
+Walltime = Annotated[
+    str,
+    BeforeValidator(str),
+    StringConstraints(pattern=f"^{TIME_SPAN}$"),
+    hint("write it as 90min, 6h or 2d"),
+    AfterValidator(_check_a_minute),
+]
 
 
 _VARIES: Final = re.compile(r"[*?\[]")

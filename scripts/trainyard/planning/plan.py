@@ -293,7 +293,7 @@ def plan_sweep(
     which then reads new lines only.
     """
     sweep = config.sweeps[name]
-    fixed_minutes = fixed_minutes or sweep.walltime_minutes
+    fixed_minutes = sweep.walltime_minutes if fixed_minutes is None else fixed_minutes
     state = read_state(sweep, name, results, gpu_models=gpu_models, fold=fold)
     return Plan(
         state,

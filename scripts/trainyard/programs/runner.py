@@ -243,6 +243,8 @@ def checkpoint_digest(folder: Path, checkpoint: CheckpointFile | None) -> str:
 def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
     """All checkpoints, the newest first: by number if their names differ in one integer only, else by time.
 
+    Of two with the numbers 0 and 1, or 1 and 2, a program may overwrite the older one each time: by time, too.
+
     An empty file is no checkpoint, unless it completes a folder: its program was killed before it wrote any of it. A
     link counts as the file itself.
     """
@@ -256,6 +258,8 @@ def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
             if file.size or completes or path.is_dir():
                 found.setdefault((status.st_dev, status.st_ino), file)
     numbers = numbers_of([each.name for each in found.values()])
+    if sorted(numbers.values()) in ([0, 1], [1, 2]):
+        numbers = {}
 
     def age(file: CheckpointFile) -> tuple[int, int, str]:
         return numbers.get(file.name, 0), file.modified_ns, file.name

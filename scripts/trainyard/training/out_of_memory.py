@@ -5,7 +5,12 @@ from typing import Final
 
 from trainyard.utils.errors import UserError, mentions_gpu_memory
 
-_MESSAGES: Final = re.compile("out of memory|can't allocate memory", re.IGNORECASE)  # also on a CPU
+# Also on a CPU. cuBLAS has no memory for its handle, or cuDNN for any workspace, or the GPU is broken: worth a retry.
+_MESSAGES: Final = re.compile(
+    "out of memory|can't allocate memory|"
+    "_NOT_INITIALIZED when calling `(?:cublas|cusolverDn)Create|unable to find an engine",
+    re.IGNORECASE,
+)
 
 
 class OutOfMemory(UserError):

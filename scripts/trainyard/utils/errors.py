@@ -98,13 +98,12 @@ def mentions_full_disk(message: str) -> bool:
     return any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))
 
 
-# Of torch (also cuBLAS "ALLOC_FAILED" or, for the memory of a handle, "NOT_INITIALIZED"; cuDNN "ALLOC_FAILED", since 9
-# "ALLOCATION_FAILED", and "unable to find an engine", without memory for any workspace), of JAX, TensorFlow, and the
-# training loop. TensorFlow says the same of host memory, with another allocator.
+# Of torch (also cuBLAS and cuDNN "ALLOC_FAILED", since 9 "ALLOCATION_FAILED"), of JAX, TensorFlow, and our training.
+# TensorFlow says the same of host memory, with another allocator, and JAX names the CPU or host.
 _GPU_MEMORY: Final = re.compile(
-    r"\b(?:cuda|hip|xpu)\b.{0,40}out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|"
-    r"_ALLOC(?:ATION)?_FAILED|_NOT_INITIALIZED when calling `(?:cublas|cusolverDn)Create|unable to find an engine|"
-    r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)|"
+    r"\b(?:cuda|hip|xpu|mps)\b.{0,40}out of memory|cudaErrorMemoryAllocation|"
+    r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|"
+    r"_ALLOC(?:ATION)?_FAILED|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)(?!.*\b(?:cpu|host)\b)|"
     r"(?:OOM when allocating tensor|ResourceExhaustedError)(?!.*by allocator (?:mkl)?cpu)|"
     r"^out of memory (?:in .* on rank|with a micro-batch)",
     re.IGNORECASE,

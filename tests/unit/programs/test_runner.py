@@ -503,6 +503,8 @@ def test_empty_files_and_dangling_links_are_no_checkpoints_and_a_link_is_its_fil
     [
         (["checkpoint-5", "checkpoint-10", "checkpoint-1"], "checkpoint-10"),
         (["e-002.pt", "e-010.pt", "e-001.pt"], "e-010.pt"),
+        (["slot-1.pt", "slot-0.pt"], "slot-0.pt"),
+        (["last-1.pt", "last-2.pt"], "last-2.pt"),
         (["e3-loss0.5.pt", "e4-loss0.4.pt", "e2-loss0.6.pt"], "e2-loss0.6.pt"),
         (["acc-0.9.pt", "acc-0.95.pt", "acc-0.8.pt"], "acc-0.8.pt"),
         (["epoch-3.pt", "epoch-4.pt", "last.pt"], "last.pt"),

@@ -26,6 +26,8 @@ ERRORS = [
     "exit code 1: jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB",
     "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
     "OOM when allocating tensor with shape[64,9] and type float on /job:w by allocator GPU_0_bfc [Op:Mul]",
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.00 GB, other allocations: 1.00 GB)",
+    "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
     "out of memory with a micro-batch of one image: use a smaller model",
 ]  # fmt: skip
 OTHERS = [
@@ -34,6 +36,9 @@ OTHERS = [
     "exit code 1: MemoryError: Unable to allocate 7 GiB for an array",
     "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
     "ResourceExhaustedError: OOM when allocating tensor with shape[9] by allocator mklcpu [Op:Mul]",
+    "RuntimeError: GET was unable to find an engine to execute this computation",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes on CPU",
     "grpc: RESOURCE_EXHAUSTED: Received message larger than max",
 ]
 CONFIG = {
