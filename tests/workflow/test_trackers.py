@@ -206,7 +206,7 @@ def test_a_script_that_knows_only_wandb_runs_unedited(recipes, name):
         lr = float(trials.set_index("trial")["lr"][trial])
         assert {epoch: loss for epoch, loss in points.items() if loss == loss} == {n: lr * n for n in range(4)}
         (run,) = (recipes.results / "sweeps/lr/trials" / trial).glob("wandb/offline-run-*/run-*.wandb")
-        assert run.stem == f"run-{trial}"
+        assert run.stem == f"run-lr-{trial}"
 
 
 def test_metrics_of_wandb_are_read_while_the_script_runs(recipes):
@@ -241,4 +241,4 @@ for step in range(begin, 4):
         lr = float(trials.set_index("trial")["lr"][trial])
         assert points == {step: lr * step for step in range(4)}
         runs = (recipes.results / "sweeps/lr/trials" / trial).glob("wandb/offline-run-*/run-*.wandb")
-        assert [run.stem for run in runs] == [f"run-{trial}"] * 2
+        assert [run.stem for run in runs] == [f"run-lr-{trial}"] * 2

@@ -45,6 +45,11 @@ class Settings(Section):
     def _suffix(self) -> str:
         return PurePath(self.file).suffix
 
+    @property
+    def name(self) -> str:
+        """The name of the file of a trial, in its folder."""
+        return f"{SETTINGS}{self._suffix}"
+
     @cached_property
     def digest(self) -> str:
         """Identifies the format and the content."""
@@ -73,7 +78,7 @@ class Settings(Section):
     def write(self, folder: Path, args: Mapping[str, Any]) -> str:
         """Write the file of a trial with these arguments in its folder; returns its path."""
         content, _ = self._fill(args)
-        path = folder / f"{SETTINGS}{self._suffix}"
+        path = folder / self.name
         with atomic_write(path) as file:
             if self._suffix == ".json":
                 json.dump(content, file, indent=2)

@@ -28,7 +28,7 @@ from trainyard.programs.runner import (
 )
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.programs.user_environment import program_environment
-from trainyard.programs.wandb_runs import wandb_environment
+from trainyard.programs.wandb_runs import run_id, wandb_environment
 from trainyard.utils.files import copy_matching
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 
@@ -78,7 +78,8 @@ class CommandTrials(ProgramTrials):
             environment = as_own_job(environment, folder=folder, cpus=setup.threads, port=port)
             if sweep.is_wandb:
                 group = setup.folder.name
-                environment = wandb_environment(environment, request.spec.args, folder, run=request.trial, group=group)
+                of_run = {"run": run_id(group, folder), "group": group}
+                environment = wandb_environment(environment, request.spec.args, folder, **of_run)
             run = ProgramRun(
                 command=trial_command(request.spec, placeholders, resume=resume, start=start),
                 cwd=str(folder) if sweep.has_workdirs else setup.cwd,

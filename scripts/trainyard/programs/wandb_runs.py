@@ -15,6 +15,8 @@ import yaml
 from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
 from trainyard.utils.files import atomic_write
 
+SETTINGS: Final = "wandb-settings.yaml"  # the file of a trial, in its folder
+_MAX_ID: Final = 64  # characters of the ID of a run
 MAGIC: Final = b":W&B"  # at the beginning of a run's file
 _HEADER: Final = 7  # bytes, of the file and of each part of a record
 _BLOCK: Final = 2**15  # bytes, at whose end no part begins that has no room for its header
@@ -39,7 +41,7 @@ def wandb_environment(
 
     The settings are in a file, as W&B's agent writes it. The run can be uploaded later by `wandb sync`.
     """
-    file = folder.absolute() / "wandb-settings.yaml"
+    file = folder.absolute() / SETTINGS
     content = dict[str, Any]({"wandb_version": 1})
     for key, value in settings.items():
         taken = key.removesuffix("_")  # `dataset_` is the key for a setting named `dataset`
@@ -48,6 +50,11 @@ def wandb_environment(
         yaml.safe_dump(content, text)
     own = {"WANDB_DIR": str(file.parent), "WANDB_RUN_ID": run, "WANDB_SWEEP_PARAM_PATH": str(file)}
     return {**_DEFAULTS, "WANDB_RUN_GROUP": group, **given, **own}
+
+
+def run_id(sweep: str, folder: Path) -> str:
+    """The ID of the run of a trial with this folder. `wandb sync` joins runs with the same: its attempts, no others."""
+    return f"{sweep}-{folder.name.partition('~')[0]}"[-_MAX_ID:]
 
 
 def read_history(content: bytes, offset: int) -> tuple[list[dict[str, Any]], int]:

@@ -13,7 +13,7 @@ from trainyard.config.parser import write_yaml
 from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.scaling import split_scale, study_of_trial
 from trainyard.config.settings import SETTINGS
-from trainyard.config.sweep import Sweep, TrainSweep
+from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
 from trainyard.config.train import Training
 from trainyard.config.trials import Trial
 from trainyard.planning.attempts import Attempt, find_continued
@@ -22,6 +22,7 @@ from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_checkpoints, numbers_of
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
+from trainyard.programs.wandb_runs import SETTINGS as WANDB_SETTINGS
 from trainyard.results.answer import Answer
 from trainyard.results.provenance import describe_mismatch, describe_origin, sessions_of_results
 from trainyard.results.ranking import Ranking
@@ -91,19 +92,23 @@ def list_commands(state: History, trial: str) -> list[str]:
 
     It has a folder of its own, so that the program does not overwrite what is there.
     """
-    sweep, command = state.sweep, state.sweep.command_line
-    if command is None:
+    sweep = state.sweep
+    if not isinstance(sweep, CommandSweep):
         return []
+    command = sweep.command_line
     arguments = state.trials[trial].settings
     folder = str((state.folder / "trials" / "by-hand").absolute())
     dataset = str((state.folder.parents[1] / "data" / sweep.dataset).absolute()) if sweep.dataset else ""
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": folder, "cpus": sweep.slots.cpus_per_trial,
                     GPUS: math.ceil(sweep.slots.share), "resume_from": "", "dataset": dataset,
                     PORT: _FREE_PORT}  # fmt: skip
-    settings = next(folder_of(state, trial).absolute().glob(f"{SETTINGS}.*"), None)
-    if settings is None and SETTINGS in find_placeholders(command):
+    of_trial = folder_of(state, trial).absolute()
+    files = [sweep.settings.name] if sweep.settings else []
+    files += [WANDB_SETTINGS] if sweep.is_wandb else []
+    if not all((of_trial / name).exists() for name in files):
         return []  # the trial has not started, or the file was removed
-    placeholders[SETTINGS] = str(settings)
+    if sweep.settings:
+        placeholders[SETTINGS] = str(of_trial / sweep.settings.name)
     command = insert_resume_option(command, None, arguments)
     switch_of = find_switches(command, Path.cwd())
     if sweep.has_workdirs:
@@ -113,9 +118,15 @@ def list_commands(state: History, trial: str) -> list[str]:
     before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
     if sweep.has_workdirs:
         before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
+    if sweep.setup:  # it may end with a comment, and change the folder
+        before = [f"{{ {sweep.setup.strip()}\n}}", f"cd {shlex.quote(str(Path.cwd()))}", *before]
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
-    return [*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)]
+    line = argv[-1].strip() if isinstance(command, str) else shlex.join(argv)
+    if sweep.is_wandb:
+        path = shlex.quote(str(of_trial / WANDB_SETTINGS))
+        line = f"export WANDB_SWEEP_PARAM_PATH={path} WANDB_MODE=offline && {line}"
+    return [*before, line]
 
 
 def folder_of(state: History, trial: str) -> Path:

@@ -17,6 +17,7 @@ from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Event
 from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.metric_files import metric_files
+from trainyard.programs.wandb_runs import SETTINGS as WANDB_SETTINGS
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import atomic_write
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
@@ -50,6 +51,7 @@ def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -
                 each: metric_files(metrics, each)
                 + metric_files(metrics, each, earlier=True)
                 + list(each.glob(f"{SETTINGS}.*"))
+                + list(each.glob(WANDB_SETTINGS))
                 + list(each.glob(complete.file) if complete and complete.file else ())
                 for each in folders
             }

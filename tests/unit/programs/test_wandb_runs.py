@@ -6,7 +6,7 @@ import pytest
 import yaml
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metrics import MetricsCollector, parse_saved_output
-from trainyard.programs.wandb_runs import read_history, wandb_environment
+from trainyard.programs.wandb_runs import read_history, run_id, wandb_environment
 from wandb_stand_in.wandb import BLOCK, HEADER, field, framed, history, item, varint
 
 FILE = "wandb/*run-*/run-*.wandb"
@@ -122,3 +122,11 @@ def test_settings_are_in_a_file_as_the_agent_of_wandb_writes_it(tmp_path):
     assert variables["WANDB_RUN_ID"] == "abc"
     assert (variables["WANDB_MODE"], variables["WANDB_RUN_GROUP"], variables["PATH"]) == ("online", "mine", "/bin")
     assert wandb_environment({}, {}, tmp_path, run="abc", group="depth")["WANDB_MODE"] == "offline"
+
+
+def test_a_run_is_that_of_a_trial_of_a_sweep_and_of_its_generation(tmp_path):
+    ids = [run_id(*each) for each in (("a", tmp_path / "abc"), ("b", tmp_path / "abc"), ("a", tmp_path / "abc-1"))]
+    assert ids == ["a-abc", "b-abc", "a-abc-1"]
+    assert run_id("a", tmp_path / "abc-1~3") == "a-abc-1", "which goes on with it"
+    assert run_id("x" * 64, tmp_path / "abc-1").endswith("x-abc-1")
+    assert len(run_id("x" * 64, tmp_path / "abc-1")) == 64

@@ -16,8 +16,17 @@ from trainyard.config.trials import expand
 from trainyard.planning.history_files import read_state
 from trainyard.planning.journal import Ended, Started, Suggested
 from trainyard.planning.plan import plan_sweep
+from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.results.answer import answer_sweep
-from trainyard.results.best_config import find_files, paste_line, study_name, write_best
+from trainyard.results.best_config import (
+    find_files,
+    folder_of,
+    list_commands,
+    paste_line,
+    study_name,
+    trial_line,
+    write_best,
+)
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.training.sampler import batch_sizes
 
@@ -221,6 +230,41 @@ def test_the_line_to_paste_runs_in_a_folder_of_its_own_if_trials_do(tmp_path, mo
     line = paste_line(state, rank_sweep(state))
     done = subprocess.run(["bash", "-c", line], cwd="/", capture_output=True, text=True, check=True)
     assert yaml.safe_load(done.stdout) == [["0.1"], True, str(state.folder / "trials/by-hand")]
+
+
+def test_the_line_to_paste_gives_a_script_of_wandb_the_settings_of_the_trial(tmp_path):
+    line = 'cat "$WANDB_SWEEP_PARAM_PATH"'
+    trial, state = finish(config_of({"command": line, "metrics": "wandb", "grid": {"lr": [0.2]}}), tmp_path, 0)
+    assert trial_line(state, trial) is None, "the file was removed"
+    folder = folder_of(state, trial)
+    folder.mkdir(parents=True)
+    wandb_environment({}, {"lr": 0.2}, folder, run=trial, group="s")
+    line = trial_line(state, trial)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert yaml.safe_load(done.stdout)["lr"] == {"value": 0.2}
+    assert "WANDB_MODE=offline" in line
+    assert "WANDB" in list_commands(state, trial)[-1], "which `plan` shows"
+
+
+def test_the_line_to_paste_has_what_setup_exports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    setup = "export DATA=/data\ncd /\ntrue &  # a server"
+    config = config_of({"command": "echo $DATA {lr} $PWD", "grid": {"lr": [0.1]}, "setup": setup})
+    _, state = finish(config, tmp_path, 0)
+    line = paste_line(state, rank_sweep(state))
+    done = subprocess.run(["bash", "-c", line], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout == f"/data 0.1 {tmp_path}\n"
+
+
+def test_the_line_to_paste_takes_the_settings_of_the_trial_and_no_other_file(tmp_path):
+    config = config_of({"command": "cat {settings}", "settings": "yaml", "grid": {"lr": [0.1]}})
+    trial, state = finish(config, tmp_path, 0)
+    folder = folder_of(state, trial)
+    folder.mkdir(parents=True)
+    (folder / "settings.json.bak").touch()
+    assert paste_line(state, rank_sweep(state)) is None
+    (folder / "settings.yaml").touch()
+    assert paste_line(state, rank_sweep(state)) == f"cat {folder / 'settings.yaml'}"
 
 
 def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):

@@ -118,6 +118,16 @@ def test_outputs_that_are_read_with_other_rules_are_read_first(tmp_path):
     assert reduced_folders(state, "metrics") == {}, "they may resume"
 
 
+def test_the_settings_of_a_trial_are_kept(tmp_path):
+    state = swept(tmp_path, 1.0)
+    folder = state.folder / "trials" / next(iter(state.trials))
+    settings = {folder / "settings.yaml", folder / "wandb-settings.yaml"}
+    for path in settings:
+        path.touch()
+    reduce_now(state, "metrics")
+    assert settings == set(folder.glob("*settings.yaml"))
+
+
 def test_what_another_rule_has_stopped_may_go_on_from_its_checkpoint(tmp_path):
     swept(tmp_path, 1.0, (STOPPED, 5.0))
     state = state_of(tmp_path, stop={"method": "asha", "grace_period": 4})
