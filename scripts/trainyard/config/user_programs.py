@@ -416,7 +416,8 @@ class ProgramOptions(Study):
         None,
         description="Commands for bash (with `-e` and `pipefail`) that run once per job on each node, before the first "
         "trial: unpack data to the local disk, start a server with `&`, which ends with the job. Trials get the "
-        "variables that they `export`. If they fail, the job ends in an error, and no trial runs.",
+        "variables that they `export`. If they fail, or `exit` at all, the job ends in an error, and no trial runs. "
+        "They have no time limit but that of the job.",
     )
     teardown: str | None = Field(
         None,

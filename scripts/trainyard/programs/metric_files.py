@@ -258,7 +258,8 @@ def file_state(path: Path) -> State | None:
 
 
 _OWN_FILE: Final = re.compile(
-    r"\..*|settings\.(?:json|ya?ml|toml)|rows\.jsonl|output(?:-\d+)?\.(?:log(?:\.incomplete)?|ended)"
+    r"\..*|settings\.(?:json|ya?ml|toml)|rows\.jsonl|output(?:-\d+)?\.ended"
+    r"|(?:output(?:-\d+)?|setup|teardown)\.log(?:\.incomplete)?"
 )
 
 

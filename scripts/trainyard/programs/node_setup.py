@@ -71,7 +71,8 @@ def prepared_nodes(
             if len(ready) < nodes:
                 error = f"{describe_exit(process.wait())}; the end of {output}:\n{reader.tail()}"
                 raise UserError(f"`setup` failed, and nothing was started: {error}")
-            yield {path.stem: _new_variables(path) for path in ready}
+            reader.stop_reading()  # what runs in the background would wait once the queue is full
+            yield {host.short_name(path.stem): _new_variables(path) for path in ready}
         finally:
             reader.stop_reading()
             if len(ready) < nodes:

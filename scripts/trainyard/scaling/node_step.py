@@ -143,7 +143,7 @@ def _environment(step: NodeStep, endpoint: Endpoint) -> dict[str, str]:
     # The user's own value comes first.
     python = Path(step.python) if step.python else None
     given = {SHUTDOWN_TIMEOUT: str(math.ceil(step.grace_seconds))} | program_environment(python)
-    given |= step.variables.get(host.node_name(), {})
+    given |= step.variables[host.node_name()] if step.variables else {}
     given |= thread_variables(step.cpus_per_gpu, given)
     given |= module_path(Path.cwd(), given) if step.workdir else {}
     if signal.SIGHUP not in STOP_SIGNALS:  # under nohup

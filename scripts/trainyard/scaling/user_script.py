@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.gpus import has_gpu
-from trainyard.cluster.stop_request import stop_request_of_signals
+from trainyard.cluster.stop_request import StopRequest, stop_request_of_signals
 from trainyard.config.placeholders import PORT, build_argv, insert_resume_option
 from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of, split_scale
 from trainyard.config.settings import SETTINGS
@@ -59,6 +59,8 @@ _COUNTERS: Final = {  # metrics that count what was trained
 }
 RUN_FIELDS: Final = ("device", "job", "node", "node_names", "gpu_model")
 SESSION_FIELDS: Final = ("code", "versions", "config")
+CONTINUES: Final = "the same command continues from the last checkpoint"
+STOPPED: Final = f"the script was ended by a signal: {CONTINUES}"
 log = logging.getLogger(__name__)
 
 
@@ -94,7 +96,14 @@ class UserScript:
                 log.info("the script is not run again: its output is parsed again")
                 launched = None
             else:
-                launched = self._launch_until_complete()
+                study, srun = self._study, self._srun
+                with (
+                    claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
+                    prepared_nodes(study, self._out / "setup.log", nodes=self._nodes, srun=srun) as variables,
+                ):
+                    stop_request = stop_request_of_signals()
+                    signal.signal(signal.SIGINT, stop_request.make)
+                    launched = self._launch_until_complete(claim, variables, stop_request)
             self._write_results(launched)
 
     def _write_results(self, launched: ParsedOutput | None) -> None:
@@ -145,14 +154,21 @@ class UserScript:
         parsed = self._launches.parse_outputs(study.metrics, complete=study.complete, seconds=0.0, ranks=self._ranks)
         return not parsed.incomplete
 
-    def _launch_until_complete(self) -> ParsedOutput:
+    @property
+    def _srun(self) -> list[str]:
+        given = check_allocation(self._run, slurm_allocation.current_allocation())
+        return srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
+
+    def _launch_until_complete(
+        self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest
+    ) -> ParsedOutput:
         """Launch the script until it is complete.
 
         Raises:
             UserError: two launches in a row have made no progress, or too many have reported no epoch.
         """
         stalls, without_epochs, reached, saved = 0, 0, -math.inf, ""
-        while (launched := self._launch()).incomplete:
+        while (launched := self._launch(claim, variables, stop_request)).incomplete:
             epoch = max((row["epoch"] or 0 for row in launched.rows[-1:]), default=-math.inf)
             newest = checkpoint_digest(self._out, find_checkpoint(self._out, self._study.checkpoint))
             is_further = epoch > reached if launched.rows else newest not in ("", saved)
@@ -164,7 +180,7 @@ class UserScript:
             reached, saved = max(reached, epoch), newest
         return launched
 
-    def _launch(self) -> ParsedOutput:
+    def _launch(self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest) -> ParsedOutput:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
         Returns what this launch has reported, without the rows unless it is not complete.
@@ -172,13 +188,11 @@ class UserScript:
         from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
         study, launches, allocation = self._study, self._launches, slurm_allocation.current_allocation()
-        given = check_allocation(self._run, allocation)
-        srun = srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
+        if stop_request.is_made:
+            raise UserError(STOPPED)
         with (
-            claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
             host.reserved_port() as port,
-            prepared_nodes(study, self._out / "setup.log", nodes=self._nodes, srun=srun) as variables,
         ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
             line = self._command(self._out / kept.name if kept else None, meeting, port, variables)
@@ -197,15 +211,15 @@ class UserScript:
                     hold_first_row=False,
                 )
                 launches.add_kept(metrics.new_rows())
-                end = self._monitor(line, metrics, claim, Path(meeting), before=before)
+                end = self._monitor(line, metrics, claim, Path(meeting), stop_request, before=before)
                 if problem := rendezvous.problem(Path(meeting)):
                     raise UserError(problem)
                 if end.error.startswith(INCOMPLETE):
                     return ParsedOutput(incomplete=end.error, rows=launches.last_rows())
                 if end.status is TrialStatus.INTERRUPTED:
-                    kind = ContinuedError if end.error == OUT_OF_TIME else UserError
-                    how = OUT_OF_TIME if end.error == OUT_OF_TIME else "ended by a signal"
-                    raise kind(f"the script was {how}: the same command continues from the last checkpoint")
+                    if end.error == OUT_OF_TIME:
+                        raise ContinuedError(f"the script was {OUT_OF_TIME}: {CONTINUES}")
+                    raise UserError(STOPPED)
                 if end.status is TrialStatus.FAILED:
                     # After an error of one rank, srun ends the others by SIGTERM, and exits with 143.
                     if kept and failed_by_itself(end.error, external=[signal.SIGKILL]):
@@ -281,14 +295,19 @@ class UserScript:
         )
 
     def _monitor(
-        self, line: list[str], metrics: MetricsCollector, claim: Hold, meeting: Path, *, before: float
+        self,
+        line: list[str],
+        metrics: MetricsCollector,
+        claim: Hold,
+        meeting: Path,
+        stop_request: StopRequest,
+        *,
+        before: float,
     ) -> TrialEnded:
         """Run a command, log its output and record its rows, whose epochs are those after the first `before` ones."""
         study = self._study
         tasks = self._ranks if study.launcher_name == "srun" else self._nodes
         step = rendezvous.StepEnd(meeting, tasks=tasks, grace_seconds=study.grace_seconds)
-        stop_request = stop_request_of_signals()
-        signal.signal(signal.SIGINT, stop_request.make)
         # Without checkpoints, an earlier end saves nothing.
         allocation = slurm_allocation.current_allocation()
         deadline = allocation.deadline if allocation and study.checkpoint is not None else math.inf

@@ -46,6 +46,7 @@ TREE_VARIABLE = "TRAINYARD_TREE"  # the mark
 INT_BYTES = 4
 SAVED = b"saved"  # from the owner: the log has the whole output
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
+SHELLS = ("sh", "dash", "bash", "zsh", "busybox")
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # A site may send the signals of a job to all its processes.
 RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, *USER_SIGNALS)
@@ -140,7 +141,7 @@ def request_end(number: int, processes: list[int]) -> list[int]:
     """Send a signal to these processes; returns the descendants that got it in their place.
 
     SIGUSR1 and SIGUSR2 would end a program that does not handle them, such as a shell before the training: in each
-    branch, only the first process that handles them gets one. Without any, all get SIGTERM.
+    branch, only the first process that handles them gets one, and shells before it. Without any, all get SIGTERM.
     """
     handlers = _find_handlers(number) if number in USER_SIGNALS else []
     if number in USER_SIGNALS and not handlers:
@@ -152,11 +153,22 @@ def request_end(number: int, processes: list[int]) -> list[int]:
 
 
 def _find_handlers(number: int) -> list[int]:
-    """The first process of each branch of the descendants that has a handler for a signal."""
+    """The first process of each branch of the descendants that has a handler for a signal, and shells before it."""
     handlers: list[int] = []
-    while process := next((each for each in find_descendants(tuple(handlers)) if _handles(each, number)), None):
+    while process := next(
+        (each for each in find_descendants(tuple(handlers)) if _handles(each, number) and not _is_shell(each)), None
+    ):
         handlers.append(process)
-    return handlers
+    shells = [each for each in find_descendants(tuple(handlers)) if _handles(each, number)]
+    # With a trap of EXIT, bash handles all signals that would end it: it ends at once, without what it waits for.
+    return handlers + [each for each in shells if not (handlers and _handles(each, signal.SIGVTALRM))]
+
+
+def _is_shell(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        # Not `comm`, which is the name of a script that is started by its own name.
+        return os.path.basename(os.readlink(f"/proc/{process}/exe")) in SHELLS  # noqa: PTH119  (as above)
+    return False
 
 
 def _handles(process: int, number: int) -> bool:

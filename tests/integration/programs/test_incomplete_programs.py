@@ -1,6 +1,8 @@
 """Programs that end with exit code 0 before they are `complete`, in sweeps and in scaling studies."""
 
 import json
+import os
+import signal
 
 import pytest
 from project import Project
@@ -15,6 +17,7 @@ from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.results.retention import reduced_folders
 from trainyard.scaling import user_script
+from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 
@@ -187,6 +190,7 @@ def test_the_file_that_makes_a_trial_complete_is_kept(tmp_path):
 def test_a_script_in_pieces_is_launched_until_it_is_complete(tmp_path, monkeypatch, handlers):
     (tmp_path / "pieces.py").write_text(PIECES)
     options = {"script": "pieces.py", "checkpoint": "latest.json", "scales": ["1x1"], "metrics": METRICS}
+    options["setup"] = f"echo prepared >> {tmp_path}/prepared"
     for way, pieces in (("goes-on", 3), ("stuck", 3)):
         study = ScriptScaling.model_validate(
             options | {"complete": {"epoch": 7}, "args": {}, "retrain": pieces + (way == "stuck")}
@@ -200,11 +204,22 @@ def test_a_script_in_pieces_is_launched_until_it_is_complete(tmp_path, monkeypat
                 script.run()
             continue
         script.run()
+        assert (tmp_path / "prepared").read_text() == "prepared\n", "once per job"
         history = (tmp_path / "1x1/history.csv").read_text().splitlines()
         assert len(history) == 1 + 7, "each epoch once"
         assert script.has_ended
         other = ScriptScaling.model_validate({**study.model_dump(exclude_unset=True), "complete": {"line": "never"}})
         assert not UserScript(other, "1x1", tmp_path, tmp_path).has_ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_between_two_launches_of_a_script_starts_no_other(tmp_path, monkeypatch, handlers, number):
+    monkeypatch.setattr(user_script, "script_command", lambda *_, **__: ["true"])
+    monkeypatch.setattr(Launches, "last_rows", lambda _: os.kill(os.getpid(), number) or [{"epoch": 1, "lm_loss": 1.0}])
+    options = {"script": "pieces.py", "scales": ["1x1"], "metrics": METRICS, "complete": {"epoch": 7}, "args": {}}
+    script = UserScript(ScriptScaling.model_validate(options), "1x1", tmp_path, tmp_path)
+    with pytest.raises(UserError, match="ended by a signal: the same command continues"):
+        script.run()
 
 
 @pytest.mark.parametrize(

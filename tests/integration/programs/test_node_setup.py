@@ -16,7 +16,7 @@ from trainyard.programs.node_setup import prepared_nodes
 from trainyard.utils.errors import UserError
 
 # Starts the command once for each of two nodes, as srun does.
-TWO_NODES = ["bash", "-c", 'for node in a b; do SLURMD_NODENAME=$node "$@" & done; wait', "srun"]
+TWO_NODES = ["bash", "-c", 'for node in a b.cluster.example; do SLURMD_NODENAME=$node "$@" & done; wait', "srun"]
 
 
 def study(**keys):
@@ -35,6 +35,13 @@ def test_trials_get_what_setup_exports_and_teardown_runs_before_its_server_ends(
     assert not is_alive(server)
     assert (tmp_path / "seen").read_text() == f"{tmp_path}/a b\n"
     assert "`teardown` failed: exit code 3" in caplog.text
+
+
+def test_what_setup_starts_may_print_more_than_is_read(tmp_path):
+    setup = f"(while test ! -e {tmp_path}/go; do sleep 0.02; done; seq 100000; touch {tmp_path}/printed) &"
+    with prepared_nodes(study(setup=setup), tmp_path / "setup.log"):
+        (tmp_path / "go").touch()
+        wait_until((tmp_path / "printed").exists, what="the end of its output")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +67,8 @@ def test_each_node_has_its_own_variables(tmp_path):
         setup="export DATA=/local/$SLURMD_NODENAME", teardown=f"touch {tmp_path}/$SLURMD_NODENAME-${{DATA##*/}}"
     )
     with prepared_nodes(options, tmp_path / "setup.log", nodes=2, srun=TWO_NODES) as by_node:
-        assert by_node == {"a": {"DATA": "/local/a"}, "b": {"DATA": "/local/b"}}
-    assert {path.name for path in tmp_path.glob("?-?")} == {"a-a", "b-b"}
+        assert by_node == {"a": {"DATA": "/local/a"}, "b": {"DATA": "/local/b.cluster.example"}}
+    assert {path.name for path in tmp_path.glob("?*-?*")} == {"a-a", "b.cluster.example-b.cluster.example"}
 
 
 SWEEP = {

@@ -254,6 +254,22 @@ def test_a_user_signal_reaches_the_program_behind_a_shell_and_ends_nothing_befor
     assert b"".join(output).split() in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"evaluating"])
 
 
+@pytest.mark.parametrize("trap", ["trap : USR1", "trap 'echo cleaned' EXIT"])
+def test_a_shell_with_a_trap_keeps_no_user_signal_from_the_program_behind_it(trap):
+    """With a trap of EXIT, bash would handle the signal, too, and end at once."""
+    output = []
+    process = ProcessGuard().start(
+        ["/bin/bash", "-c", f'{trap}; {sys.executable} -c "$PROGRAM"; true'],
+        **HERE | {"on_output": output.append, "environment": HERE["environment"] | {"PROGRAM": SAVES_AT_USER_SIGNAL}},
+        grace_seconds=PATIENCE,
+        stop_signal="USR1",
+    )
+    wait_until(lambda: b"".join(output).count(b"up") == 2, timeout_seconds=PATIENCE, what="the program")
+    process.request_end(PATIENCE)
+    process.wait(PATIENCE)
+    assert b"".join(output).split() in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"cleaned"])
+
+
 def test_a_program_without_a_handler_of_its_stop_signal_gets_sigterm():
     process = ProcessGuard().start(["/bin/sh", "-c", "sleep 600"], **HERE, grace_seconds=PATIENCE, stop_signal="USR2")
     process.request_end(PATIENCE)

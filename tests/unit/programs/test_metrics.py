@@ -199,6 +199,8 @@ def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where
     (tmp_path / "hparams.yaml").write_text("lr: 0.1")  # as Lightning does at each start
     (tmp_path / "output-2.log").write_text("nothing to do")
     (tmp_path / "output-2.ended").write_text("0")  # the guard's record
+    (tmp_path / "setup.log").write_text("unpacked")
+    (tmp_path / "teardown.log").write_text("removed")
     resumed.new_rows(final=True)
     assert resumed.missing
     assert resumed.had_nothing_to_do
