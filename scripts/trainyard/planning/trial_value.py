@@ -158,7 +158,7 @@ def _has_gaps(rows: Sequence[Row]) -> bool:
         return False
     epochs = [row["epoch"] or 0 for row in rows]
     steps = list(map(operator.sub, epochs[1:], epochs))
-    return max(steps) > min(steps[0], steps[-2])  # the last epoch may come sooner
+    return bool(max(steps) > min(steps[0], steps[-2]))  # the last epoch may come sooner
 
 
 def _epochs_of(state: History, attempt: Attempt, metric: str) -> list[Row]:

@@ -122,9 +122,7 @@ def test_arithmetic_on_arguments_and_the_size_of_a_trial_is_a_value():
     made = own(command=command, args={"net": {"lr": 0.1}, "bs": 8, "n": 1})
     line = build_argv(made.command, expand(made).trials[0].spec.args, {"gpus": 4})[-1]
     assert line == "x --all 320 256 --lr 0.05 2 --n 1"
-    large = own(
-        command="x {seed + 1} {seed * 3} {seed // 2} {2 ** 64 + seed}", args={"seed": 2**53 + 1}
-    )
+    large = own(command="x {seed + 1} {seed * 3} {seed // 2} {2 ** 64 + seed}", args={"seed": 2**53 + 1})
     line = build_argv(large.command, expand(large).trials[0].spec.args)[-1]
     assert line == f"x {2**53 + 2} {3 * (2**53 + 1)} {2**52} {2**64 + 2**53 + 1}"
     literal = "awk '{ s += $1 * 2 } END {print s}' {1 + 2} {a-b} ${HOME} " + '{"a": 1}'
