@@ -502,7 +502,8 @@ def load(way):
     batches = LoaderSplit(Slow(), torch.device("cpu"), outputs=3).batches([torch.tensor([0]), torch.tensor([10_000])])
     next(batches)
     sys.keep = batches if way == "kept" else None
-    print(way, os.getpid(), *(child.pid for child in psutil.Process().children()), flush=True)
+    pids = " ".join(str(each.pid) for each in [psutil.Process(), *psutil.Process().children()])
+    os.write(1, f"{way} {pids}\\n".encode())  # at once: with PYTHONUNBUFFERED, print writes word by word
     sys.stdin.read()
     if way == "failed":
         raise RuntimeError("no space left")
