@@ -58,7 +58,7 @@ def status_view(
     `jobs` are those in Slurm's queue.
     """
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    opened = [open_attempts(plan) for plan in plans]
+    opened = [_open_attempts(plan) for plan in plans]
     running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
     blocks: list[list[RenderableType]] = []
     if plans:
@@ -67,7 +67,7 @@ def status_view(
     if notes:
         blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
-        rows_of_studies = [list(map(str, counts.values())) for counts in study_counts(config, results)]
+        rows_of_studies = [list(map(str, counts.values())) for counts in _study_counts(config, results)]
         blocks.append([TerminalTable(STUDY_COLUMNS, rows_of_studies)])
     best: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in map(_best, plans) if line]
     if best:
@@ -110,7 +110,7 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
     lines = []
     for name, fold in folds.items():
         plan = plan_sweep(config, name, results, fold=fold)
-        *_, running, failed, _, total, left = _row(plan, open_attempts(plan))
+        *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
         ended, failures = int(total) - len(plan.state.unfinished), f", {failed} failed" * (failed != "0")
         line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
         lines += [line] * bool(plan.forecast.pending)
@@ -122,17 +122,17 @@ def progress_as_json(config: Config, results: Path, folds: Mapping[str, Fold]) -
     sweeps = []
     for name, fold in folds.items():
         plan = plan_sweep(config, name, results, fold=fold)
-        opened = open_attempts(plan)
+        opened = _open_attempts(plan)
         sweeps.append(
             {
                 "sweep": name,
                 "has_ended": sweep_has_ended(plan.state),
-                **count_trials(plan, opened),
-                "seconds_left": seconds_left(plan, opened),
+                **_count_trials(plan, opened),
+                "seconds_left": _seconds_left(plan, opened),
                 "answer": answer_as_json(plan.state, answer_sweep(plan.state), config.pricing),
             }
         )
-    return {"sweeps": sweeps, "studies": study_counts(config, results)}
+    return {"sweeps": sweeps, "studies": _study_counts(config, results)}
 
 
 def describe_other_run(config: Config, file: Path, results: Path) -> str:
@@ -155,12 +155,12 @@ def sweep_has_ended(state: History) -> bool:
 
 
 def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
-    left = seconds_left(plan, opened)
+    left = _seconds_left(plan, opened)
     time_left = "-" if not plan.forecast.pending else "unknown yet" if left is None else format_duration(left)
-    return [plan.state.name, *map(str, count_trials(plan, opened).values()), time_left]
+    return [plan.state.name, *map(str, _count_trials(plan, opened).values()), time_left]
 
 
-def count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
+def _count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
     """The trials of a sweep, by what has become of them; `opened` are its attempts that run."""
     state, pending = plan.state, plan.forecast.pending
     running = len({attempt.trial for attempt in opened}.intersection(pending))
@@ -178,7 +178,7 @@ def count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
     }
 
 
-def seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
+def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
     seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
     slots = sum(run.info.slots or 0 for run in _running(plan))
@@ -190,7 +190,7 @@ def seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     return makespan([*left, *waiting], slots)
 
 
-def study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
+def _study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
     """How many runs of each scaling study are trained."""
     counts = list[dict[str, str | int]]()
     for name, study in config.scaling.items():
@@ -200,7 +200,7 @@ def study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
     return counts
 
 
-def open_attempts(plan: Plan) -> list[Attempt]:
+def _open_attempts(plan: Plan) -> list[Attempt]:
     """Attempts without an end, unless their driver was killed so that it could record none."""
     opened = {key for run in _running(plan) for key in run.opened}
     last = [attempts[-1] for attempts in plan.state.attempts.values()]
