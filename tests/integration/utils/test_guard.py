@@ -222,17 +222,18 @@ def test_a_guard_records_no_end_whose_output_the_owner_has_not_saved(folder):
     assert not (folder / "output-1.ended").exists()
 
 
-# Saves at SIGUSR1, as an epoch ends; a child that it has forked, such as a DataLoader's, has its handler, too.
+# Saves at SIGUSR1, as an epoch ends; a child that it has forked, such as a DataLoader's, has its handler, too. Both
+# write each line in one piece, which `print` does not where Python is unbuffered.
 SAVES_AT_USER_SIGNAL = """
 import os, signal, sys, time
 asked = []
-signal.signal(signal.SIGTERM, lambda *_: print("Bypassing SIGTERM", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"bypassing SIGTERM\\n"))
 signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
 worker = os.fork()
-print("up", flush=True)
+os.write(1, b"up\\n")
 while not asked:
     time.sleep(0.01)
-print("saved", "by the worker" if not worker else "", flush=True)
+os.write(1, b"saved\\n" if worker else b"saved by the worker\\n")
 os.kill(worker, signal.SIGKILL)
 """
 
@@ -271,7 +272,15 @@ def test_a_shell_with_a_trap_keeps_no_user_signal_from_the_program_behind_it(tra
 
 
 def test_a_program_without_a_handler_of_its_stop_signal_gets_sigterm():
-    process = ProcessGuard().start(["/bin/sh", "-c", "sleep 600"], **HERE, grace_seconds=PATIENCE, stop_signal="USR2")
+    output = []
+    process = ProcessGuard().start(
+        ["/bin/sh", "-c", "sleep 600 & echo up; wait"],
+        **HERE | {"on_output": output.append},
+        grace_seconds=PATIENCE,
+        stop_signal="USR2",
+    )
+    # A shell that is about to start a program would die without it, and the program would have the grace period.
+    wait_until(lambda: output, timeout_seconds=PATIENCE, what="the program")
     process.request_end(PATIENCE)
     assert process.wait(PATIENCE) == -signal.SIGTERM
 
