@@ -30,9 +30,9 @@ def test_a_script_goes_from_nothing_to_a_report(cluster, shared_dir):
     assert "sweep train: 20 of 20 trials pending" in trainyard("plan", "--profile", "slurm")
     output = trainyard("run", "--profile", "slurm")
     assert "sweep train: 20 trials finished, 0 failed" in output
-    assert re.search("write the report: trainyard report --profile slurm$", output, re.MULTILINE)
+    assert re.search("write the report: trainyard report$", output, re.MULTILINE)
     (log,) = (project.folder / "results/logs/slurm").rglob("*.log")
     assert "Slurm" in log.read_text()
-    trainyard("report", "--profile", "slurm")
+    trainyard("report")
     assert (project.folder / "report.html").exists()
     nothing_is_left(cluster)
