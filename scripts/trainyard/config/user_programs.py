@@ -237,11 +237,6 @@ def _wandb_metrics(value: Any) -> Any:
 
 
 INCOMPLETE: Final = "it ended with exit code 0 before it was complete"
-STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no other checkpoint"
-MOST_PIECES: Final = 20  # attempts in a row without epochs: nothing proves that the next one would be the last
-ENDLESS: Final = (
-    f"{MOST_PIECES} attempts in a row have reported no epoch: correct `complete`, or give `metrics` that find its epoch"
-)
 
 
 class Complete(Section):

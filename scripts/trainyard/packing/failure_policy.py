@@ -16,7 +16,7 @@ from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Location, TrialEvent
-from trainyard.programs.runner import failed_by_itself
+from trainyard.programs.runner import MOST_DAMAGED, QUICK_SECONDS, may_be_of_checkpoint
 from trainyard.results.error_patterns import error_pattern
 from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.text import SHELL_SIGNAL
@@ -30,12 +30,10 @@ SURVIVED_SECONDS: Final = 60.0  # and at least this much longer
 # Without retries, no trial that failed on a GPU can finish elsewhere. Such a GPU gets no trial while other GPUs do, if
 # so many failures in a row are less probable than this, at the rate at which trials fail on the others.
 IMPROBABLE: Final = 1e-4
-MOST_DAMAGED: Final = 2  # checkpoints of a trial in a row: the next attempt begins from the beginning
 # Different trials with the same failure, after which all trials are expected to fail: if their programs did not start,
 # and if they failed with any other error, which may depend on the values of these trials.
 SAME_FAILURES: Final = 3
 SAME_ERRORS: Final = 10
-QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
 # Unlike most errors, these do not depend on a trial's values.
@@ -95,8 +93,7 @@ class TrialFailure:
     @property
     def may_be_of_checkpoint(self) -> bool:
         """Whether the checkpoint from which it resumed may be damaged."""
-        is_own = failed_by_itself(self.error) and not mentions_gpu_memory(self.error)
-        return self.resumed and self.is_quick and is_own
+        return self.resumed and may_be_of_checkpoint(self.error, self.seconds)
 
     @property
     def may_affect_all(self) -> bool:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from trainyard.cluster import host
 from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import full_seconds
-from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED
+from trainyard.config.user_programs import INCOMPLETE
 from trainyard.packing.failure_policy import MACHINE_ERROR, TrialFailure
 from trainyard.packing.messages import TrialMessage, TrialRequest
 from trainyard.packing.slot_pool import CurrentTrial, Phase, Slot, SlotPool
@@ -22,14 +21,14 @@ from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.workers import WorkerDiedError, Workers
-from trainyard.planning.attempts import Attempt, whole_seconds
+from trainyard.planning.attempts import Attempt, Piece, whole_seconds, why_given_up
 from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, Resumed, Started
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.task import Task
 from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, first_unread
-from trainyard.programs.runner import CheckpointFile
+from trainyard.programs.runner import MAY_BE_DAMAGED, CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.results.retention import remove_checkpoints
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
@@ -50,30 +49,19 @@ LOST: Final = "other jobs had given this one up, since it gave no sign of life, 
 log = logging.getLogger(__name__)
 
 
-def _count_stalls(current: CurrentTrial, end: TrialEnded) -> int:
-    """How many attempts in a row ended before their program was complete, and made no progress, up to this one.
-
-    One makes progress if its last epoch is a later one than those of the earlier ones that ended so. Without epochs, it
-    does if it has saved another checkpoint.
-    """
-    task, attempt = current.task, current.attempt
-    ended = [each for each in task.earlier if each.is_incomplete and each.generation == task.generation]
-    before = [each.epochs[-1]["epoch"] for each in ended if each.epochs]
-    if before or attempt.epochs:
-        is_further = bool(attempt.epochs) and attempt.epochs[-1]["epoch"] > max(before, default=-math.inf)
-    else:
-        is_further = end.has_saved
-    return 0 if is_further else task.stalls + 1
+def _pieces(task: Task, attempt: Attempt, end: TrialEnded) -> list[Piece]:
+    """The last attempts at a task that ended before their program was complete, up to the one that ends now."""
+    found = [Piece(_last_epoch(attempt), end.has_saved)]
+    for each in reversed(task.earlier):
+        is_piece = each.is_incomplete and each.outcome is TrialStatus.INTERRUPTED
+        if not is_piece or each.generation != task.generation:
+            break
+        found.insert(0, Piece(_last_epoch(each), each.has_saved))
+    return found
 
 
-def _is_endless(current: CurrentTrial) -> bool:
-    """Whether too many attempts in a row ended before their program was complete, without epochs, up to this one."""
-
-    def is_alike(attempt: Attempt) -> bool:
-        return attempt.is_incomplete and attempt.outcome is TrialStatus.INTERRUPTED and not attempt.epochs
-
-    alike = takewhile(is_alike, reversed(current.task.earlier))
-    return not current.attempt.epochs and len(list(alike)) + 1 >= MOST_PIECES
+def _last_epoch(attempt: Attempt) -> float | None:
+    return attempt.epochs[-1]["epoch"] if attempt.epochs else None
 
 
 class TrialLoop:
@@ -304,11 +292,8 @@ class TrialLoop:
         slot, task = current.slot, current.task
         is_cancelled = current.is_cancelled and not self.queue.is_closed
         goes_on = end.status is TrialStatus.INTERRUPTED and end.error.startswith(INCOMPLETE)
-        if goes_on:
-            task = replace(task, earlier=(*task.earlier, current.attempt), stalls=_count_stalls(current, end))
-            if task.stalls > 1 or _is_endless(current):
-                why = STALLED if task.stalls > 1 else ENDLESS
-                end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {why}")
+        if goes_on and (why := why_given_up(_pieces(task, current.attempt, end))):
+            end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {why}")
         has_failed = end.status is TrialStatus.FAILED and not is_cancelled and not self.queue.is_closed
         was_stopped = end.status is TrialStatus.STOPPED
         self._warn_once("metrics", task, end.warning)
@@ -334,6 +319,7 @@ class TrialLoop:
             log=output if status in (TrialStatus.DIVERGED, TrialStatus.UNREADABLE, TrialStatus.FAILED) else None,
             failure=failure,
             retried=is_retried or goes_on if status is TrialStatus.FAILED or goes_on else None,
+            has_saved=end.has_saved or None,
         )
         if status in FINAL:
             if status in (TrialStatus.FINISHED, TrialStatus.UNREADABLE):
@@ -348,7 +334,7 @@ class TrialLoop:
             log.info("trial %s: %s", task.trial, error)
         elif goes_on and not self.queue.is_closed:
             log.info("trial %s: %s; it goes on", task.trial, error)
-            self.queue.go_on(task)
+            self.queue.go_on(replace(task, earlier=(*task.earlier, current.attempt)))
         elif status is TrialStatus.INTERRUPTED:
             self._interrupted += 1
             self._interrupted_themselves += end.interrupts_itself
@@ -388,8 +374,7 @@ class TrialLoop:
         failure = TrialFailure(task.trial, place, end.error, seconds, end.exit_code, task.values, resumed=resumed)
         is_retried = self._run.failures.record_failure(failure)
         if is_retried and attempt.resumed and failure.may_be_of_checkpoint:
-            what = f"it failed after {seconds:.0f} s on {attempt.resumed.name}, which may be damaged"
-            log.warning("trial %s: %s; it goes on from the one before, or from the beginning", task.trial, what)
+            log.warning("trial %s: it failed on %s, %s", task.trial, attempt.resumed.name, MAY_BE_DAMAGED)
         return is_retried
 
     def _record_end(self, current: CurrentTrial, end: TrialEnded, **further: Any) -> None:

@@ -1,10 +1,11 @@
 """The fold of a sweep's journals: attempts at trials, runs of the driver, and what else their events record."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
@@ -66,6 +67,7 @@ class Attempt:
     progress: Progress | None = None  # the last that its program printed
     units: dict[str, str] = field(default_factory=dict)  # of its metrics that have one, as `ms`
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
+    has_saved: bool = False  # if its program was not complete: as in `Piece`
     is_retried: bool = False  # whether it failed or was not complete, and the trial is run again
     values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
 
@@ -147,7 +149,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.progress = Progress(**event.progress) if event.progress else None
     attempt.metrics, attempt.units = event.metrics or {}, event.units or {}
     attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
-    attempt.energy_kwh = event.energy_kwh
+    attempt.energy_kwh, attempt.has_saved = event.energy_kwh, bool(event.has_saved)
 
 
 def read_again(attempt: Attempt, reading: Reread) -> Attempt:
@@ -464,6 +466,37 @@ def reported_epochs(attempts: Iterable[Attempt]) -> list[ReportedEpochs]:
         before = epochs_before(found, each.resumed) if each.resumed else 0
         found.append(ReportedEpochs(each.start, before, [(time, epoch) for epoch, time in each.epoch_times.items()]))
     return found
+
+
+class Piece(NamedTuple):
+    """An attempt that ended with exit code 0 before its program was complete."""
+
+    epoch: float | None  # the last that it has reported
+    has_saved: bool  # a checkpoint with other content than the one that it resumed from
+
+
+STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no other checkpoint"
+MOST_PIECES: Final = 20  # in a row without epochs: nothing proves that the next one would be the last
+ENDLESS: Final = (
+    f"{MOST_PIECES} attempts in a row have reported no epoch: correct `complete`, or give `metrics` that find its epoch"
+)
+
+
+def why_given_up(pieces: Sequence[Piece]) -> str:
+    """Why a program is not continued after these pieces in a row; "" if it is.
+
+    One makes progress if its last epoch is later than those of the pieces before it. Without epochs, it does if it has
+    saved another checkpoint.
+    """
+    reached, stalls = -math.inf, 0
+    for epoch, has_saved in pieces:
+        is_further = has_saved if epoch is None else epoch > reached
+        stalls = 0 if is_further else stalls + 1
+        reached = max(reached, -math.inf if epoch is None else epoch)
+    if stalls > 1:
+        return STALLED
+    latest = [epoch for epoch, _ in pieces[-MOST_PIECES:]]
+    return ENDLESS if len(latest) == MOST_PIECES and set(latest) == {None} else ""
 
 
 def whole_seconds(attempts: Sequence[Attempt], last: Attempt) -> float | None:

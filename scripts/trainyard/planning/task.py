@@ -25,7 +25,6 @@ class Task:
     max_seconds: float | None = None  # exceeded with 5 % probability
     has_failed: bool = False  # at the last attempt of an earlier run
     takeover: int | None = None  # as in `Started`
-    stalls: int = 0  # its last attempts that ended before it was complete, and made no progress
 
     @property
     def bad_checkpoints(self) -> tuple[CheckpointFile, ...]:

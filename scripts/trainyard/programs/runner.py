@@ -30,7 +30,7 @@ from trainyard.programs.output import OutputReader
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded, timeout_error
 from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, mentions_gpu_memory
 from trainyard.utils.files import digest_of
 from trainyard.utils.guarded_process import GuardedProcess, ProcessGuard
 from trainyard.utils.locks import Hold
@@ -42,6 +42,9 @@ EARLY_END: Final = (
     "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
 )
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)*)")  # one with a point is no number of an epoch
+QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
+MOST_DAMAGED: Final = 2  # checkpoints in a row: the next attempt begins from the beginning
+MAY_BE_DAMAGED: Final = "which may be damaged; it goes on from the one before, or from the beginning"
 OVERDUE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL of an srun whose tasks have ended
 INTERRUPTED: Final = "it was interrupted"
 OUT_OF_TIME: Final = "ended before the end of the walltime"
@@ -210,6 +213,14 @@ def failed_by_itself(error: str, *, external: Collection[signal.Signals] = EXTER
         return int(found[1]) - SHELL_SIGNAL not in external
     killed = re.match(r"killed by ([\w ]+): ", error)
     return killed is not None and killed[1] not in {each.name for each in external}
+
+
+def may_be_of_checkpoint(
+    error: str, seconds: float | None, *, external: Collection[signal.Signals] = EXTERNAL_SIGNALS
+) -> bool:
+    """Whether a program that resumed, and failed so soon with this error, may have found its checkpoint damaged."""
+    is_own = failed_by_itself(error, external=external) and not mentions_gpu_memory(error)
+    return is_own and seconds is not None and seconds <= QUICK_SECONDS
 
 
 class CheckpointFile(NamedTuple):

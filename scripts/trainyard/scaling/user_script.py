@@ -22,18 +22,21 @@ from trainyard.config.scaling import MOST_CPUS_PER_GPU, ScriptScaling, repeat_of
 from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
-from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED
-from trainyard.planning.attempts import epochs_before
+from trainyard.config.user_programs import INCOMPLETE
+from trainyard.planning.attempts import Piece, epochs_before, why_given_up
 from trainyard.planning.history_files import dataset_digest
 from trainyard.programs.metric_rows import Row, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.node_setup import prepared_nodes
 from trainyard.programs.runner import (
+    MAY_BE_DAMAGED,
+    MOST_DAMAGED,
     OUT_OF_TIME,
     ProgramRun,
     checkpoint_digest,
     failed_by_itself,
     find_checkpoint,
+    may_be_of_checkpoint,
     run_user_program,
 )
 from trainyard.programs.script_options import find_switches
@@ -60,6 +63,7 @@ _COUNTERS: Final = {  # metrics that count what was trained
 RUN_FIELDS: Final = ("device", "job", "node", "node_names", "gpu_model")
 SESSION_FIELDS: Final = ("code", "versions", "config")
 CONTINUES: Final = "the same command continues from the last checkpoint"
+TO_SCRIPTS: Final = (signal.SIGKILL,)  # from outside: after an error of one rank, srun ends the others by SIGTERM
 STOPPED: Final = f"the script was ended by a signal: {CONTINUES}"
 log = logging.getLogger(__name__)
 
@@ -165,25 +169,27 @@ class UserScript:
         """Launch the script until it is complete.
 
         Raises:
-            UserError: two launches in a row have made no progress, or too many have reported no epoch.
+            UserError: it failed, or is not continued any more.
         """
-        stalls, without_epochs, reached, saved = 0, 0, -math.inf, ""
-        while (launched := self._launch(claim, variables, stop_request)).incomplete:
-            epoch = max((row["epoch"] or 0 for row in launched.rows[-1:]), default=-math.inf)
+        pieces, saved = list[Piece](), ""
+        while (launched := self._launch(claim, variables, stop_request)) is None or launched.incomplete:
+            if launched is None:
+                continue
             newest = checkpoint_digest(self._out, find_checkpoint(self._out, self._study.checkpoint))
-            is_further = epoch > reached if launched.rows else newest not in ("", saved)
-            stalls = 0 if is_further else stalls + 1
-            without_epochs = 0 if launched.rows else without_epochs + 1
-            if stalls > 1 or without_epochs >= MOST_PIECES:
-                raise UserError(f"{self._run}: {launched.incomplete}; {STALLED if stalls > 1 else ENDLESS}")
+            pieces.append(Piece(launched.rows[-1]["epoch"] if launched.rows else None, newest not in ("", saved)))
+            saved = newest
+            if why := why_given_up(pieces):
+                raise UserError(f"{self._run}: {launched.incomplete}; {why}")
             log.info("%s: %s; it goes on", self._run, launched.incomplete)
-            reached, saved = max(reached, epoch), newest
         return launched
 
-    def _launch(self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest) -> ParsedOutput:
+    def _launch(
+        self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest
+    ) -> ParsedOutput | None:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
-        Returns what this launch has reported, without the rows unless it is not complete.
+        Returns what this launch has reported, without the rows unless it is not complete. None if it failed on a
+        checkpoint that may be damaged: the next launch gets the one before.
         """
         from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
@@ -221,9 +227,12 @@ class UserScript:
                         raise ContinuedError(f"the script was {OUT_OF_TIME}: {CONTINUES}")
                     raise UserError(STOPPED)
                 if end.status is TrialStatus.FAILED:
-                    # After an error of one rank, srun ends the others by SIGTERM, and exits with 143.
-                    if kept and failed_by_itself(end.error, external=[signal.SIGKILL]):
+                    if kept and failed_by_itself(end.error, external=TO_SCRIPTS):
                         launches.add_failed(kept)
+                        is_first = len(launches.failed_checkpoints()) <= MOST_DAMAGED and not launches.last_rows()
+                        if is_first and may_be_of_checkpoint(end.error, end.seconds, external=TO_SCRIPTS):
+                            log.warning("%s: the script failed on %s, %s", self._run, kept.name, MAY_BE_DAMAGED)
+                            return None
                     raise UserError(f"the script failed: {end.error}; its output is above")
                 launches.add_end(
                     device=recorded_gpu_name(self._folder / "telemetry") or "cpu",

@@ -13,6 +13,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import INCOMPLETE
 from trainyard.packing.saved_outputs import read_outputs, record_completed
+from trainyard.planning import attempts
+from trainyard.planning.attempts import ENDLESS, STALLED, Piece, why_given_up
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.results.retention import reduced_folders
@@ -98,7 +100,7 @@ def test_without_epochs_a_checkpoint_that_is_only_saved_again_is_no_progress(
     command = ["python3", str(tmp_path / "again.py"), str(out), way]
     monkeypatch.setattr(user_script, "script_command", lambda *_, **__: command)
     if way == "with-pid":
-        monkeypatch.setattr(user_script, "MOST_PIECES", count)
+        monkeypatch.setattr(attempts, "MOST_PIECES", count)
     script = UserScript(study, "1x1", tmp_path, tmp_path)
     if why:
         with pytest.raises(UserError, match=why):
@@ -106,6 +108,60 @@ def test_without_epochs_a_checkpoint_that_is_only_saved_again_is_no_progress(
     else:
         script.run()
     assert len(script._launches.earlier_outputs) + 1 == count
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([(3, False), (3, True), (2, True)], STALLED),
+        ([(3, False), (None, True), (None, True), (4, False)], ""),
+        ([(None, False), (None, True), (None, False)], ""),
+        ([(None, False), (None, False)], STALLED),
+        ([(0, False), (0, False), (1, False)], ""),
+        ([(1, False), *[(None, True)] * 19], ""),
+        ([(1, False), *[(None, True)] * 20], ENDLESS),
+    ],
+)
+def test_a_later_epoch_or_without_epochs_another_checkpoint_is_progress(pieces, why):
+    assert why_given_up([Piece(*each) for each in pieces]) == why
+
+
+# Fails on a damaged checkpoint, as a program does that is killed while it saves.
+FAILS_ON_DAMAGED = """
+import json, pathlib, sys
+folder, resume = pathlib.Path(sys.argv[1]), sys.argv[2:]
+epoch = json.loads(pathlib.Path(resume[0]).read_text()) if resume else 0
+print(f"from {epoch}", file=open(folder / "starts", "a"))
+(folder / f"{epoch + 1}.json").write_text(json.dumps(epoch + 1))
+print(f"iteration {epoch + 1}/2 | lm loss: 0.5")
+sys.exit(0 if (folder / "healthy").exists() else 1)
+"""
+
+
+@pytest.mark.parametrize(("damaged", "starts"), [(["3"], "from 2\n"), (["3", "2"], "from 0\n"), ([], "from 3\n")])
+def test_a_scale_that_fails_on_a_damaged_checkpoint_goes_on_from_the_one_before(
+    tmp_path, monkeypatch, handlers, damaged, starts
+):
+    (tmp_path / "fails.py").write_text(FAILS_ON_DAMAGED)
+    options = {"script": "fails.py", "checkpoint": "?.json", "scales": ["1x1"], "metrics": METRICS, "args": {}}
+    study = ScriptScaling.model_validate(options)
+    out = tmp_path / "1x1/out" / result_digest(study, "1x1", "no dataset")
+    out.mkdir(parents=True)
+    for name in "123":
+        (out / f"{name}.json").write_text("" if name == "1" else "{" if name in damaged else name)
+    script = UserScript(study, "1x1", tmp_path, tmp_path)
+
+    def command(self, checkpoint, *_):
+        return ["python3", str(tmp_path / "fails.py"), str(out), *([str(checkpoint)] if checkpoint else [])]
+
+    monkeypatch.setattr(UserScript, "_command", command)
+    if damaged:
+        (out / "healthy").touch()
+        script.run()
+    else:
+        with pytest.raises(UserError, match="the script failed: exit code 1"):
+            script.run()
+    assert (out / "starts").read_text() == starts, "an error after a row of metrics is not the checkpoint's"
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from slurm_cluster.waiting import wait_until
 from sweep_journals import attempts_in, read_journal, run_beside, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import ENDLESS, INCOMPLETE, MOST_PIECES, STALLED, UserProgram
+from trainyard.config.user_programs import INCOMPLETE, UserProgram
 from trainyard.packing.failure_policy import SAME_ERRORS, SlotLocation
 from trainyard.packing.slot_pool import CurrentTrial
 from trainyard.packing.trial_loop import TrialLoop
-from trainyard.planning.attempts import Fold
+from trainyard.planning.attempts import ENDLESS, MOST_PIECES, STALLED, Attempt, Fold
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.task import Task
@@ -152,6 +152,26 @@ def test_a_program_that_is_never_complete_fails_and_its_gpu_is_not_blamed(tmp_pa
     tries = attempts_in(tmp_path)
     assert [each.outcome for each in tries] == ["interrupted"] * (count - 1) + ["failed"]
     assert tries[-1].error == f"{end.error}; {why}"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "outcome"),
+    [
+        ([{"error": INCOMPLETE}], "failed"),
+        ([{"error": INCOMPLETE, "has_saved": True}], "interrupted"),
+        ([{"error": INCOMPLETE}, {"error": "it was interrupted"}], "interrupted"),
+        ([{"error": INCOMPLETE}, {"error": INCOMPLETE, "generation": 1}], "interrupted"),
+    ],
+)
+def test_attempts_of_earlier_jobs_count_for_the_progress_of_a_program(tmp_path, earlier, outcome):
+    interrupted = [Attempt("a", 1, 0.0, 1.0, outcome=TrialStatus.INTERRUPTED, **each) for each in earlier]
+    end = TrialEnded(status=TrialStatus.INTERRUPTED, error=f"{INCOMPLETE}: no line", seconds=2.0)
+    with session_of(tmp_path) as journal:
+        loop, slot = loop_beside(journal)
+        start(loop, slot, Task("a", UserProgram(command="true"), {}, 0, earlier=tuple(interrupted)))
+        loop._end(slot.current, end)
+    (attempt,) = attempts_in(tmp_path)
+    assert attempt.outcome == outcome
 
 
 @pytest.mark.parametrize(("metric", "status"), [("loss", TrialStatus.UNREADABLE), ("speed", TrialStatus.FINISHED)])
