@@ -5,6 +5,7 @@ data and on a user's code. The state of a cluster is checked by `trainyard docto
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -140,6 +141,16 @@ def _check_folder(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
         yield Finding(f"{checked.place}.workdir", "warns", message, remedy)
 
 
+def _check_completing_file(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
+    """Whether the program can write the file that completes it where it counts: not where all trials run."""
+    study, folder = checked.study, max(checked.study.own_folders)
+    file = study.complete.file if study.complete else None
+    has_folder = folder in study.used_names or "TRAINYARD_TRIAL_DIR" in str(study.started_command)
+    if file and study.workdir == "keep" and not has_folder:
+        message = f"{file} counts in {{{folder}}} alone, which the command does not name"
+        yield Finding(f"{checked.place}.complete.file", "warns", message, f"let the program write it to {{{folder}}}")
+
+
 def _check_model_arguments(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
     """Arguments that Trainyard's own models do not have; other models are tried in another process."""
     specs = trainings(checked.study)
@@ -197,7 +208,8 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     parser = PatternParser(metrics.compiled, notes)
     for line in metrics.sample_lines:
         parser.add_line(line)
-    found = {name: value for row in parser.take_rows(final=True) for name, value in row.items()}
+    rows = parser.take_rows(final=True)
+    found = {name: value for row in rows for name, value in row.items()}
     numbers = numeric_row(found)
     if problem := next(iter(notes.unread.values()), ""):
         yield Finding(place, "fails", problem)
@@ -207,6 +219,13 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     else:
         listed = ", ".join(f"{name} = {value:.6g}" for name, value in numbers.items())
         yield Finding(place, "ok", f"finds {listed} in the sample")
+    study, complete = checked.study, checked.study.complete
+    last = complete.epoch if complete else None
+    counts = [value for key, values in study.argument_values.items() if "epoch" in key for value in values]
+    counts += map(float, re.findall(r"epochs?\W+(\d+)", str(study.started_command)))
+    if last and last in counts and any(numeric_row(row).get("epoch") == 0 for row in rows):
+        message = f"the sample counts epochs from 0, so that the last of {last:g} is {last - 1:g}"
+        yield Finding(f"{checked.place}.complete.epoch", "warns", message, f"write {{epoch: {last - 1:g}}}")
 
 
 def _check_throughput(checked: CheckedStudy[ScriptScaling]) -> Iterator[Finding]:
@@ -261,6 +280,7 @@ STUDY_CHECKS: tuple[tuple[Any, Callable[[CheckedStudy[Any]], Iterable[Finding]]]
     (Sweep, _check_ranking),
     (CommandOptions, check_script_source),
     (CommandOptions, _check_folder),
+    (CommandOptions, _check_completing_file),
     (CommandSweep, check_program),
     (CommandOptions, check_environment),
 )

@@ -254,7 +254,9 @@ class Complete(Section):
         None, description="A line of its output matches this regular expression; `{number}` as in `pattern`."
     )
     file: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Its folder (`{trial_dir}` or `{out_dir}`) has this file, or one that matches this pattern."
+        None,
+        description="It has written this file, or one that matches this pattern, in its folder (`{trial_dir}` or "
+        "`{out_dir}`). That of an earlier attempt counts if nothing was left to do.",
     )
 
     @model_validator(mode="after")
@@ -273,15 +275,19 @@ class Complete(Section):
         """Whether this line of output says that the program is complete."""
         return self.line is not None and _compile(self.line).search(text) is not None
 
-    def missing(self, folder: Path, *, epoch: float | None, has_line: bool) -> str:
-        """Why a program is not complete, in words; "" if it is. `epoch` is the last that it has reported."""
+    def missing(self, *, epoch: float | None, has_line: bool, has_file: bool) -> str:
+        """Why a program is not complete, in words; "" if it is.
+
+        `epoch` is the last that it has reported; `has_line` and `has_file`: whether it has written the line or file.
+        """
         if self.epoch is not None and (epoch is None or epoch < self.epoch):
             seen = "it has reported no epoch" if epoch is None else f"its last epoch is {epoch:.6g}"
-            return f"{INCOMPLETE}: {seen}, and `complete` says {self.epoch:.6g}"
+            from_0 = f"; if it counts from 0, write {{epoch: {epoch:.6g}}}" if epoch == self.epoch - 1 else ""
+            return f"{INCOMPLETE}: {seen}, and `complete` says {self.epoch:.6g}{from_0}"
         if self.line is not None and not has_line:
             return f"{INCOMPLETE}: no line of its output matches {self.line}"
-        if self.file is not None and not any(folder.glob(self.file)):
-            return f"{INCOMPLETE}: there is no {self.file} in {folder}"
+        if self.file is not None and not has_file:
+            return f"{INCOMPLETE}: it has written no {self.file} in its folder"
         return ""
 
 

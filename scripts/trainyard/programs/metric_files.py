@@ -231,16 +231,11 @@ def _checked_row(row: Any) -> dict[str, Any]:
 State = tuple[int, int]  # size and time of a file: they change when it is written
 
 
-def file_states(folder: Path, *, until: float = math.inf) -> dict[Path, State]:
-    """The files in the folder of a program that were last written before a time (Unix seconds), without its output."""
-    found = dict[Path, State]()
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = Path(root, name)
-            state = None if _OWN_FILE.fullmatch(name) else file_state(path)
-            if state and state[1] < until * 1e9:
-                found[path] = state
-    return found
+def file_states(folder: Path, others: Iterable[Path] = (), *, until: float = math.inf) -> dict[Path, State]:
+    """The files in the folder of a program, without its output, and `others`, if last written before a Unix time."""
+    walked = [Path(root, name) for root, _, names in os.walk(folder) for name in names if not _OWN_FILE.fullmatch(name)]
+    states = {path: file_state(path) for path in (*walked, *others)}
+    return {path: state for path, state in states.items() if state and state[1] < until * 1e9}
 
 
 def has_changed(paths: Iterable[Path], before: Mapping[Path, State]) -> bool:

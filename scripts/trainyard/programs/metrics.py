@@ -17,6 +17,7 @@ from trainyard.programs.metric_files import (
     MatchingFiles,
     State,
     file_states,
+    has_changed,
     metric_files,
     suggest_pattern,
 )
@@ -89,18 +90,18 @@ class MetricsCollector:
         self._words: dict[str, tuple[Any, dict[str, str]]] = {}  # by metric: epoch and texts of the last row with it
         self._text_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
+        for path in metric_files(metrics, folder) if not resumes and began is None else ():
+            path.rename(path.with_name(f"{path.name}{BEFORE}"))
         # The files of earlier attempts, without which this one has reported nothing.
         self._before, self._resumes = dict[Path, State](), resumes
-        if (metrics or complete) and (resumes or began is not None):
-            self._before = file_states(folder, until=math.inf if began is None else began)
-        elif metrics:
-            for path in metric_files(metrics, folder):
-                path.rename(path.with_name(f"{path.name}{BEFORE}"))
+        if metrics or complete:
+            self._before = file_states(folder, self._done_files, until=math.inf if began is None else began)
+        continued = self._before if resumes else {}
         self._file: MatchingFiles | EventFiles | None = None
         if metrics and metrics.has_event_files:
-            self._file = EventFiles(metrics, folder, self._before)
+            self._file = EventFiles(metrics, folder, continued)
         elif metrics and metrics.file:
-            self._file = MatchingFiles(metrics, folder, self._before, self._notes)
+            self._file = MatchingFiles(metrics, folder, continued, self._notes)
 
     @property
     def error(self) -> str:
@@ -131,7 +132,15 @@ class MetricsCollector:
         """Why the program is not complete if it ended with exit code 0; "" if it is. Only after the `final` call."""
         if self.complete is None:
             return ""
-        return self.complete.missing(self.folder, epoch=self._epoch, has_line=self._has_line)
+        # An earlier attempt wrote one that is as before. It counts if nothing was left to do for this one.
+        before = self._before if self._has_reported or self._left_files else {}
+        has_file = has_changed(self._done_files, before)
+        return self.complete.missing(epoch=self._epoch, has_line=self._has_line, has_file=has_file)
+
+    @property
+    def _done_files(self) -> list[Path]:
+        """What makes the program complete, of whichever attempt."""
+        return list(self.folder.glob(self.complete.file)) if self.complete and self.complete.file else []
 
     @property
     def had_nothing_to_do(self) -> bool:
@@ -288,7 +297,7 @@ def parse_saved_output(
         folder,
         complete=complete,
         resumes=resumed,
-        began=began if resumed else 0.0,
+        began=began,
         ranks=ranks,
         burst=math.inf,
     )
@@ -322,6 +331,5 @@ def parse_earlier_outputs(
     """
     there = (output for output in outputs if output.exists())
     read = [parse_saved_output(metrics, folder, each, complete=complete, seconds=0.0, torn=True) for each in there]
-    latest = next((each for each in read if each.metrics), ParsedOutput())
-    incomplete = [each.incomplete for each in read]
-    return replace(latest, incomplete=incomplete[0] if incomplete and all(incomplete) else "")
+    latest = next((each for each in read if each.metrics), read[0] if read else ParsedOutput())
+    return latest if all(each.incomplete for each in read) else replace(latest, incomplete="")

@@ -215,6 +215,29 @@ def test_trials_that_share_a_folder_are_reported(mistakes, caplog, sweep, report
     assert ("sweeps.s.workdir" in caplog.text) == reported
 
 
+EPOCHS = {"pattern": r"epoch (?P<epoch>\d+): (?P<loss>{number})", "sample": ["epoch 0: 0.5", "epoch 9: 0.3"]}
+FROM_1 = EPOCHS | {"sample": "epoch 10: 0.3"}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "warning"),
+    [
+        ({"complete": {"file": "done"}}, "file: done counts in {trial_dir} alone, which the command does not name"),
+        ({"complete": {"file": "done"}, "workdir": "trial"}, ""),
+        ({"complete": {"file": "done"}, "command": "true {epochs} {trial_dir}"}, ""),
+        ({"complete": {"epoch": 10}, "metrics": EPOCHS}, "epoch: the sample counts epochs from 0"),
+        ({"complete": {"epoch": 9}, "metrics": EPOCHS}, ""),
+        ({"complete": {"epoch": 10}, "metrics": FROM_1}, ""),
+        ({"complete": {"epoch": 10}, "metrics": EPOCHS, "args": {}, "command": "true --max_epochs=10"}, "epoch: the"),
+        ({"complete": {"epoch": 10}, "metrics": EPOCHS, "args": {}, "command": ["true", "--epochs", "10"]}, "epoch: "),
+    ],
+)
+def test_what_makes_a_program_complete_that_it_never_reaches_is_reported(mistakes, caplog, sweep, warning):
+    assert mistakes({"sweeps": {"s": {"command": "true {epochs}", "args": {"epochs": 10}, **sweep}}}) == []
+    assert ("sweeps.s.complete." in caplog.text) == bool(warning)
+    assert f"sweeps.s.complete.{warning}" in caplog.text or not warning
+
+
 @pytest.mark.parametrize(
     ("slots", "idle"),
     [

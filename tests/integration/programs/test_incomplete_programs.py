@@ -11,12 +11,13 @@ from trainyard.config.load import check_config
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
-from trainyard.config.user_programs import INCOMPLETE
+from trainyard.config.user_programs import INCOMPLETE, Complete, Metrics
 from trainyard.packing.saved_outputs import read_outputs, record_completed
 from trainyard.planning import attempts
 from trainyard.planning.attempts import ENDLESS, STALLED, Piece, why_given_up
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
+from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs, parse_saved_output
 from trainyard.results.retention import reduced_folders
 from trainyard.scaling import user_script
 from trainyard.scaling.launch_records import Launches
@@ -162,6 +163,41 @@ def test_a_scale_that_fails_on_a_damaged_checkpoint_goes_on_from_the_one_before(
         with pytest.raises(UserError, match="the script failed: exit code 1"):
             script.run()
     assert (out / "starts").read_text() == starts, "an error after a row of metrics is not the checkpoint's"
+
+
+@pytest.mark.parametrize("name", ["done.json", ".done", "final/weights.bin"])
+@pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize(
+    ("writes", "is_complete"), [(["model.pt"], False), ([], True), (["DONE"], True), (["model.pt", "DONE"], True)]
+)
+def test_a_file_of_an_earlier_attempt_completes_a_program_only_if_nothing_was_left_to_do(
+    tmp_path, name, resumes, writes, is_complete
+):
+    done, complete = tmp_path / name, Complete(file=name)
+    done.parent.mkdir(exist_ok=True)
+    done.write_text("of an earlier attempt")
+    os.utime(done, (1000, 1000))
+    collector = MetricsCollector(None, tmp_path, complete=complete, resumes=resumes)
+    for each in writes:
+        (done if each == "DONE" else tmp_path / each).write_text("new")
+    collector.new_rows(final=True)
+    assert (collector.incomplete == "") == is_complete
+    (tmp_path / "output-2.log").touch()
+    parsed = parse_saved_output(
+        None, tmp_path, tmp_path / "output-2.log", complete=complete, seconds=1.0, resumed=resumes, began=2000.0
+    )
+    assert parsed.incomplete == collector.incomplete, "it is judged the same later"
+
+
+def test_a_program_that_counts_epochs_from_0_is_told_its_last_one(tmp_path):
+    output = tmp_path / "output-1.log"
+    output.write_text("".join(f"iteration {epoch}/10 | lm loss: 0.5\n" for epoch in range(10)))
+    (tmp_path / "output-2.log").touch()
+    outputs = [tmp_path / "output-2.log", output]
+    parsed = parse_earlier_outputs(Metrics(**METRICS), tmp_path, outputs, complete=Complete(epoch=10))
+    assert parsed.incomplete.endswith(
+        "its last epoch is 9, and `complete` says 10; if it counts from 0, write {epoch: 9}"
+    )
 
 
 @pytest.mark.slow
