@@ -1,6 +1,7 @@
 """The first config for a training script, and the profile for a Slurm cluster, as `trainyard init` writes them."""
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -143,8 +144,13 @@ def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
     """The words that name what the script reads, with paths that do not depend on the working directory."""
     words = list[str]()
     for option in script.options if not script.uses_hydra else ():
-        if option.is_input and option.default and (Path(option.default).exists() or not must_exist):
-            words += [option.flag] * option.flag.startswith("-")
+        if not option.is_input or not option.default:
+            continue
+        has_flag = option.flag.startswith("-")
+        # One that does not exist yet may be downloaded; `--dataset cifar10` is the name of a dataset.
+        is_path = not has_flag or os.sep in option.default or option.key.endswith(("dir", "folder", "root"))
+        if Path(option.default).exists() or (is_path and not must_exist):
+            words += [option.flag] * has_flag
             words.append(str(Path(option.default).absolute()))
     return words
 

@@ -34,7 +34,7 @@ _OUTPUT: Final = re.compile(
     r"|(exp|experiment|work|run|ckpt|checkpoints?)_?(dir|folder)|checkpoints_?path"  # --ckpt-path is read
 )
 _INPUT: Final = re.compile(
-    r"((\w+_)?(data|dataset|input)|train|val|test)_?(dir|folder|path|root|file)|data|dataset|root"
+    r"((\w+_)?(data|dataset|input|root)|train|val|test)_?(dir|folder|path|root|file)|data|dataset|root"
 )
 _RESUME: Final = re.compile(
     r"resume(_from)?(_(checkpoint|ckpt|path|file|dir))?|(load_|from_)?(checkpoint|ckpt)(_path)?"

@@ -127,6 +127,18 @@ def test_a_script_that_writes_where_it_runs_gets_a_folder_and_finds_its_inputs(t
     assert written(tmp_path, *options) == sweep, "also if it is not known where it writes"
 
 
+def test_the_name_of_a_dataset_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [
+        ScriptOption("--dataset", default="cifar10"),
+        ScriptOption("--root_path", default="./data/ETT/"),
+        ScriptOption("--data_path", default="ETTh1.csv"),  # in it
+    ]
+    assert written(tmp_path, LR, *options)["command"] == f"python train.py {{args}} --root_path {tmp_path}/data/ETT"
+    (tmp_path / "cifar10").mkdir()
+    assert f"--dataset {tmp_path}/cifar10" in written(tmp_path, LR, *options)["command"]
+
+
 def test_an_input_without_a_flag_is_given_in_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep = written(tmp_path, ScriptOption("data", default="imagenet"), LR)
