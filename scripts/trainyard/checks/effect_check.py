@@ -1,14 +1,15 @@
 """The effect check: which of the varied keys of a sweep change what its program reports or prints.
 
 One configuration runs twice, for a few seconds each: what differs between these two runs is noise. Then it runs once
-more for each key, with another value of that key.
+more for each key, with another value of that key. All these runs have the same random numbers (`effect_probe`), also
+if the program sets no seeds.
 """
 
 import json
 import logging
 import math
-import os
 import re
+import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks import effect_probe
 from trainyard.checks.findings import Finding, Verdict
 from trainyard.checks.resume_drill import LEAST_ROWS, Launch, Runs, config_of_trial
 from trainyard.config.config import Config
@@ -28,12 +30,15 @@ from trainyard.config.trials import make_trial, trials_to_check
 from trainyard.planning.task import output_name
 from trainyard.programs.metric_rows import BURST_ROWS, merge_row
 from trainyard.programs.output import read_saved_lines
+from trainyard.programs.user_environment import FIRST_MODULES
 from trainyard.results.effects import ReportedResults
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.text import format_duration
 
 EXTENSION: Final = 6  # times as long takes a run that has reported too little
 BEYOND_NOISE: Final = 3  # times the largest difference between runs with the same settings
 FASTER: Final = 1.5  # times, and by a second: another speed
+STEP_VALUE: Final = "parameters"
 LARGE: Final = 1000.0  # a factor with which a number that has any effect shows it
 # A number and the word before it; no digits within a word, and no number with a unit of time.
 _NUMBER: Final = re.compile(
@@ -41,10 +46,12 @@ _NUMBER: Final = re.compile(
     r"(?![\w.]| ?(?:m?s|secs?|seconds|min|\w+/s)\b)",
     re.IGNORECASE,
 )
-_OF_SPEED: Final = re.compile(r"worker|thread|pin_?mem|prefetch|compile|cache|jit|fused|jobs|num_proc|checkpointing")
+_OF_SPEED: Final = re.compile(
+    r"worker|thread|pin_?mem|prefetch|compile|cache|jit|fused|jobs|num_proc|checkpointing|determinis"
+)
 _LATE: Final = re.compile(  # what may have an effect only after the seconds of a run
     r"epoch|step|iter|update|episode|total|patience|warm|every|interval|freq|period|sched|milestone|gamma|anneal|"
-    r"(?<!weight_)decay|save|eval|stop|start|end|last|final|best|target"
+    r"(?<!weight_)decay|save|eval|test|valid|infer|predict|generat|sampl|beam|stop|start|end|last|final|best|target"
 )
 _REMEDY: Final = (
     "look where your program reads it: it may be parsed and not used, overridden, lost on its way, or act on GPUs only"
@@ -56,7 +63,6 @@ Rows = Mapping[str, Mapping[str, Any]]  # numbers by name: of an epoch, or the f
 
 def find_effects(config: Config, results: Path, *, seconds: float) -> Iterator[Finding]:
     """A finding per varied key of each sweep; a run takes `seconds`, or longer if it has reported little by then."""
-    os.environ.setdefault("PYTHONHASHSEED", "0")  # of the programs: the order of sets is no noise
     for name, sweep in config.sweeps.items():
         place, tries = f"sweeps.{name}", _Tries(config, name, results.absolute() / "data", seconds)
         pairs = _pairs(trial.values for trial in trials_to_check(sweep))
@@ -86,14 +92,25 @@ class _Try:
     """What a run has shown until its end, or until it was ended."""
 
     rows: Rows = field(default_factory=dict)  # without times and counters; infinite for NaN
+    steps: Rows = field(default_factory=dict)  # the norm of the parameters after steps of an optimizer
     seconds: float = 0.0  # until its end, or between its rows
     is_whole: bool = False
     failure: str = ""
 
     @property
     def pace(self) -> float:
-        """Seconds per row."""
-        return self.seconds / len(self.rows)
+        """Seconds per row; 0 without rows."""
+        return self.seconds / len(self.rows) if self.rows else 0.0
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the rows are not just the numbers in its output."""
+        return "place 1" not in self.rows
+
+    @property
+    def shown(self) -> dict[str, Mapping[str, Any]]:
+        """The rows and the steps."""
+        return {**self.rows, **self.steps}
 
 
 class _Enough(Exception):
@@ -108,25 +125,30 @@ class _Tries:
     name: str
     data: Path
     seconds: float
-    _known: dict[str, list[_Try]] = field(default_factory=dict)
+    _known: dict[tuple[str, bool], list[_Try]] = field(default_factory=dict)
 
-    def run(self, values: Values, times: int = 1) -> list[_Try]:
-        """The first runs with these values."""
-        tries = self._known.setdefault(_text(values), [])
+    def run(self, values: Values, times: int = 1, *, is_seeded: bool = True) -> list[_Try]:
+        """The first runs with these values; all that are seeded have the same random numbers."""
+        tries = self._known.setdefault((_text(values), is_seeded), [])
         while len(tries) < times:
             log.info("%s: %s", self.name, _text(values))
             with tempfile.TemporaryDirectory(prefix="effect-") as temporary:
                 try:
-                    tries.append(self._try(values, Path(temporary)))
+                    tries.append(self._try(values, Path(temporary), is_seeded=is_seeded))
                 except ValueError as error:  # the values are not valid together
                     tries.append(_Try(failure=str(error)))
         return tries[:times]
 
-    def _try(self, values: Values, folder: Path) -> _Try:
+    def _try(self, values: Values, folder: Path, *, is_seeded: bool) -> _Try:
         sweep = self.config.sweeps[self.name]
         config = config_of_trial(self.config, self.name, make_trial(sweep, dict(values)))
         runs = Runs(folder / "results", config, self.name, data=self.data, temporary=folder)
         output, began = runs.trial_folder / output_name(1), math.inf
+        probe = folder / "probe" / "sitecustomize.py"
+        record = probe.with_name(effect_probe.RECORD.name)
+        probe.parent.mkdir()
+        if is_seeded:
+            shutil.copyfile(effect_probe.__file__, probe)
 
         def report(found: Launch) -> dict[str, Mapping[str, Any]]:
             if not sweep.program_metrics and not found.rows and output.exists():
@@ -141,14 +163,20 @@ class _Tries:
             if found.rows or runs.trial_folder.exists():  # the driver and Ray have started
                 began = min(began, time.monotonic())
             elapsed = (time.monotonic() - began) / self.seconds
-            if found.end or elapsed > EXTENSION or (elapsed > 1 and len(report(found)) > LEAST_ROWS):
+            is_enough = elapsed > 1 and len(report(found)) > LEAST_ROWS
+            if not sweep.program_metrics and record.exists():  # the numbers may be of before its first step
+                is_enough = is_enough and len(_read_steps(record)) > LEAST_ROWS
+            if found.end or elapsed > EXTENSION or is_enough:
                 raise _Enough(found)
             return False
 
-        try:
-            found = runs.launch(watch)
-        except _Enough as enough:
-            found = enough.args[0]
+        # The order of sets is no noise.
+        with environment_variables({FIRST_MODULES: str(probe.parent), "PYTHONHASHSEED": "0"}):
+            try:
+                found = runs.launch(watch)
+            except _Enough as enough:
+                found = enough.args[0]
+        steps = _read_steps(record)
         end, reported = found.end, report(found)
         if reported and not end:
             reported.popitem()  # the last epoch may go on
@@ -161,9 +189,10 @@ class _Tries:
             for at, row in reported.items()
         }
         if end and end.status is not TrialStatus.FAILED:
-            return _Try(rows, end.seconds or 0.0, is_whole=len(found.rows) < BURST_ROWS)  # else, rows are left out
+            is_whole = len(found.rows) < BURST_ROWS  # else, rows are left out
+            return _Try(rows, steps, end.seconds or 0.0, is_whole)
         seconds = found.times[-1] - found.times[0] if found.times else 0.0
-        return _Try(rows, seconds, failure=found.failure if end or found.seconds else "")
+        return _Try(rows, steps, seconds, failure=found.failure if end or found.seconds else "")
 
 
 def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]]:
@@ -175,6 +204,12 @@ def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]
             count[name] += 1
             rows[f"place {count[name]}"][name] = float(found[2])
     return {**rows}
+
+
+def _read_steps(record: Path) -> Rows:
+    lines = record.read_text().splitlines() if record.exists() else []
+    found = (json.loads(line) for line in lines if line.endswith("]"))
+    return {f"step {step}": {STEP_VALUE: norm if math.isfinite(norm) else math.inf} for step, norm in found}
 
 
 # ---- verdicts
@@ -192,39 +227,53 @@ def _judge(tries: _Tries, key: str, base: Values, value: Any) -> tuple[Verdict, 
     if any(name for name, *_ in _differences(*alike)):
         alike = tries.run(base, 3)
     noise = _measure_noise(alike)
-    if change := _find_change(first, other, (base[key], value), noise):
+    change = _find_change(first, other, (base[key], value), noise)
+    if change and is_seed(key):
+        noise |= _measure_noise(tries.run(base, 2, is_seeded=False))
+    differ = f"results differ from run to run with the same settings ({', '.join(filter(None, noise))})"
+    if is_seed(key) and any(noise):
+        return "warns", f"does not make results repeatable: {differ}", "set the seeds of all libraries"
+    if change:
         return "ok", f"changes results ({change})", ""
-    noise.pop("", None)
-    if noise:
-        differ = f"results differ from run to run with the same settings ({', '.join(noise)})"
-        if is_seed(key):
-            return "warns", f"does not make results repeatable: {differ}", "set the seeds of all libraries"
+    if any(noise) and (first.has_metrics or not first.steps or STEP_VALUE in noise):
         return "unknown", f"is not known: {differ}", "set all random seeds"
+    return _judge_same(tries, key, base, value, noise)
+
+
+def _judge_same(
+    tries: _Tries, key: str, base: Values, value: Any, noise: Mapping[str, float]
+) -> tuple[Verdict, str, str]:
+    """What it means that two values of a key give the same."""
+    changed = {**base, key: value}
+    first, other = tries.run(base)[0], tries.run(changed)[0]
     longer = f"`--effect {EXTENSION * tries.seconds:g}` gives it more time"
     report = _same_report(first, other)
     if not report.rows:
         return "unknown", "is not known: the program reported no numbers in its time", longer
     same = f"{_text(base[key])} and {_text(value)} give the same {sum(map(len, report.rows))} numbers"
+    if steps := sum(STEP_VALUE in dict(row) for row in report.rows):
+        same += f", {steps} of which are of all parameters after a step"
     if not _is_telling(first, other):
         return "unknown", f"is not known: {same}, which may be chance", "report more digits, or give it more time"
     if all(_differ_in_speed(tries.run(base, times + 1), tries.run(changed, times)) for times in (1, 2)):
         return "ok", f"changes only the speed: {same}, in {first.pace:.2g} and {other.pace:.2g} s per row", ""
     if _OF_SPEED.search(key):
         return "unknown", f"changes no results, and hardly the speed: {same}", ""
-    if not (first.is_whole and other.is_whole) and (_LATE.search(key) or "place 1" in first.rows):
+    shows_all = first.rows and (first.has_metrics or first.steps)
+    if not (first.is_whole and other.is_whole) and (_LATE.search(key) or not shows_all):
         return "unknown", f"may have an effect later: {same}", longer
     if isinstance(value, float):
         extreme = LARGE * max(value, base[key], key=abs)
         probe = tries.run({**base, key: extreme})[0]
-        if not _is_telling(first, probe) or _find_change(first, probe, (base[key], extreme), {}):
+        if not _is_telling(first, probe) or _find_change(first, probe, (base[key], extreme), noise):
             return "unknown", f"may have an effect, as {extreme:g} has: {same}", longer
     return "fails", f"has no effect: {same}", _REMEDY
 
 
 def _differences(one: _Try, two: _Try) -> Iterator[tuple[str, str, float, float]]:
     """Name and place of the numbers that differ; if both runs ended by themselves, also of those that only one has."""
-    for at in {**one.rows, **two.rows}:
-        first, second = one.rows.get(at, {}), two.rows.get(at, {})
+    for at in one.shown | two.shown:
+        first, second = one.shown.get(at, {}), two.shown.get(at, {})
         for name in {**first, **second}:
             if (one.is_whole and two.is_whole) or (name in first and name in second):
                 pair = first.get(name, math.inf), second.get(name, math.inf)
@@ -251,7 +300,7 @@ def _find_change(one: _Try, two: _Try, values: tuple[Any, Any], noise: Mapping[s
 
 def _same_report(one: _Try, two: _Try) -> ReportedResults:
     """The numbers that both runs have reported alike."""
-    rows = (frozenset(row.items() & two.rows.get(at, {}).items()) for at, row in one.rows.items())
+    rows = (frozenset(row.items() & two.shown.get(at, {}).items()) for at, row in one.shown.items())
     return ReportedResults(tuple(filter(None, rows)))
 
 
@@ -264,7 +313,7 @@ def _is_telling(one: _Try, two: _Try) -> bool:
 def _differ_in_speed(one: Sequence[_Try], two: Sequence[_Try]) -> bool:
     """Whether all of some runs are faster than all others, by more than chance."""
     fast, slow = sorted(([run.pace for run in runs] for runs in (one, two)), key=min)
-    is_slower = min(slow) > max(FASTER * max(fast), max(fast) + 1 / len(one[0].rows))
+    is_slower = min(slow) > max(FASTER * max(fast), max(fast) + 1 / max(1, len(one[0].rows)))
     return is_slower and len({run.is_whole for run in [*one, *two]}) == 1
 
 

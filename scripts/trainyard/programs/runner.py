@@ -29,7 +29,7 @@ from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs
 from trainyard.programs.output import OutputReader
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded, timeout_error
-from trainyard.programs.user_environment import module_path, resolve_program_paths, thread_variables
+from trainyard.programs.user_environment import FIRST_MODULES, module_path, resolve_program_paths, thread_variables
 from trainyard.utils.errors import UserError, mentions_gpu_memory
 from trainyard.utils.files import digest_of
 from trainyard.utils.guarded_process import GuardedProcess, ProcessGuard
@@ -337,6 +337,8 @@ def trial_environment(
     """
     inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
     modules = module_path(start, inherited) if start else {}
+    if first := inherited.get(FIRST_MODULES):
+        modules = module_path(Path(first), inherited | modules)
     added = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
     return inherited | modules | added | thread_variables(cpus, inherited)
 

@@ -46,6 +46,7 @@ _WORDS: Final = [
 ]
 TRAINYARD: Final = "trainyard"  # the environment that runs Trainyard
 _XLA_MEMORY: Final = re.compile("XLA_(PYTHON_)?CLIENT_(MEM_FRACTION|PREALLOCATE|ALLOCATOR)$")
+FIRST_MODULES: Final = "TRAINYARD_FIRST_MODULES"  # a folder of modules that trials find before all others
 UNSET: Final = "***unset***"  # conda keeps it as the value of a variable that it sets no more
 
 

@@ -20,6 +20,18 @@ for epoch in range(1, options.epochs + 1):
     w -= options.lr * (2 * (w - 3) + noise.gauss(0, 1))
     print(f"epoch {epoch} loss {(w - 3) ** 2:.6f} after {time.time():.2f} s", flush=True)
 """
+# Without a seed: what it prints differs from run to run. It reads neither `amp` nor `seed`.
+UNSEEDED = """
+import argparse, random
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--seed", type=int)
+options = parser.parse_args()
+for epoch in range(1, 6):
+    print(f"epoch {epoch} loss {random.gauss(1, 0.1) * options.lr:.6f}", flush=True)
+"""
 FUNCTION = """
 def run(config, context):
     for epoch in range(1, 5):
@@ -43,6 +55,7 @@ def effects(project):
         return found, done.returncode
 
     (project.folder / "train.py").write_text(PROGRAM)
+    (project.folder / "unseeded.py").write_text(UNSEEDED)
     (project.folder / "mine.py").write_text(FUNCTION)
     (project.folder / "traces").mkdir()
     return run
@@ -61,6 +74,14 @@ def test_a_flag_that_is_parsed_and_not_read_fails_and_leaves_no_results(effects,
     assert code == 1
     assert len(list((project.folder / "traces").iterdir())) == 4
     assert not list(project.folder.glob("results/sweeps/*"))
+
+
+@pytest.mark.slow
+def test_a_program_that_sets_no_seed_is_given_one(effects):
+    grid = {"lr": [0.01, 0.02], "amp": [True, False], "seed": [1, 2]}
+    found, code = effects({"own": {"command": "python unseeded.py {args}", "metrics": METRICS, "grid": grid}})
+    assert {key: verdict for key, (verdict, _) in found["own"].items()} == {"lr": "ok", "amp": "FAILS", "seed": "FAILS"}
+    assert code == 1
 
 
 @pytest.mark.slow

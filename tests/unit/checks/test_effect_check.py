@@ -15,10 +15,11 @@ Try = effect_check._Try
 def judge(tmp_path, monkeypatch):
     """The finding on the only varied key of a sweep, whose runs report what `show` makes of its values."""
 
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    def run(varied, show, *, unseeded=None, args=None):
+        def run_once(tries, values, folder, is_seeded):
+            return show(values) if is_seeded or unseeded is None else unseeded()
 
-    def run(varied, show, *, args=None):
-        monkeypatch.setattr(effect_check._Tries, "_try", lambda tries, values, folder: show(values))
+        monkeypatch.setattr(effect_check._Tries, "_try", run_once)
         config = check_config({"sweeps": {"own": {"command": "run {args}", "grid": varied, "args": args or {}}}})
         (finding,) = find_effects(config, tmp_path, seconds=10)
         return finding.verdict, finding.message
@@ -28,7 +29,7 @@ def judge(tmp_path, monkeypatch):
 
 def report(loss, *, epochs=4, seconds=4.0, whole=True):
     rows = {f"epoch {epoch}": {"loss": loss / epoch} for epoch in range(1, epochs + 1)}
-    return Try(rows, seconds, is_whole=whole)
+    return Try(rows, seconds=seconds, is_whole=whole)
 
 
 def test_a_key_that_changes_results_is_told_with_the_first_difference(judge):
@@ -46,7 +47,7 @@ def test_a_key_without_effect_fails(judge):
 
 def test_that_a_value_is_printed_is_no_effect(judge):
     def show(values):
-        return Try({"place 1": {"lr": values["dropout"], "loss": 2.31717}, "place 2": {"loss": 1.9143}}, 1.0, True)
+        return Try({"place 1": {"lr": values["dropout"], "loss": 2.31717}, "place 2": {"loss": 1.9143}}, is_whole=True)
 
     assert judge({"dropout": [1, 2]}, show)[0] == "fails"
 
@@ -82,6 +83,40 @@ def test_a_seed_that_does_not_make_results_repeatable_is_a_warning(judge):
     assert "does not make results repeatable" in message
 
 
+def with_steps(norm, *, rows=None, whole=False):
+    return Try(rows or {}, {f"step {step}": {"parameters": norm / step} for step in range(1, 9)}, is_whole=whole)
+
+
+def test_parameters_tell_what_a_program_prints_with_few_digits(judge):
+    rows = {"place 1": {"accuracy": 0.97}}
+    verdict, message = judge({"amp": [True, False]}, lambda values: with_steps(2.31717, rows=rows, whole=True))
+    assert verdict == "fails"
+    assert message.endswith("give the same 9 numbers, 8 of which are of all parameters after a step")
+    show = lambda values: with_steps(2.31717 + values["lr"], rows=rows)  # noqa: E731
+    assert judge({"lr": [1, 2]}, show) == ("ok", "`lr` changes results (parameters 3.31717 -> 4.31717 at step 1)")
+
+
+def test_a_key_may_have_an_effect_on_metrics_that_did_not_come_yet(judge):
+    assert judge({"beta": [1, 2]}, lambda values: with_steps(2.31717))[0] == "unknown"
+
+
+def test_noise_in_the_output_alone_is_not_in_the_results(judge):
+    speeds = itertools.cycle([0.31, 0.35, 0.29, 0.33])
+    show = lambda values: with_steps(2.31717, rows={"place 1": {"speed": next(speeds)}})  # noqa: E731
+    assert judge({"amp": [True, False]}, show)[0] == "fails"
+    assert judge({"momentum": [0.5, 0.9]}, show)[0] == "fails"
+
+
+def test_a_seed_without_effect_fails_and_one_that_is_not_enough_is_a_warning(judge):
+    assert judge({"seed": [1, 2]}, lambda values: report(2.31717))[0] == "fails"
+    assert judge({"seed": [1, 2]}, lambda values: report(2.31717 + values["seed"]))[0] == "ok"
+    losses = itertools.cycle([2.31, 2.35])
+    show = lambda values: report(2.31717 + values["seed"])  # noqa: E731
+    verdict, message = judge({"seed": [1, 2]}, show, unseeded=lambda: report(next(losses)))
+    assert verdict == "warns"
+    assert "does not make results repeatable" in message
+
+
 def test_another_speed_is_no_change_of_results(judge):
     verdict, message = judge(
         {"loader": ["a", "b"]}, lambda values: report(2.317, seconds=9 if "a" in values["loader"] else 4)
@@ -112,14 +147,14 @@ def test_a_small_number_is_tried_at_a_thousand_times_its_value(judge):
 
 
 def test_few_digits_may_be_the_same_by_chance(judge):
-    show = lambda values: Try({"place 1": {"accuracy": 0.97}}, 1.0, True)  # noqa: E731
+    show = lambda values: Try({"place 1": {"accuracy": 0.97}}, is_whole=True)  # noqa: E731
     verdict, message = judge({"amp": [True, False]}, show)
     assert verdict == "unknown"
     assert "may be chance" in message
 
 
 def test_a_program_that_shows_nothing_is_unknown(judge):
-    verdict, message = judge({"amp": [True, False]}, lambda values: Try({}, 10.0))
+    verdict, message = judge({"amp": [True, False]}, lambda values: Try())
     assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in its time")
 
 
@@ -128,13 +163,13 @@ def test_runs_that_were_ended_too_early_tell_nothing(judge):
         return report(2.31717, epochs=2 if values["amp"] else 6, whole=False)
 
     assert judge({"amp": [True, False]}, show)[0] == "unknown"
-    verdict, message = judge({"amp": [False, True]}, lambda values: Try({}, 10.0) if values["amp"] else report(2.31717))
+    verdict, message = judge({"amp": [False, True]}, lambda values: Try() if values["amp"] else report(2.31717))
     assert (verdict, message) == ("unknown", "`amp` is not known: the program reported no numbers in its time")
 
 
 def test_an_extreme_value_that_shows_nothing_in_its_time_is_no_proof(judge):
     def show(values):
-        return Try({}, 10.0) if values["decay"] > 1 else report(2.31717)
+        return Try() if values["decay"] > 1 else report(2.31717)
 
     assert judge({"decay": [0.0, 0.1]}, show)[0] == "unknown"
 
@@ -155,10 +190,9 @@ def test_a_loss_that_becomes_nan_is_a_change(judge):
 
 
 def test_each_key_is_tried_with_its_last_value_beside_the_first_of_the_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
     tried = []
 
-    def show(tries, values, folder):
+    def show(tries, values, folder, is_seeded):
         tried.append(dict(values))
         return report(2.31717 + sum(values.values()))
 
