@@ -160,6 +160,34 @@ class InLine:
     value: Any
 
 
+class _Written(str):
+    """A scalar as it stands in a file, with its quotes."""
+
+    style: str | None
+
+
+class _WrittenLoader(yaml.SafeLoader):
+    """Leaves scalars as they are written: what `1e-3`, `on` and `010` are depends on the program's reader of YAML."""
+
+    def construct_written(self, node: yaml.ScalarNode) -> Any:
+        """The scalar; its value if it has a tag."""
+        tag = self.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        if node.style is None and node.tag != tag:
+            return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
+        written = _Written(node.value if node.value or node.style else "null")
+        written.style = node.style
+        return written
+
+
+for _kind in ("null", "bool", "int", "float", "timestamp", "str"):
+    _WrittenLoader.add_constructor(_TAG + _kind, _WrittenLoader.construct_written)
+
+
+def read_as_written(text: str) -> Any:
+    """The content of a YAML file whose scalars `write_yaml` writes again as they are."""
+    return yaml.load(text, _WrittenLoader)
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes YAML without aliases; text that `_Loader` or YAML 1.1 would read as something else is quoted."""
 
@@ -170,6 +198,12 @@ class _Dumper(yaml.SafeDumper):
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """Text of several lines as a block."""
         return self.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
+
+    def represent_written(self, scalar: _Written) -> yaml.ScalarNode:
+        """The scalar as it was."""
+        plain = self.resolve(yaml.ScalarNode, scalar, (True, False))  # type: ignore[no-untyped-call]
+        tag = _TAG + "str" if scalar.style else plain
+        return self.represent_scalar(tag, str(scalar), style=scalar.style)
 
     def represent_in_line(self, content: InLine) -> yaml.Node:
         """The mapping or list in one line."""
@@ -182,6 +216,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
 _Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 _Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(_Written, _Dumper.represent_written)
 _Dumper.add_representer(InLine, _Dumper.represent_in_line)
 
 

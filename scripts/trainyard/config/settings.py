@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 from pydantic import Field, model_validator
 
+from trainyard.config.parser import read_as_written, write_yaml
 from trainyard.config.placeholders import dotted_items, unnamed_items
 from trainyard.config.train import Section, invalid
 from trainyard.utils.files import atomic_write, digest_of, expand_path
@@ -17,8 +18,7 @@ from trainyard.utils.text import suggest
 
 SETTINGS: Final = "settings"  # the placeholder
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    # As most programs read YAML: `1e-3` is text, and stays so.
-    ".json": json.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".toml": tomllib.loads,
+    ".json": json.loads, ".yaml": read_as_written, ".yml": read_as_written, ".toml": tomllib.loads,
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ class Settings(Section):
             elif self._suffix == ".toml":
                 file.write(_toml(content))
             else:
-                yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)
+                file.write(write_yaml(content))
         return str(path)
 
     def _fill(self, args: Mapping[str, Any]) -> tuple[Any, list[str]]:

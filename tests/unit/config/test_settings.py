@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from trainyard.config.load import ConfigError, as_given, check_config
 from trainyard.config.trials import expand, result_digest
 
@@ -56,6 +57,34 @@ def test_a_trial_has_the_base_with_its_values_at_their_places_and_nothing_else_c
     assert before["weight"] == "1e-4"
     assert before["day"] == datetime.date(2024, 1, 1)
     assert expand(sweep).trials[0].values["layers.1.width"] == 4
+
+
+AS_WRITTEN = """
+a: 1e-3
+b: '1e-3'
+c: on
+d: "on"
+e: 010
+f: 1_000
+g: 1:30
+h:
+i: [~, 0x10, .5, !!str 7, !!float 1]
+yes: |
+  two
+  lines
+"""
+
+
+def test_what_a_trial_does_not_set_stays_as_written_for_whatever_version_of_yaml_the_program_reads(folder):
+    (folder / "base.yaml").write_text(AS_WRITTEN + "lr: 1\nnote: 1\n")
+    sweep = sweep_of(grid={"lr": [1e-05, 1e16]}, args={"note": "1e-3"})
+    for number, value in enumerate((1e-05, 1e16)):
+        path = sweep.settings.write(folder, expand(sweep).trials[number].spec.args)
+        text = (folder / path).read_text()
+        for line in AS_WRITTEN.splitlines()[1:8]:
+            assert line in text.splitlines()
+        for load in (yaml.safe_load, lambda text: OmegaConf.to_container(OmegaConf.create(text))):
+            assert load(text) == load((folder / "base.yaml").read_text()) | {"lr": value, "note": "1e-3"}
 
 
 @pytest.mark.parametrize("kind", ["json", "toml"])
