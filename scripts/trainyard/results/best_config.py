@@ -21,6 +21,7 @@ from trainyard.planning.history import History, TrialRecord
 from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_checkpoints, numbers_of
 from trainyard.programs.script_options import find_switches
+from trainyard.programs.started_scripts import find_started
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
 from trainyard.programs.wandb_runs import SETTINGS as WANDB_SETTINGS
 from trainyard.results.answer import Answer
@@ -36,6 +37,7 @@ _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goa
                       "repeats", "repeat_best", "budget", "objectives", "constraints")  # fmt: skip
 _STUDIES: Final = ("datasets", "sweeps", "scaling")
 _FREE_PORT: Final = 29500  # torch's default
+_TRIAL_DIR: Final = "TRAINYARD_TRIAL_DIR"  # the variable with the folder of a trial
 _MAX_NAME: Final = 64  # characters of the name of a study
 _AT_ONCE: Final = 0.05  # seconds between the reports that a driver reads together, at most
 
@@ -114,15 +116,20 @@ def list_commands(state: History, trial: str) -> list[str]:
     if sweep.has_workdirs:
         command = resolve_program_paths(command, Path.cwd())
     argv = build_argv(command, arguments, placeholders, switch_of=switch_of)
-    needs_folder = sweep.has_workdirs or "trial_dir" in find_placeholders(command)
+    line = argv[-1].strip() if isinstance(command, str) else shlex.join(argv)
+    started = find_started(line, Path.cwd())
+    texts = [each.text for each in started.lines]
+    texts += [each.path.read_text(encoding="utf-8", errors="replace") for each in started.scripts]
+    reads_folder = any(_TRIAL_DIR in text for text in texts)
+    needs_folder = sweep.has_workdirs or reads_folder or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
+    before += [f"export {_TRIAL_DIR}={shlex.quote(folder)}"] if reads_folder else []
     if sweep.has_workdirs:
         before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if sweep.setup:  # it may end with a comment, and change the folder
         before = [f"{{ {sweep.setup.strip()}\n}}", f"cd {shlex.quote(str(Path.cwd()))}", *before]
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
-    line = argv[-1].strip() if isinstance(command, str) else shlex.join(argv)
     if sweep.is_wandb:
         path = shlex.quote(str(of_trial / WANDB_SETTINGS))
         line = f"export WANDB_SWEEP_PARAM_PATH={path} WANDB_MODE=offline && {line}"

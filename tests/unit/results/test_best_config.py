@@ -232,6 +232,19 @@ def test_the_line_to_paste_runs_in_a_folder_of_its_own_if_trials_do(tmp_path, mo
     assert yaml.safe_load(done.stdout) == [["0.1"], True, str(state.folder / "trials/by-hand")]
 
 
+@pytest.mark.parametrize(
+    "command", [{"command": "python3 env.py {lr}", "grid": {"lr": [0.1]}}, {"commands": "jobs.txt"}]
+)
+def test_the_line_to_paste_names_the_folder_to_a_program_that_reads_it(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    variable = "TRAINYARD_TRIAL_DIR"
+    (tmp_path / "env.py").write_text(f"import os; print(os.path.isdir(os.environ['{variable}']))")
+    (tmp_path / "jobs.txt").write_text(f'test -d "${variable}" && echo True\n')
+    _, state = finish(config_of(command), tmp_path / "results", 0)
+    line = paste_line(state, rank_sweep(state))
+    assert subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
 def test_the_line_to_paste_gives_a_script_of_wandb_the_settings_of_the_trial(tmp_path):
     line = 'cat "$WANDB_SWEEP_PARAM_PATH"'
     trial, state = finish(config_of({"command": line, "metrics": "wandb", "grid": {"lr": [0.2]}}), tmp_path, 0)
