@@ -43,7 +43,9 @@ def test_durations_are_those_on_the_model_that_the_next_jobs_get(mixed_site: Clu
             resources = ["--set-resources", f"sweep:slurm_partition={partitions}"]
             return snakemake(mixed_site, folder, config, *options, *resources, "--", "sweeps")
 
-        assert "partitions: a100 or h100, nodes: 1, GPUs per node: 1 a100 or h100," in run("a100,h100", "-n")
+        assert "partitions: a100 or h100, nodes: 1, GPUs per node: 1 a100 or h100," in run(
+            "a100,h100", "-n", "--verbose"
+        )
         run("a100,h100")
         nothing_is_left(mixed_site)
         timeline = pd.read_csv(folder / "results/sweeps/s/timeline.csv")

@@ -106,7 +106,7 @@ def test_two_jobs_keep_a_budget_and_the_sweep_ends_well(cluster, shared_dir):
     config["sweeps"]["s"]["budget"] = {"gpu_hours": hours}
     plan = snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
     assert "budget: 0.07 of 0.07 GPU-hours left" in plan
-    assert "walltime: 2 min" in plan, "half of 4.2 minutes"
+    assert "│ 2 min 0 s │" in plan, "half of 4.2 minutes"
     snakemake(cluster, shared_dir, config, "--", "sweeps")
     done = read(shared_dir)
     spent = sum(run.end - run.job_start for run in done.sessions)

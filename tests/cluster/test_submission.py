@@ -110,7 +110,7 @@ def submitted(cluster):
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
     options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
     targets = ["--", "sweeps", "scaling"]
-    output = cluster.run([*snakemake, *options, "-n", *targets], cwd=folder).stdout
+    output = cluster.run([*snakemake, *options, "-n", "--verbose", *targets], cwd=folder).stdout
     path = [f"PATH={program.parent}:{Path(sys.executable).parent}:/usr/bin:/bin", f"ASKED={asked}"]
     cluster.run(["env", *path, *snakemake, *options, *targets], cwd=folder, check=False)
     lines = {path.stem: path.read_text() for path in asked.glob("*.line")}

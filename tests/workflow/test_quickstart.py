@@ -14,10 +14,11 @@ VARYING = {
     r"\d+\.?\d*%?": "0",
     r"by trial .*": "by trial",
     r"(its files|by hand): .*": r"\1",
-    r"python: [^;\n]*": "python",
+    r"first: .*": "first:",
     r"\] .*?; asha: .*": "]",
     r"\[0/0\] \w+ lr=0, width=0: 0 s, val_acc 0( at epoch 0)?": "[0/0]",
     r"\d+ trials? finished, \d+ stopped early": "finished, stopped early",
+    r"  +": " ",
 }
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -159,7 +159,7 @@ def check_environment(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding
 
 
 def describe_environment(study: Sweep | Scaling) -> str:
-    """Which Python a command or script runs with, for messages, as in `; python: /home/me/env/bin/python`; or ""."""
+    """Which Python a command or script runs with, for messages, as in `; python is /home/me/env/bin/python`; or ""."""
     try:
         name, path = "python", None
         if isinstance(study, ScriptScaling):
@@ -176,7 +176,7 @@ def describe_environment(study: Sweep | Scaling) -> str:
     if path is None:
         return ""
     is_own = path.parent == Path(sys.executable).parent
-    return f"; {name}: Trainyard's own" if is_own else f"; {name}: {path}"
+    return f"; {name} is Trainyard's own" if is_own else f"; {name} is {path}"
 
 
 def _first_word(command: Command) -> str:

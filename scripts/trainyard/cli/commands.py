@@ -43,6 +43,7 @@ OF_SNAKEMAKE: Final = {  # its options
     "run": [],
 }
 FLAGS: Final = {"-n", "-p", "-q", "-np", "--dry-run", "--json", "--verbose", "--wait", "--watch"}  # without a value
+HAS_VALUE: Final = re.compile(r"--.*=.*|-[a-zA-Z]\d+", re.DOTALL)  # an option with its value, as in `--profile=slurm`
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
 
@@ -102,7 +103,8 @@ def name_config(words: Sequence[str]) -> list[str]:
     if any(word.startswith("--config") for word in own):
         return list(words)
     for number, word in enumerate(own):
-        is_value = number > 0 and own[number - 1].startswith("-") and own[number - 1] not in FLAGS
+        before = own[number - 1] if number else ""
+        is_value = before.startswith("-") and before not in FLAGS and not HAS_VALUE.fullmatch(before)
         if word.endswith((".yaml", ".yml")) and not word.startswith("-") and not is_value:
             return [*words[:number], "--config", *words[number:]]
     return list(words)
@@ -125,6 +127,8 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     parser.add_argument("--profile", default="local", metavar="NAME",
                         help="`local` (the default), `slurm`, or the folder of a profile; one in profiles/ of this "
                         "folder comes before Trainyard's own")  # fmt: skip
+    parser.add_argument("--verbose", action="store_true",
+                        help="show all that Snakemake says, and in a plan, what each job requests")  # fmt: skip
     if verb == "plan":
         parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     end = words.index("--") if "--" in words else len(words)
@@ -139,6 +143,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
         options += ["--configfile", str(config)]
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     profile = ["--profile", str(find_profile(given.profile))]
+    options += ["--verbose"] * given.verbose
     return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 

@@ -1,22 +1,22 @@
-"""What a dry run prints: a table of what is missing and what it will cost, and what the jobs request.
+"""What a dry run prints: a table of what is missing and what it will cost, the first commands, and remarks.
 
-Snakemake itself lists every job with its reason, also those that draw plots. It does so with `-p`, `--verbose`,
-`--debug-dag` or `--quiet`, and in a workflow that imports this one.
+With `--verbose`, it also prints all that jobs request. Snakemake itself lists every job with its reason, also those
+that draw plots. It does so with `-p`, `--debug-dag` or `--quiet`, and in a workflow that imports this one.
 """
 
 import logging
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any, Final
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
-from trainyard.cli.workflow import Workflow
+from trainyard.cli.workflow import REQUESTS, Workflow
 from trainyard.cluster.gpus import has_gpu
 from trainyard.planning.job_costs import PlannedJob
 from trainyard.results.best_config import list_commands
@@ -38,7 +38,7 @@ LINES: Final = {
 def show_plan(snakemake: Any, project: Workflow) -> None:
     """Have a dry run of a `snakemake.workflow.Workflow` print the plan."""
     settings = snakemake.output_settings
-    if settings.printshellcmds or settings.verbose or settings.debug_dag or settings.quiet:
+    if settings.printshellcmds or settings.debug_dag or settings.quiet:
         return
     for handler in logging.getLogger("snakemake.logging").handlers:
         if handler.name == "DefaultStreamHandler" and isinstance(handler, logging.StreamHandler):
@@ -107,18 +107,31 @@ class _Plan(logging.Filter):
         return list(map(str, self._project.list_refusals(by_name)))
 
     def _parts(self) -> list[str]:
-        """The table, a line for each job with more to say, and how many others there are."""
-        shown = self._shown()
-        rows = self._rows(shown)
-        table = list[str]()
+        """The table, a line for each sweep with its first command, and what to know before the jobs are submitted."""
+        shown, parts, remarks = self._shown(), list[str](), dict[str, list[str]]()
+        rows, commands = self._rows(shown), self._commands(shown)
         if rows:
             from trainyard.cli.plan_table import draw_plan  # imports rich, which takes a tenth of a second
 
-            table = [draw_plan(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu())]
-        lines = [job.rule_msg for job in shown if not table or re.search("[;,]|downloading", job.rule_msg)]
-        commands = (f"first of sweep {name}: {command}" for name, command in self._commands(shown).items())
-        parts = [*table, *lines, *commands, *self._refusals()]
-        if others := sum(job.rule_name not in LINES for job in self._jobs):
-            steps = count_of(others, "step")
-            parts.append(f"then {steps} here for tables, plots and the report; `-np` lists every job")
+            parts.append(draw_plan(rows, on_cpus=all(row.walltime_minutes is None for row in rows) and not has_gpu()))
+        planned = {row.job for row in rows}
+        jobs = {"stage": self._project.stage, "train": self._project.train}
+        for job in shown:
+            name, study = LINES[job.rule_name].format_map(job.wildcards), job.wildcards.get("name", "")
+            if name not in planned:
+                parts.append(job.rule_msg.partition(REQUESTS)[0])
+                continue
+            if name.startswith("sweep"):
+                parts.append(self._project.sweep.brief(study))
+                parts += [f"  first: {command}" for command in [commands.get(study)] if command]
+            of_job = jobs.get(job.rule_name, self._project.sweep).remarks(SimpleNamespace(**job.wildcards))
+            if of_job:
+                remarks.setdefault(of_job.removeprefix("; "), []).append(name)
+        parts += [f"{', '.join(names)}: {remark}" for remark, names in remarks.items()]
+        parts += self._refusals()
+        others = sum(job.rule_name not in LINES for job in self._jobs)
+        if self._snakemake.output_settings.verbose:
+            parts += [job.rule_msg for job in shown]
+        if others and (self._snakemake.output_settings.verbose or not parts):
+            parts.append(f"{count_of(others, 'step')} here for tables, plots and the report; `-np` lists every job")
         return parts

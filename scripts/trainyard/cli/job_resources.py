@@ -24,6 +24,8 @@ from trainyard.planning.claims import ClaimLog
 from trainyard.planning.history_files import dataset_digest, is_trained, read_state
 from trainyard.planning.job_costs import (
     PlannedJob,
+    brief_plan,
+    describe_limits,
     describe_scale,
     plan_scale,
     summarize_cost,
@@ -85,7 +87,11 @@ class Jobs(ABC):
 
     @abstractmethod
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        """What the job does, for messages; with its cost if it is submitted."""
+        """What the job does, for messages; with its cost if it is submitted, and `remarks`."""
+
+    @abstractmethod
+    def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
+        """What to know before the job is submitted or started, each after `; `; "" for nothing."""
 
     @abstractmethod
     def digest(self, wildcards: Wildcards) -> str:
@@ -155,9 +161,12 @@ class StagingJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
+        return f"dataset {wildcards.name}: staging{self.remarks(wildcards, attempt)}"
+
+    @override
+    def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
         minutes = self._profile.walltime_minutes(self.rule)
-        excess = self._profile.describe_excess(self.rule, 0, minutes) if self._profile.submits else ""
-        return f"dataset {wildcards.name}: staging{excess}"
+        return self._profile.describe_excess(self.rule, 0, minutes) if self._profile.submits else ""
 
     @override
     def digest(self, wildcards: Wildcards) -> str:
@@ -266,9 +275,21 @@ class SweepJobs(Jobs):
             return f"sweep {wildcards.name}: job {number + 1} of {self.job_count(wildcards.name)}{condition}"
         if not plan.forecast.pending:
             return summarize_plan(plan)
+        remarks = self.remarks(wildcards, attempt)
+        if not self._profile.has_scheduler:
+            return f"{summarize_plan(plan, on_cpus=not has_gpu())}{remarks}"
+        return f"{summarize_plan(plan)}; {summarize_cost(plan)}{remarks}"
+
+    def brief(self, name: str) -> str:
+        """What is left to run of a sweep, in a line for a dry run, which has the rest in its table."""
+        return brief_plan(self.plan(name), on_cpus=not (self._profile.has_scheduler or has_gpu()))
+
+    @override
+    def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
+        plan = self.plan(wildcards.name, attempt)
         environment = describe_environment(plan.state.sweep)
         if not self._profile.has_scheduler:
-            return f"{summarize_plan(plan, on_cpus=not has_gpu())}{environment}"
+            return environment
         most = plan.state.sweep.slots
         most_gpus = most.gpus * (most.jobs if plan.state.sweep.goal else 1)  # without a goal, each may start alone
         is_fixed = plan.fixed_minutes is not None
@@ -276,7 +297,7 @@ class SweepJobs(Jobs):
         effect = self._profile.limits(self.rule).describe(needed, gpus=plan.slots.gpus, max_gpus=most_gpus)
         if is_fixed:
             effect += self._profile.describe_excess(self.rule, most.gpus_per_node, plan.fixed_minutes)
-        return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
+        return f"{describe_limits(plan)}{effect}{environment}"
 
     @override
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
@@ -390,18 +411,27 @@ class TrainJobs(Jobs):
         study = self._config.scaling[wildcards.name]
         if self._only_rereads(wildcards):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
-        details = f"{study.describe_step(wildcards.scale)}{describe_environment(study)}"
-        what = f"scaling {wildcards.name}: training at {wildcards.scale}{details}"
+        what = f"scaling {wildcards.name}: training at {wildcards.scale}{study.describe_step(wildcards.scale)}"
+        cost = f"; {describe_scale(self._row(wildcards))}" if self._profile.submits else ""
+        return f"{what}{cost}{self.remarks(wildcards, attempt)}"
+
+    def _row(self, wildcards: Wildcards) -> PlannedJob:
+        return plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
+
+    @override
+    def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
+        study = self._config.scaling[wildcards.name]
+        environment = describe_environment(study)
         if not self._profile.submits:
-            return what
-        row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
+            return environment
+        row = self._row(wildcards)
         effect = self._profile.limits(self.rule).describe(0, gpus=row.gpus, max_gpus=row.gpus)
         effect += self._describe_walltime(wildcards, study, row)
         cpus = self._cpus_per_gpu(wildcards)
         if cpus is not None and cpus < ENOUGH_CPUS_PER_GPU:
             count = count_of(cpus, "CPU")
             effect += f"; {count} per GPU may keep it waiting: {ENOUGH_CPUS_PER_GPU} are enough for most"
-        return f"{what}; {describe_scale(row)}{effect}"
+        return f"{effect}{environment}"
 
     def _minutes(self, study: Scaling, attempt: int = 1) -> float | None:
         """The walltime that the jobs of a study request."""

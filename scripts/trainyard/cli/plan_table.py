@@ -1,36 +1,41 @@
-"""The table of a plan, for the terminal."""
+"""The table of a plan and its total, for the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.table import Table
 
 from trainyard.planning.job_costs import PlannedJob
 from trainyard.utils.terminal import open_console
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 
-UNITS = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}
+UNITS: Final = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}
 NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 PIPE_WIDTH: Final = 160  # of the table, where there is no terminal
 
 
 def draw_plan(rows: Sequence[PlannedJob], *, on_cpus: bool) -> str:
-    """The table of a plan as text, for stdout."""
+    """The table of a plan and a line with its total, as text for stdout."""
     console = open_console(PIPE_WIDTH)
     with console.capture() as capture:
         console.print(plan_table(rows, on_cpus=on_cpus))
-    return capture.get()
+    return f"{capture.get()}{describe_total(rows, on_cpus=on_cpus)}"
+
+
+def _units(*, on_cpus: bool) -> Mapping[str, tuple[str, str]]:
+    """What jobs have, and the unit of their use, by kind."""
+    return UNITS | {"gpus": ("slots", "slot-hours")} if on_cpus else UNITS
 
 
 def plan_table(rows: Sequence[PlannedJob], *, on_cpus: bool = False) -> Table:
-    """A row for each job, the alternatives that are not submitted dimmed, and if there are several, the totals.
+    """A row for each job, the alternatives that are not submitted dimmed.
 
     The cost is the predicted one, or else that of all that is requested. There are columns about GPUs if a job has any,
     and about CPUs if a sweep without GPUs is charged for them; of the others, those in which a row has a value.
     With `on_cpus`, the jobs run on a machine without a GPU, where a slot or rank stands for one.
     """
     kinds = [kind for kind in UNITS if any(getattr(row, kind) for row in rows)] or ["gpus"]
-    units = UNITS | {"gpus": ("slots", "slot-hours")} if on_cpus else UNITS
+    units = _units(on_cpus=on_cpus)
     counts = [units[kind][0] for kind in kinds]
     hours = [column for kind in kinds for column in (units[kind][1], f"{units[kind][1]} requested")]
     names = ("job", "pending", "jobs", "nodes", *counts, "walltime", "predicted", *hours, "cost")
@@ -39,17 +44,32 @@ def plan_table(rows: Sequence[PlannedJob], *, on_cpus: bool = False) -> Table:
     table = Table(*(names[number] for number in shown))
     for row, line in zip(rows, cells, strict=True):
         table.add_row(*(line[number] for number in shown), style=None if row.is_submitted else "dim")
-    submitted = [row for row in rows if row.is_submitted]
-    if len(submitted) == 1:
-        return table
-    sums = [f"{what}_{kind[:-1]}_hours" for kind in kinds for what in ("predicted", "asked")]
-    totals = [_number(sum(getattr(row, name) or 0.0 for row in submitted)) for name in sums]
-    totals.append(_cost(submitted))
-    table.add_section()
-    jobs = sum(row.jobs for row in submitted)
-    last = ["total of known values", "", str(jobs), "", *[""] * len(kinds), "", "", *totals]
-    table.add_row(*(last[number] for number in shown))
     return table
+
+
+def describe_total(rows: Sequence[PlannedJob], *, on_cpus: bool) -> str:
+    """What all jobs together need and cost, and of which this is not known, in a line."""
+    submitted = [row for row in rows if row.is_submitted]
+    total = [count_of(sum(row.jobs for row in submitted), "job")]
+    for kind, (_, unit) in _units(on_cpus=on_cpus).items():
+        predicted, asked = (
+            _number(sum(getattr(row, f"{what}_{kind[:-1]}_hours") or 0.0 for row in submitted))
+            for what in ("predicted", "asked")
+        )
+        if predicted:
+            total.append(f"about {predicted} {unit}{f' of {asked} requested' * bool(asked)}")
+        elif asked:
+            total.append(f"at most {asked} {unit}")
+    if cost := _cost(submitted):
+        total.append(f"cost {cost}")
+    text = f"total: {', '.join(total)}"
+    unknown = [row for row in submitted if row.predicted_seconds is None and (row.gpus or row.cpus)]
+    if not unknown:
+        return text
+    of = f" of {unknown[0].job}" if any(row.predicted_seconds for row in submitted) else ""
+    more = f" and {len(unknown) - 1} more" if of and len(unknown) > 1 else ""
+    first = " or ".join(dict.fromkeys("trial" if row.strategy else "scale" for row in unknown))
+    return f"{text}; the time{of}{more} is unknown until a first {first} has finished"
 
 
 def _cells(row: PlannedJob, kinds: Sequence[str]) -> Iterator[str]:

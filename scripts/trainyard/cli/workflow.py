@@ -38,15 +38,17 @@ from trainyard.planning.job_marks import DONE, JOBS, RUN
 from trainyard.planning.receipts import is_outdated, overview_terms, table_terms
 from trainyard.programs.user_environment import RECORD, record_environment
 from trainyard.report.plot_list import PLOT_LABELS, ordered_labels, plots_of
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import typed_argv
 
 log = logging.getLogger("workflow")
 # The end of a message with a scheduler. Snakemake fills in what the job requests after all overrides.
-_REQUESTS: Final = (
-    "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem} "
-    "({resources.memory}), walltime: {resources.runtime} min"
+REQUESTS: Final = "; to be submitted with "
+_REQUESTED: Final = (
+    "{resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem} ({resources.memory}), "
+    "walltime: {resources.runtime} min"
 )
 TABLE_LABELS: Final = {"sweeps": "trials: charts and table", "scaling": "table"}
 
@@ -245,7 +247,7 @@ class Workflow:
             raise SystemExit(1)
 
     def check(self, *, dry_run: bool) -> None:
-        """Check all that can be checked before a job is queued.
+        """Check all that can be checked before a job is queued, and log what is no mistake.
 
         Raises:
             UserError: something is wrong; the message lists everything that is.
@@ -260,11 +262,25 @@ class Workflow:
             in_container="APPTAINER" in self._deployment,
             other_environment=not self._deployment.isdisjoint(("CONDA", "APPTAINER")),
         )
-        refuse_mistakes(findings, notify=log.warning)
+        notes = list[str]()
+
+        def show() -> None:
+            for note in notes:
+                log.warning("%s", note)
+
+        try:
+            refuse_mistakes(findings, notify=notes.append)
+        except UserError:
+            show()
+            raise
+        if dry_run:
+            atexit.register(show)  # below the table
+        else:
+            show()
 
     def message(self, text: str) -> str:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
-        return text + (_REQUESTS if self._profile.submits else "")
+        return text + (REQUESTS + _REQUESTED if self._profile.submits else "")
 
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""

@@ -109,13 +109,18 @@ def read_copy(path: Path) -> Config | None:
 
 def list_changes(before: Sweep, now: Sweep) -> list[str]:
     """What differs between two configs of a sweep, by name, other than trials that `now` adds."""
-    old, new = _comparable(before), _comparable(now)
-    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    names = changed_options(before, now)
     is_smaller = bool(expand(before).by_name("").keys() - expand(now).by_name("").keys())
     if before.search and now.search:
         is_smaller |= now.search.trials < before.search.trials
         names += ["repeats"] if before.trials_of_each != now.trials_of_each else []
     return [*names, *["the number of trials"] * is_smaller]
+
+
+def changed_options(before: Sweep, now: Sweep) -> list[str]:
+    """The names of the options that differ between two configs of a sweep, without those that have its trials."""
+    old, new = _comparable(before), _comparable(now)
+    return [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
 
 
 def _comparable(sweep: Sweep) -> dict[str, Any]:

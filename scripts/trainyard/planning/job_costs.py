@@ -9,10 +9,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
+from trainyard.planning.added_trials import changed_options, read_copy
 from trainyard.planning.history_files import is_trained
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import describe_new_search
@@ -218,18 +222,34 @@ def planned_alternatives(plan: Plan) -> list[Strategy]:
 
 
 def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
-    """The work, the request and the predicted time of a sweep's jobs: one line for `snakemake -n`.
+    """The work, the request and the predicted time of a sweep's jobs: one line for messages and logs.
 
     With `on_cpus`, the sweep runs on a machine without a GPU, and its slots have none.
     """
+    state = plan.state
+    what = _describe_pending(plan, on_cpus=on_cpus)
+    if not plan.forecast.pending:
+        return what
+    first = "; a job begins with `setup`" if isinstance(state.sweep, ProgramOptions) and state.sweep.setup else ""
+    return f"{what}; {_describe_prediction(plan)}{_describe_budget(plan)}{first}"
+
+
+def brief_plan(plan: Plan, *, on_cpus: bool = False) -> str:
+    """The same without what the table of a plan shows."""
+    text = _describe_pending(plan, on_cpus=on_cpus)
+    return f"{text}{_describe_gpu_models(plan)}{_describe_budget(plan)}" if plan.forecast.pending else text
+
+
+def _describe_pending(plan: Plan, *, on_cpus: bool = False) -> str:
+    """How many trials of a sweep are left to run, on which slots, and why trials run again."""
     state, slots, pending = plan.state, plan.slots, plan.forecast.pending
     again = ", ".join(filter(None, [*_describe_again(plan), describe_new_search(plan.state)]))
-    what = f"{len(pending)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
+    what = f"sweep {state.name}: {len(pending)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
     if reread := state.unread_count:
         what += f", {count_of(reread, 'output')} to re-read without running anything"
     if not pending:
         what += f"; {reached}" if (reached := state.describe_budget()) else ""
-        return f"sweep {state.name}: {what}; only the tables will be written"
+        return f"{what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan, on_cpus=on_cpus)}"
     if slots.jobs > 1:
         requested = f"{count_of(plan.parallel_jobs, 'job')} with {requested}"
@@ -237,9 +257,7 @@ def summarize_plan(plan: Plan, *, on_cpus: bool = False) -> str:
     most = f"of at most {limit.count * limit.jobs}"
     among = f"which none {most} is sure to meet" if plan.misses_deadline else most
     chosen = f" ({state.sweep.goal}, {among})" if state.sweep.goal else ""
-    predicted = f"{_describe_prediction(plan)}{_describe_budget(plan)}"
-    first = "; a job begins with `setup`" if isinstance(state.sweep, ProgramOptions) and state.sweep.setup else ""
-    return f"sweep {state.name}: {what}; requests {requested}{chosen}; {predicted}{first}"
+    return f"{what}; requests {requested}{chosen}"
 
 
 def _describe_budget(plan: Plan) -> str:
@@ -257,11 +275,17 @@ def _describe_budget(plan: Plan) -> str:
 
 
 def _describe_again(plan: Plan) -> Iterator[str]:
-    """Why trials run again, and how many of the pending ones have run before."""
+    """Why trials run again, how many of the pending ones have run before, and which results do not count any more."""
     state = plan.state
     last, code = state.sessions[-1].info if state.sessions else None, state.sweep.code_digest
     if last and code and last.code_digest != code:
         yield f"`code` has changed since the job of {format_time(last.time)}"
+    if last and (lost := _count_lost(plan)):
+        before = read_copy(state.folder.parents[1] / "configs" / f"{last.config}.json")
+        sweep = before and before.sweeps.get(state.name)
+        changed = [f"`{option}`" for option in changed_options(sweep, state.sweep)] if sweep else []
+        why = f"{' and '.join(changed) or 'more than the values of its trials'} changed"
+        yield f"{why}: {count_of(lost, 'trial')} that finished before {'do' if lost > 1 else 'does'} not count"
     if failed := plan.forecast.failed:
         yield f"{len(failed)} failed before"
     records = [state.record(name) for name in plan.forecast.unfinished]
@@ -274,6 +298,14 @@ def _describe_again(plan: Plan) -> Iterator[str]:
         changed = [f"{name}: {value}" for name, value in then.items() if value != now.get(name, value)]
         by = f"by another rule, with {', '.join(changed)}"
     yield f"{len(stopped)} stopped early {by}"
+
+
+def _count_lost(plan: Plan) -> int:
+    """How many trials with the values of a pending one have a result under another identity."""
+    state = plan.state
+    values = {to_json(state.trials[name].values) for name in plan.forecast.pending if name in state.trials}
+    ends = [record.end for record in state.earlier]
+    return sum(end is not None and end.outcome in WITH_RESULT and to_json(end.values) in values for end in ends)
 
 
 def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
@@ -303,7 +335,8 @@ def _describe_gpu_models(plan: Plan) -> str:
     known, missing = set(evidence.gpu_models.values()) - {""}, evidence.unmeasured_models
     if not models or (len(models) == 1 and known <= set(models)):
         return ""
-    unknown = f" (as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)})" if missing else ""
+    measured = f"predicted as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)}"
+    unknown = f" ({measured})" * bool(missing)
     return f" on {' or '.join(models)}{unknown}"
 
 
@@ -316,13 +349,6 @@ def summarize_cost(plan: Plan) -> str:
     units, minutes = count_of(plan.slots.units, plan.slots.unit), plan.walltime_minutes
     size = f" ({plan.parallel_jobs} x {units} x {minutes} min)" if plan.slots.jobs > 1 else ""
     parts = [f"{hours:.3g} {unit} requested{size}{used}{cost}"]
-    if plan.too_long:
-        count = f"{len(plan.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
-        parts.append(f"{count}: {plan.too_long_message}")
-    if plan.jobs > 1:
-        limit = format_duration(60 * plan.limit_minutes)
-        of_each = " for each of these" if plan.parallel_jobs > 1 else ""
-        parts.append(f"{plan.jobs} jobs one after another{of_each}, because a job may take at most {limit}")
     for each in planned_alternatives(plan):
         is_array = each.strategy == "job_array"
         kind = f"{count_of(each.jobs, 'task')} of an array" if is_array else count_of(each.jobs, "separate job")
@@ -330,3 +356,16 @@ def summarize_cost(plan: Plan) -> str:
         starts = f", {startup:.3g} of them to start programs" if startup else ""
         parts.append(f"as {kind}: {each.requested_unit_seconds / 3600:.3g} {unit} requested{starts}")
     return "; ".join(parts)
+
+
+def describe_limits(plan: Plan) -> str:
+    """What a limit of the walltime means for the trials of a sweep, each after `; `; "" for nothing."""
+    text = ""
+    if plan.too_long:
+        count = f"{len(plan.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
+        text += f"; {count}: {plan.too_long_message}"
+    if plan.jobs > 1:
+        limit = format_duration(60 * plan.limit_minutes)
+        of_each = " for each of these" if plan.parallel_jobs > 1 else ""
+        text += f"; {plan.jobs} jobs one after another{of_each}, because a job may take at most {limit}"
+    return text

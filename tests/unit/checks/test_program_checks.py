@@ -70,11 +70,11 @@ def test_with_conda_a_rule_records_the_environment_of_the_user(tmp_path, venv):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"command": "python x.py"}, "; python: Trainyard's own"),
-        ({"command": "SEED=1 A='b c' python x.py {args}"}, "; python: Trainyard's own"),
-        ({"command": ["torchrun", "x.py"]}, "; torchrun: Trainyard's own"),
-        ({"command": "python x.py", "env": "env"}, "; python: {venv}/bin/python"),
-        ({"command": "torchrun x.py", "env": "trainyard"}, "; torchrun: Trainyard's own"),
+        ({"command": "python x.py"}, "; python is Trainyard's own"),
+        ({"command": "SEED=1 A='b c' python x.py {args}"}, "; python is Trainyard's own"),
+        ({"command": ["torchrun", "x.py"]}, "; torchrun is Trainyard's own"),
+        ({"command": "python x.py", "env": "env"}, "; python is {venv}/bin/python"),
+        ({"command": "torchrun x.py", "env": "trainyard"}, "; torchrun is Trainyard's own"),
         ({"command": "deepspeed x.py"}, "; there is no deepspeed on your PATH: activate your environment, or name it "
                                         "by env"),
         ({"command": "./train"}, ""),

@@ -121,6 +121,9 @@ def test_every_verb_of_the_help_does_something():
         (["-C", "x=1", "--", "my.yaml"], ["-C", "x=1", "--", "my.yaml"]),
         (["--json", "my.yaml"], ["--json", "--config", "my.yaml"]),
         (["--configfile", "my.yaml", "-n"], ["--configfile", "my.yaml", "-n"]),
+        (["--profile=slurm", "my.yaml"], ["--profile=slurm", "--config", "my.yaml"]),
+        (["--set-resources=sweep:runtime=9", "my.yaml"], ["--set-resources=sweep:runtime=9", "--config", "my.yaml"]),
+        (["-j4", "my.yaml"], ["-j4", "--config", "my.yaml"]),
         (["sweeps"], ["sweeps"]),
     ],
 )

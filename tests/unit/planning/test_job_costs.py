@@ -19,6 +19,7 @@ from trainyard.config.trials import result_digest
 from trainyard.planning import job_costs
 from trainyard.planning.accounting import PADDING
 from trainyard.planning.job_costs import (
+    brief_plan,
     describe_scale,
     plan_scale,
     planned_alternatives,
@@ -61,7 +62,7 @@ def finished(results, hours_by_blocks, *, gpus=1):
     with session_of(results / "sweeps/depth") as journal:
         for name, trial in trials.items():
             if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
-                journal.append("started", trial=name, attempt=1, gpus_per_trial=gpus)
+                journal.append("started", trial=name, attempt=1, gpus_per_trial=gpus, values=trial.values)
                 journal.append("finished", trial=name, attempt=1, seconds=3600.0 * hours, metrics={})
 
 
@@ -140,6 +141,24 @@ def test_each_way_to_run_a_sweep_has_the_nodes_of_its_trials(tmp_path):
     config = check_config({**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "slots": slots}}})
     rows = {row.strategy: (row.nodes, row.gpus) for row in plan_jobs(config, tmp_path) if row.strategy}
     assert rows == dict.fromkeys(("packed", "job_array", "separate_jobs"), (2, 4))
+
+
+def test_results_that_a_change_makes_worthless_are_counted(tmp_path):
+    """They have the values of a trial that is left to run."""
+    finished(tmp_path, {1: 1.0, 2: 2.0})
+    sweep = {**CONFIG["sweeps"]["depth"], "train": {"epochs": 7}}
+    other = check_config({**CONFIG, "sweeps": {"depth": sweep}})
+    config_copy = tmp_path / "configs" / "before.json"
+    config_copy.parent.mkdir()
+    config_copy.write_text(json.dumps(CONFIG))
+    with session_of(tmp_path / "sweeps/depth") as journal:
+        journal.append("session", config="before")
+    assert "pending (`train` changed: 2 trials that finished before do not count)" in brief_plan(
+        plan_sweep(other, "depth", tmp_path)
+    )
+    smaller = {**CONFIG["sweeps"]["depth"], "grid": {"model_args.blocks": [2, 3]}}
+    fewer = check_config({**CONFIG, "sweeps": {"depth": smaller}})
+    assert "do not count" not in brief_plan(plan_sweep(fewer, "depth", tmp_path))
 
 
 def test_on_a_machine_without_a_gpu_a_plan_names_none(tmp_path):
@@ -303,7 +322,7 @@ def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, 
     config = CONFIG if not study else {"scaling": {"s": study}}
     trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1, **launched(study))
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(runtime)})
-    said = yard.train.summary(SimpleNamespace(name="s", scale="1x4"), attempt=1)
+    said = yard.train.summary(SimpleNamespace(name="s", scale="1x4"), attempt=1).partition("; python is")[0]
     assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
 
 

@@ -17,7 +17,7 @@ from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.accounting import PADDING
 from trainyard.planning.attempts import Session
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.job_costs import planned_alternatives, summarize_cost, summarize_plan
+from trainyard.planning.job_costs import describe_limits, planned_alternatives, summarize_cost, summarize_plan
 from trainyard.planning.journal import SessionStarted, Suggested
 from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
@@ -227,7 +227,7 @@ def test_durations_on_a_gpu_model_without_evidence_are_those_on_another_but_unce
     (low, high), (least, most) = known.predicted_range, unknown.predicted_range
     assert most / least > 2 * high / low
     assert unknown.walltime_minutes > 1.5 * known.walltime_minutes
-    assert summarize_plan(unknown).endswith(" on h100 (as on a100: none was measured on h100)")
+    assert summarize_plan(unknown).endswith(" on h100 (predicted as on a100: none was measured on h100)")
     assert "a100" not in summarize_plan(known), "not mentioned where it makes no difference"
 
 
@@ -516,7 +516,7 @@ def test_each_of_several_jobs_that_a_partition_cuts_short_is_followed_by_others(
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
     assert (limited.parallel_jobs, limited.jobs >= 3) == (2, True)
     assert limited.all_jobs == 2 * limited.jobs == limited.requested_hours
-    assert f"{limited.jobs} jobs one after another for each of these, because" in summarize_cost(limited)
+    assert f"{limited.jobs} jobs one after another for each of these, because" in describe_limits(limited)
 
 
 def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tmp_path):
@@ -529,7 +529,8 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     usable = 3600 - limited.forecast.evidence.startup_seconds - 60
     assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
     assert limited.walltime_minutes == 60
-    assert f"{limited.jobs} jobs one after another, because a job may take at most 1 h 0 min" in summarize_cost(limited)
+    why = "because a job may take at most 1 h 0 min"
+    assert describe_limits(limited) == f"; {limited.jobs} jobs one after another, {why}"
     assert limited.requested_hours == 2 * limited.jobs
     fixed = plan_sweep(config, "depth", tmp_path, fixed_minutes=60, limit_minutes=1440)
     assert (fixed.jobs, fixed.requested_hours) == (limited.jobs, limited.requested_hours)
@@ -567,9 +568,9 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert own_plan(tmp_path, limit_minutes=8 * 60).too_long == []
     short = own_plan(tmp_path, limit_minutes=4 * 60)
     assert len(short.too_long) == 6
-    assert "6 of 6 pending trials can never end: trial" in summarize_cost(short)
+    assert "6 of 6 pending trials can never end: trial" in describe_limits(short)
     assert re.search(
-        r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", summarize_cost(short)
+        r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", describe_limits(short)
     )
     resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
     assert resumed.too_long == []
@@ -594,9 +595,9 @@ def test_a_trial_that_was_interrupted_and_cannot_resume_is_known_to_take_longer(
     assert own_plan(tmp_path, limit_minutes=24 * 60, checkpoint="*.pt").walltime_minutes == 60
     assert own_plan(tmp_path, limit_minutes=90).too_long == []
     short = own_plan(tmp_path, limit_minutes=60)
-    assert "2 of 8 pending trials can never end: trial" in summarize_cost(short)
-    assert "takes at least 1 h 1 min" in summarize_cost(short)
-    assert "if something else held it up, increase `retrain`" in summarize_cost(short)
+    assert "2 of 8 pending trials can never end: trial" in describe_limits(short)
+    assert "takes at least 1 h 1 min" in describe_limits(short)
+    assert "if something else held it up, increase `retrain`" in describe_limits(short)
     again = own_plan(tmp_path, limit_minutes=60, retrain=1)
     assert (again.too_long, again.walltime_minutes) == ([], 60), "otherwise they never start again"
 
@@ -637,8 +638,8 @@ def test_a_function_that_has_left_no_checkpoint_needs_more_time_than_it_had(tmp_
     assert again.too_long == []
     short = replace(again, limit_minutes=120)
     assert short.too_long == [lost]
-    assert f"pending trials can never end: trial {lost} takes at least 2 h" in summarize_cost(short)
-    assert "or let the function save to `context.checkpoint_dir`; if something" in summarize_cost(short)
+    assert f"pending trials can never end: trial {lost} takes at least 2 h" in describe_limits(short)
+    assert "or let the function save to `context.checkpoint_dir`; if something" in describe_limits(short)
     with pytest.raises(ConfigError, match="resumable: is no longer an option: a function resumes from what it has"):
         plan(tmp_path, resumable=False)
 
