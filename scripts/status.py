@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> None:
                     console.print(view(), "")
                 interrupt.wait(arguments.every)
     if arguments.json:
-        json_output.print_json(**progress_as_json(config, results, folds))
+        json_output.print_json(**progress_as_json(config, results, folds, list_jobs(0)))
     else:
         console.print(view())
     if arguments.wait:

@@ -67,6 +67,10 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
         return 130
     except UserError as error:
         logging.error("%s", error)
+        if getattr(arguments, "json", False):
+            from trainyard.cli.json_output import print_error  # imports pydantic
+
+            print_error(error)
         for kind, mark in ((FinalError, final_mark), (ContinuedError, continued_mark)):
             if isinstance(error, kind) and arguments.log_file:
                 with suppress(OSError):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
@@ -67,13 +67,24 @@ def main() -> None:
             from trainyard.cli.screen import SCREEN
 
             SCREEN.take_over()
-        from snakemake.cli import main as run_snakemake  # takes more than a second to import
+        import snakemake.cli  # takes more than a second
 
-        run_snakemake()
+        if "--verbose" not in words:  # it says at each start which profile it uses
+            vars(snakemake.cli)["print"] = _print_but_profile
+        snakemake.cli.main()
     except UserError as error:
+        if AS_JSON in os.environ:
+            from trainyard.cli.json_output import print_error
+
+            print_error(error)
         sys.exit(f"trainyard: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_but_profile(*words: object, **options: Any) -> None:
+    if not str(words[0] if words else "").startswith("Using profile"):
+        print(*words, **options)
 
 
 def usage() -> str:
@@ -135,31 +146,38 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     given, options = parser.parse_known_args(words[:end])
     if verb == "plan" and given.json:
         os.environ[AS_JSON] = "1"
-    _refuse_unknown(options)
     if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
         config = given.config or DEFAULT_CONFIG
         if not config.exists():
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
+    _check_options(options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     profile = ["--profile", str(find_profile(given.profile))]
     options += ["--verbose"] * given.verbose
     return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 
-def _refuse_unknown(options: Sequence[str]) -> None:
-    """Raise a UserError at an option that Snakemake does not have: it would print all that it has."""
+def _check_options(options: Sequence[str]) -> None:
+    """Raise a UserError at an option that Snakemake does not have, or a config file that cannot be parsed.
+
+    Snakemake would print all its options, or its own words about the file, which it reads before the Snakefile.
+    """
     from snakemake.cli import get_argument_parser  # takes more than a second to import
     from snakemake.exceptions import CliException
 
-    parser, unknown = get_argument_parser(), list[str]()
+    from trainyard.config.parser import read_file
+
+    parser, known, unknown = get_argument_parser(), argparse.Namespace(configfile=[]), list[str]()
     parser.prog, parser.usage = "trainyard", argparse.SUPPRESS  # in its other errors
     with suppress(CliException):  # of a value, which Snakemake then reports
-        unknown = parser.parse_known_args(options)[1]
+        known, unknown = parser.parse_known_args(options)
     if unknown:
         name = unknown[0].partition("=")[0]
         hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")
         raise UserError(f"there is no option {name!r}; {hint}")
+    for file in known.configfile or ():
+        read_file(Path(file))
 
 
 if __name__ == "__main__":

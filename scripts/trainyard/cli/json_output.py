@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from trainyard.checks.findings import Finding
+from trainyard.utils.errors import UserError
 
 VERSION: Final = 1  # of the keys: those of a version keep their meaning, and new ones may be added
 OPTION: Final = "--json"
@@ -16,6 +17,14 @@ HELP: Final = "print one JSON object, for scripts: docs/json.md describes it"
 def print_json(**content: Any) -> None:
     """Print an object with its version. A number that is not finite is null."""
     print(to_json({"version": VERSION, **content}, indent=2, inf_nan_mode="null").decode(), flush=True)
+
+
+def print_error(error: UserError) -> None:
+    """Print an object with an error: its message, and if it lists several mistakes, each with its place."""
+    first, *lines = str(error).splitlines() or [""]
+    parts = [line.strip().partition(": ") for line in lines or [first]]
+    mistakes = [{"place": place if text else "", "message": text or place} for place, _, text in parts]
+    print_json(error={"message": str(error), "mistakes": mistakes})
 
 
 def findings_as_json(findings: Iterable[Finding]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 from trainyard.cli.dry_run import show_plan
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
+from trainyard.cli.json_output import print_error
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.node_folders import hold_until_end
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
 from trainyard.utils.errors import UserError
+from trainyard.utils.typed_commands import AS_JSON
 
 Snakemake = Any  # snakemake.workflow.Workflow
 
@@ -25,6 +28,8 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if AS_JSON in os.environ:
+            print_error(error)
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 

@@ -117,8 +117,10 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
     return lines
 
 
-def progress_as_json(config: Config, results: Path, folds: Mapping[str, Fold]) -> dict[str, Any]:
-    """How far all sweeps and studies are."""
+def progress_as_json(
+    config: Config, results: Path, folds: Mapping[str, Fold], jobs: Sequence[UserJob]
+) -> dict[str, Any]:
+    """How far all sweeps and studies are; `jobs` are those in Slurm's queue."""
     sweeps = []
     for name, fold in folds.items():
         plan = plan_sweep(config, name, results, fold=fold)
@@ -129,6 +131,15 @@ def progress_as_json(config: Config, results: Path, folds: Mapping[str, Fold]) -
                 "has_ended": sweep_has_ended(plan.state),
                 **_count_trials(plan, opened),
                 "seconds_left": _seconds_left(plan, opened),
+                "jobs": [
+                    {
+                        "id": job.job,
+                        "state": job.state,
+                        "reason": (job.why_hopeless or job.reason) if job.state == "PENDING" else None,
+                    }
+                    for job in jobs
+                    if job.is_of(name) and job.is_live
+                ],
                 "answer": answer_as_json(plan.state, answer_sweep(plan.state), config.pricing),
             }
         )

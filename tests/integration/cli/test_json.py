@@ -60,3 +60,17 @@ def test_a_script_that_knows_the_page_gets_from_the_plan_to_the_answer(answers):
         if "--json" in words:
             assert printed["version"] == 1
             assert keys(printed) <= NAMES, "each key is on the page"
+
+
+def test_a_mistake_in_the_config_is_an_object_too(project):
+    wrong = {"sweeps": {"s": {**SWEEP, "comand": "x"}}}
+    (project.folder / "trainyard.yaml").write_text(json.dumps(wrong))
+    program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
+    for words in [shlex.split(command)[1:] for command in COMMANDS if "--json" in command]:
+        done = project.run(*program, *words, check=False)
+        printed = json.loads(done.stdout)
+        assert done.returncode == 1
+        assert (keys(printed) <= NAMES, printed["version"]) == (True, 1)
+        (mistake,) = printed["error"]["mistakes"]
+        assert mistake["place"] == "sweeps.s.comand"
+        assert "did you mean 'command'?" in mistake["message"]

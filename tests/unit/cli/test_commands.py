@@ -75,9 +75,18 @@ def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, verb, c
 
 
 def test_a_config_file_for_snakemake_takes_the_place_of_the_default(folder):
-    (folder / "trainyard.yaml").unlink()
+    (folder / "trainyard.yaml").rename(folder / "a.yaml")
+    (folder / "b.yaml").touch()
     words = ["--configfile", "a.yaml", "b.yaml"]
     assert build_call("plan", words) == [*SNAKEMAKE, LOCAL, *words, "--dry-run"]
+
+
+@pytest.mark.parametrize("words", [[], ["--configfile", "trainyard.yaml"]])
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_config_that_is_no_yaml_is_our_error_and_not_snakemakes(folder, verb, words):
+    (folder / "trainyard.yaml").write_text("sweeps:\n  s:\n    command: x\n   grid: {x: [1]}\n")
+    with pytest.raises(UserError, match=r"^trainyard\.yaml, line 4, .*: not valid YAML: .*; indent 'grid: "):
+        build_call(verb, words)
 
 
 def test_a_profile_is_found_by_its_name_first_in_the_working_directory(folder):
