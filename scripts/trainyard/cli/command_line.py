@@ -48,7 +48,7 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     other signals that end a job, unless it is a rank.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    set_up_logging(arguments.log_file)
+    set_up_logging(arguments.log_file, to_stderr=getattr(arguments, "json", False))
     if not is_rank():
         interrupt_at_stop_request()
     code = _exit_code(main, arguments)
@@ -124,13 +124,13 @@ def _take_up_allocation() -> None:
         threading.Thread(target=log_submit_line).start()  # the job does not wait for it
 
 
-def set_up_logging(log_file: Path | None) -> None:
-    """Log to stdout, and append to a file if there is one.
+def set_up_logging(log_file: Path | None, *, to_stderr: bool = False) -> None:
+    """Log to stdout, or to stderr, and append to a file if there is one.
 
     A log that cannot be written does not end the program: without a file, or on a full disk, its lines are lost.
     """
     logging.raiseExceptions = False  # the default prints a stack trace for each line that cannot be written
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr if to_stderr else sys.stdout)]
     problem = ""
     if log_file:
         try:

@@ -31,7 +31,7 @@ def facet_grid(count: int) -> tuple[int, int]:
 def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> None:
     """The metric against each varied key: a point per finished trial, a hollow one if it was stopped early.
 
-    The best trial has a ring. Where several trials share each value of a key, dashes are their medians, which a line
+    The best trial has a ring. Where three trials share each value of a key, dashes are their medians, which a line
     joins if the key explains most of the differences; with several seeds, each configuration has an interval instead.
     With `joined`, a line joins the trials in the order of the key.
     """
@@ -111,17 +111,17 @@ def _plot_spread(axes: Axes, ranked: PlottedTrials, key: str) -> None:
 
 
 def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", limits: tuple[float, float]) -> None:
-    """Draw the median of the metric at each value of a key, if most values occur in several trials."""
+    """Draw the median of the metric at each value of a key, if the values have three trials each on average."""
     x = style.to_numbers(values)
     count = x.nunique()
-    if not 1 < count <= min(MAX_MEDIANS, len(x) / 2):
+    if not 1 < count <= min(MAX_MEDIANS, len(x) / 3):
         return
     medians = metric[x.index].groupby(x).median()
     medians = medians[medians.between(*limits)]
     shape: dict[str, Any] = {"marker": "_", "markersize": 14, "markeredgewidth": 2, "color": "#333333"}
     explains_most = _explained_share(x, metric[x.index].clip(*limits)) > 0.5  # otherwise another key or chance does
     line = "-" if is_numeric(values) and explains_most else "none"
-    axes.plot(medians.index, medians, linestyle=line, linewidth=0.8, label="median", **shape)
+    axes.plot(medians.index, medians, linestyle=line, linewidth=0.8, label="median at each value", **shape)
 
 
 def _explained_share(x: "pd.Series[float]", metric: "pd.Series[float]") -> float:

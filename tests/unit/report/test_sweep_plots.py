@@ -325,15 +325,15 @@ def test_no_importance_is_made_up_for_noise():
 
 
 def test_each_varied_key_has_a_panel_and_the_best_trial_a_ring_in_each():
-    rows = sweep(6, lr=[1, 2, 3] * 2, model=["x", "y"] * 3)
+    rows = sweep(9, lr=[1, 2, 3] * 3, model=["x", "x", "y"] * 3)
     panels = Figure().subplots(1, 2)
     metric_plots.plot_metric(*panels, ranked=rows)
     assert [axes.get_xlabel() for axes in panels] == ["learning rate", "model"]
     rings = [line for axes in panels for line in axes.lines if line.get_label() == "best"]
     assert [line.get_ydata()[0] for line in rings] == [0.9, 0.9]
     assert [line.get_xdata()[0] for line in rings] == [3, pytest.approx(1, abs=metric_plots.SCATTER)]
-    medians = next(line for line in panels[0].lines if line.get_label() == "median")
-    assert medians.get_ydata() == pytest.approx([0.62, 0.7, 0.78])
+    medians = next(line for line in panels[0].lines if line.get_label() == "median at each value")
+    assert medians.get_ydata() == pytest.approx([0.65, 0.7, 0.75])
 
 
 def test_a_low_picture_without_a_plot_still_has_its_text_in_view(tmp_path):
@@ -411,5 +411,6 @@ def test_a_line_joins_the_medians_only_of_a_key_that_explains_the_values():
     ranked = sweep(18, lr=rates, width=widths, accuracy=np.array(widths) / 100 + noise)
     panels = Figure().subplots(1, 2)
     metric_plots.plot_metric(*panels, ranked=ranked)
-    styles = [line.get_linestyle() for axes in panels for line in axes.get_lines() if line.get_label() == "median"]
+    lines = [line for axes in panels for line in axes.get_lines()]
+    styles = [line.get_linestyle() for line in lines if line.get_label() == "median at each value"]
     assert styles == ["None", "-"]
