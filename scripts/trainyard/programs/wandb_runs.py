@@ -15,7 +15,7 @@ import yaml
 from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
 from trainyard.utils.files import atomic_write
 
-SETTINGS: Final = "wandb-settings.yaml"  # the file of a trial, in its folder
+WANDB_SETTINGS: Final = "wandb-settings.yaml"  # the file of a trial, in its folder
 _MAX_ID: Final = 64  # characters of the ID of a run
 MAGIC: Final = b":W&B"  # at the beginning of a run's file
 _HEADER: Final = 7  # bytes, of the file and of each part of a record
@@ -41,7 +41,7 @@ def wandb_environment(
 
     The settings are in a file, as W&B's agent writes it. The run can be uploaded later by `wandb sync`.
     """
-    file = folder.absolute() / SETTINGS
+    file = folder.absolute() / WANDB_SETTINGS
     content = dict[str, Any]({"wandb_version": 1})
     for key, value in settings.items():
         taken = key.removesuffix("_")  # `dataset_` is the key for a setting named `dataset`

@@ -23,7 +23,7 @@ from trainyard.programs.runner import CheckpointFile, find_checkpoint, list_chec
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.started_scripts import find_started
 from trainyard.programs.user_environment import find_interpreter, resolve_program_paths
-from trainyard.programs.wandb_runs import SETTINGS as WANDB_SETTINGS
+from trainyard.programs.wandb_runs import WANDB_SETTINGS
 from trainyard.results.answer import Answer
 from trainyard.results.provenance import describe_mismatch, describe_origin, sessions_of_results
 from trainyard.results.ranking import Ranking

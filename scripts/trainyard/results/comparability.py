@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from trainyard.config.placeholders import dotted_items
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
 from trainyard.planning.trial_value import TrialWork, work_of
@@ -116,8 +117,9 @@ def _name(trials: list[str]) -> str:
 
 def _explaining_key(last_epochs: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> str:
     """The varied key that sets the number of epochs: all trials with the same value of it have the same; or ""."""
-    for key in dict.fromkeys(key for name in last_epochs for key in settings[name]):
-        pairs = {(str(settings[name].get(key)), epoch) for name, epoch in last_epochs.items()}
+    values = {name: dict(dotted_items(settings[name])) for name in last_epochs}  # also of mappings, as in a grid
+    for key in dict.fromkeys(key for each in values.values() for key in each):
+        pairs = {(str(values[name].get(key)), epoch) for name, epoch in last_epochs.items()}
         if _SETS_EPOCHS.search(key) and len(pairs) == len({value for value, _ in pairs}):
             return key
     return ""

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -49,12 +49,13 @@ def find_identical(state: History, ranking: Ranking) -> dict[ReportedResults, li
     if is_timing(ranking.metric):
         return {}
     by_final_values: dict[ReportedResults, list[RankedTrial]] = {}
+    settings = _find_settings(state, ranking)
     for trial in ranking.finished:
-        by_final_values.setdefault(_report_of(state, trial.trial, with_epochs=False), []).append(trial)
+        by_final_values.setdefault(_report_of(state, trial.trial, settings, with_epochs=False), []).append(trial)
     groups: dict[ReportedResults, list[RankedTrial]] = {}
     for trials in by_final_values.values():
         for trial in trials if len(trials) > 1 else ():  # the epochs of all trials of a large sweep take long
-            groups.setdefault(_report_of(state, trial.trial), []).append(trial)
+            groups.setdefault(_report_of(state, trial.trial, settings), []).append(trial)
     return {report: trials for report, trials in groups.items() if len(trials) > 1}
 
 
@@ -103,16 +104,37 @@ def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple
     return [(first, other) for first, *rest in alike.values() for other in rest]
 
 
-def _report_of(state: History, trial: str, *, with_epochs: bool = True) -> ReportedResults:
+def _find_settings(state: History, ranking: Ranking) -> frozenset[str]:
+    """The reported numbers that are no results: they have the name of a varied key, or repeat its value in all trials.
+
+    What ranks the trials is a result.
+    """
+    reports = [(trial.values, _last_values(state, trial.trial)) for trial in ranking.finished]
+    names = {name for _, report in reports for name in report} - {ranking.metric, *ranking.objectives}
+    keys = {key for values, _ in reports for key in values}
+
+    def repeats(name: str, key: str) -> bool:
+        return all(name in report and report[name] == values.get(key) for values, report in reports)
+
+    return frozenset(name for name in names if any(name == key or repeats(name, key) for key in keys))
+
+
+def _last_values(state: History, trial: str) -> dict[str, Any]:
+    result = state.record(trial).result
+    return reported_metrics(state, result) if result else {}
+
+
+def _report_of(state: History, trial: str, settings: Set[str], *, with_epochs: bool = True) -> ReportedResults:
     record = state.record(trial)
     result = record.result
     assert result is not None
     rows = [*(record.epochs_of(result) if with_epochs else []), reported_metrics(state, result)]
-    return ReportedResults(tuple(frozenset(_results_in(row)) for row in rows))
+    return ReportedResults(tuple(frozenset(_results_in(row, settings)) for row in rows))
 
 
-def _results_in(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in row.items() if not is_counter(name) and not is_timing(name)]
+def _results_in(row: Mapping[str, Any], settings: Set[str]) -> list[tuple[str, Any]]:
+    names = [name for name in row if not (is_counter(name) or is_timing(name) or name in settings)]
+    return [(name, row[name]) for name in names]
 
 
 def _digits(value: float) -> float:

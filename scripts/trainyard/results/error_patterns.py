@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainyard.config.placeholders import format_argument
+from trainyard.config.placeholders import dotted_items, format_argument
 from trainyard.planning.history import History
 from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.import_path import CODE_LOCATION
@@ -39,14 +39,22 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 def describe_out_of_memory(state: History) -> list[str]:
     """How many trials ran out of GPU memory, and the values of the key that tells them from those that ran: a line."""
-    values = [each.trial.values for each in state.records if each.out_of_memory]
-    ran = [each.trial.values for each in state.records if each.end]
+    values = [dict(dotted_items(each.trial.values)) for each in state.records if each.out_of_memory]
+    ran = [dict(dotted_items(each.trial.values)) for each in state.records if each.end]
     if not values:
         return []
-    conditions = [_condition(key, values, ran) for key in state.varied_keys] if ran else []
-    found = list(filter(None, conditions))
-    words = f", {'all ' * (len(values) > 1)}with {found[0]}" if len(found) == 1 else ""  # several: by chance, perhaps
+    conditions = {key: _condition(key, values, ran) for key in values[0]} if ran else {}
+    found = {key: condition for key, condition in conditions.items() if condition}
+    # Keys whose values belong together say the same. Of others, some may do so by chance.
+    one = len({_part_of_grid(state, key) for key in found}) == 1
+    words = f", {'all ' * (len(values) > 1)}with {' and '.join(found.values())}" if one else ""
     return [f"{count_of(len(values), 'trial')} {OUT_OF_MEMORY}{words}"]
+
+
+def _part_of_grid(state: History, key: str) -> str:
+    """The varied key that has a key in its mappings; else the key itself."""
+    whole = next((each for each in state.varied_keys if key.startswith(f"{each}.")), key)
+    return state.sweep.paired.get(whole, whole)
 
 
 def _condition(key: str, values: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Event
 from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.metric_files import metric_files
-from trainyard.programs.wandb_runs import SETTINGS as WANDB_SETTINGS
+from trainyard.programs.wandb_runs import WANDB_SETTINGS
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import atomic_write
 from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder

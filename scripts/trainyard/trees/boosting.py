@@ -190,6 +190,19 @@ _OBJECTIVES: Final = {
 }
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """A model to fit."""
+
+    spec: Trees
+    data: Tabular
+    parameters: dict[str, Any]  # of the kind of its target
+    threads: int
+    weights: Array | None  # of the training rows
+    # Is called after each round with what the model predicts of the validation rows; has no metric for the library.
+    evaluate: Callable[[Array, Any], list[Any]]
+
+
 def _fit(spec: Trees, data: Tabular, threads: int, *, after_round: Callable[[Array], None]) -> Fitted:
     """Fit a model; `after_round` gets what it predicts of the validation rows."""
     weights = None if spec.class_weights is None else data.weigh(spec.class_weights)
@@ -204,35 +217,25 @@ def _fit(spec: Trees, data: Tabular, threads: int, *, after_round: Callable[[Arr
         return []
 
     fit = _fit_xgboost if spec.library == "xgboost" else _fit_lightgbm
-    return fit(spec, data, parameters, threads, weights=weights, evaluate=evaluate)
+    return fit(_Fit(spec, data, parameters, threads, weights, evaluate))
 
 
-Evaluate = Callable[[Array, Any], list[Any]]  # is called after each round, and has no metric for the library
-
-
-def _fit_xgboost(
-    spec: Trees,
-    data: Tabular,
-    parameters: dict[str, Any],
-    threads: int,
-    *,
-    weights: Array | None,
-    evaluate: Evaluate,
-) -> Fitted:
+def _fit_xgboost(job: _Fit) -> Fitted:
     import xgboost
 
-    fixed = {"nthread": threads, "seed": spec.seed, "validate_parameters": True, "verbosity": 1}
+    spec, data = job.spec, job.data
+    fixed = {"nthread": job.threads, "seed": spec.seed, "validate_parameters": True, "verbosity": 1}
 
     def matrix(rows: Any, **options: Any) -> Any:
-        return xgboost.DMatrix(rows, enable_categorical=True, nthread=threads, **options)
+        return xgboost.DMatrix(rows, enable_categorical=True, nthread=job.threads, **options)
 
     _listen(xgboost.core._LIB.XGBRegisterLogCallback)
     booster = xgboost.train(
-        {**parameters, **spec.parameters, **fixed},
-        matrix(data.train, label=data.train_target, weight=weights),
+        {**job.parameters, **spec.parameters, **fixed},
+        matrix(data.train, label=data.train_target, weight=job.weights),
         spec.rounds,
         evals=[(matrix(data.val, label=data.val_target), "val")],
-        custom_metric=evaluate,
+        custom_metric=job.evaluate,
         early_stopping_rounds=spec.early_stopping,
         verbose_eval=False,
     )
@@ -252,32 +255,25 @@ def _fit_xgboost(
     )
 
 
-def _fit_lightgbm(
-    spec: Trees,
-    data: Tabular,
-    parameters: dict[str, Any],
-    threads: int,
-    *,
-    weights: Array | None,
-    evaluate: Evaluate,
-) -> Fitted:
+def _fit_lightgbm(job: _Fit) -> Fitted:
     import lightgbm
 
+    spec, data = job.spec, job.data
     # By default, it measures which of two ways to sum is faster, and their sums differ.
     repeatable = {"deterministic": True, "force_col_wise": "force_row_wise" not in spec.parameters}
-    fixed = {"num_threads": threads, "seed": spec.seed, "verbosity": 0}
+    fixed = {"num_threads": job.threads, "seed": spec.seed, "verbosity": 0}
 
     _listen(lightgbm.basic._LIB.LGBM_RegisterLogCallback)  # type: ignore[attr-defined]
-    train = lightgbm.Dataset(data.train, data.train_target, weight=weights)
+    train = lightgbm.Dataset(data.train, data.train_target, weight=job.weights)
     callbacks = list[Any]()
     if spec.early_stopping:
         callbacks.append(lightgbm.early_stopping(spec.early_stopping, first_metric_only=True, verbose=False))
     booster = lightgbm.train(
-        {**parameters, **repeatable, **spec.parameters, **fixed},
+        {**job.parameters, **repeatable, **spec.parameters, **fixed},
         train,
         spec.rounds,
         valid_sets=[lightgbm.Dataset(data.val, data.val_target, reference=train)],
-        feval=evaluate,
+        feval=job.evaluate,
         callbacks=callbacks,
     )
     return Fitted(

@@ -118,3 +118,17 @@ def test_a_key_whose_other_values_differ_has_an_effect(tmp_path):
     """Two of three equal the best by chance."""
     state = swept(tmp_path, [0.9], [0.8], [0.9], grid={"lr": [1, 2, 3]}, metric="val_accuracy")
     assert effects(state) == []
+
+
+@pytest.mark.parametrize("name", ["amp", "use_amp"])
+def test_what_repeats_the_setting_is_no_result(tmp_path, name):
+    """The program reports its own options beside its metrics."""
+    rows = [[{"loss": each, name: float(is_on)} for each in LOSSES] for is_on in (True, False)]
+    state = swept(tmp_path, *rows, grid={"amp": [True, False]})
+    (line,) = effects(state)
+    assert line.startswith("`amp` has no effect: ")
+
+
+def test_a_result_that_equals_a_setting_in_some_trials_is_one(tmp_path):
+    rows = [[{"loss": each, "score": score} for each in LOSSES] for score in (1.0, 3.0)]
+    assert effects(swept(tmp_path, *rows, grid={"layers": [1, 2]})) == []

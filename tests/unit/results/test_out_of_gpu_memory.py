@@ -96,6 +96,23 @@ def test_a_condition_that_does_not_separate_them_is_not_said(tmp_path, failed, l
     assert line in answer_sweep(state).lines
 
 
+@pytest.mark.parametrize("net", [{}, {"net": {"width": 8}}])
+def test_values_that_belong_together_are_one_condition(tmp_path, net):
+    """A list of mappings is one key of the grid: all of its values explain what one of them does."""
+    sizes = [{"batch_size": size, "lr": size / 1000, **net} for size in (32, 64, 512)]
+    trials = {"command": "train {args}", "trials": [], "grid": {"size": sizes, "x": [1, 2]}}
+    config = check_config({"sweeps": {"s": CONFIG | trials}})
+    state = plan_sweep(config, "s", tmp_path).state
+    with session_of(tmp_path / "sweeps/s") as journal:
+        for name, trial in state.trials.items():
+            is_large = "512" in str(trial.values)
+            end = {"status": TrialStatus.FAILED, "error": ERRORS[0]} if is_large else {"metrics": {"acc": 0.5}}
+            record_attempt(journal, name, metrics_digest=state.metrics_digest, **end)
+    lines = answer_sweep(plan_sweep(config, "s", tmp_path).state).lines
+    condition = "size.batch_size of 512 or more and size.lr of 0.512 or more"
+    assert f"2 trials ran out of GPU memory, all with {condition}" in lines
+
+
 def test_other_errors_still_end_the_sweep_and_a_sweep_without_a_result_does(tmp_path):
     with pytest.raises(UserError, match="4 of 5 trials failed for good"):
         check_sweep(swept(tmp_path / "a", lambda size: above(544)(size) or ("exit code 1: no" if size == 32 else "")))
