@@ -178,8 +178,8 @@ class RankMean:
             is_mean = self._ranks > 1 and is_next and self._is_repeated[reported.pattern]
             counts = "their mean counts" if is_mean else "the last counts"
             self._notes.rank_warning = (
-                f"lines that differ only in their values, as {reported.line!r}, may be those of several ranks: "
-                f"{counts}; let rank 0 alone print them"
+                f"lines that differ only in their values, as {reported.line!r}: {counts}; "
+                "if they are those of several ranks, let rank 0 alone print them"
             )
 
 
@@ -198,10 +198,10 @@ def _mean(numbers: Sequence[float | int | None]) -> float | int:
 
 
 _COUNTERS: Final = re.compile(r"epoch|step|iter", re.IGNORECASE)  # in the names of metrics
-_COUNTED: Final = re.compile(r"(?:epoch|step|iter(?:ation)?)[\s:=\[/#]{0,3}\d", re.IGNORECASE)
+_COUNTED: Final = re.compile(r"(?:epoch|step|iter(?:ation)?)[\s:=\[/#\"']{0,4}\d", re.IGNORECASE)
 # A step that all ranks name alike: `'epoch': 1.5`, and that of `step 3. loss`. Durations are none.
 _STEP: Final = re.compile(
-    r"(?<!/)(?<!per )(?:epoch[\"']?[\s:=\[(]{0,3}\d+(?:\.\d+)?|(?:step|iter(?:ation)?)[\"']?[\s:=\[(]{0,3}\d+)"
+    r"(?<!/)(?<!per )(?:epoch[\s:=\[(\"']{0,4}\d+(?:\.\d+)?|(?:step|iter(?:ation)?)[\s:=\[(\"']{0,4}\d+)"
     r"(?!\d|[.:]\d| ?m?s\b)",
     re.IGNORECASE,
 )

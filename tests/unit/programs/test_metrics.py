@@ -654,6 +654,7 @@ def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, patt
 @pytest.mark.parametrize(
     ("pattern", "form"),
     [("'eval_acc': (?P<acc>{number}), 'epoch': (?P<epoch>{number})", "{{'eval_acc': {acc}, 'epoch': {epoch}}}"),
+     ("'acc': '(?P<acc>{number})', 'epoch': '(?P<epoch>{number})", "{{'acc': '{acc}', 'epoch': '{epoch}'}}"),
      ("acc (?P<acc>{number})", "epoch: {epoch} acc {acc}"), ("acc (?P<acc>{number})", "epoch {epoch:.0f}. acc {acc}"),
      ("acc (?P<acc>{number})", "step [{epoch:.0f}. of 9] acc {acc}")],
 )  # fmt: skip
@@ -667,12 +668,24 @@ def test_lines_of_different_epochs_are_not_those_of_several_ranks(tmp_path, patt
     assert found.take_warning() == ""
 
 
+def test_several_lines_of_one_process_for_a_step_are_not_said_to_be_of_ranks(tmp_path):
+    """Several environments of an RL program end episodes in one step."""
+    found = MetricsCollector(Metrics(pattern="return=(?P<score>{number})"), tmp_path)
+    for score in (21.0, 9.0):
+        found.add_line(f"global_step=512, return={score}")
+    assert [row["score"] for row in found.new_rows(final=True)] == [21.0, 9.0]
+    assert found.take_warning() == (
+        "lines that differ only in their values, as 'global_step=512, return=#': the last counts; if they are "
+        "those of several ranks, let rank 0 alone print them"
+    )
+
+
 def test_lines_of_the_same_fraction_of_an_epoch_may_be_those_of_several_ranks(tmp_path):
     found = MetricsCollector(Metrics(pattern="acc (?P<acc>{number})"), tmp_path, ranks=2)
     for epoch, acc in ((0.5, 0.2), (0.5, 0.4), (1.0, 0.4), (1.0, 0.6)):
         found.add_line(f"epoch: {epoch} time/epoch: {acc}s acc {acc}")
     assert [row["acc"] for row in found.new_rows(final=True)] == pytest.approx([0.3, 0.5])
-    assert "may be those of several ranks" in found.take_warning()
+    assert "if they are those of several ranks" in found.take_warning()
 
 
 def printed_by(ranks, form, steps=3):
@@ -739,7 +752,7 @@ def test_labels_between_epoch_and_metric_are_those_of_several_ranks(tmp_path):
     for line in printed_by((0, 1), "Epoch {step}, rank {rank}, loss {loss}"):
         found.add_line(line)
     assert [row["loss"] for row in found.new_rows(final=True)] == pytest.approx([1.05, 2.05, 3.05])
-    assert "may be those of several ranks: their mean counts" in found.take_warning()
+    assert ": their mean counts; if they are those of several ranks" in found.take_warning()
 
 
 @pytest.mark.parametrize(
@@ -824,7 +837,7 @@ def test_lines_of_several_ranks_without_their_names_count_with_their_mean(tmp_pa
     assert [(row["epoch"], row["loss"], row["tps"]) for row in rows] == [
         (s, pytest.approx(s + 0.15), 2) for s in (1, 2, 3)
     ]
-    assert "may be those of several ranks: their mean counts" in found.take_warning()
+    assert ": their mean counts; if they are those of several ranks" in found.take_warning()
     assert found.take_warning() == ""
     assert "tps" in found.of_several_ranks
 
@@ -845,7 +858,7 @@ def test_ranks_that_do_not_print_a_step_at_the_same_time_are_said(tmp_path):
         found.add_line(line)
     found.new_rows(final=True)
     assert "tps" in found.of_several_ranks
-    assert "may be those of several ranks: the last counts" in found.take_warning()
+    assert ": the last counts; if they are those of several ranks" in found.take_warning()
 
 
 def test_lines_of_rank_0_alone_are_passed_on_at_once(tmp_path):
