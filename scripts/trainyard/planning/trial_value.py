@@ -8,6 +8,7 @@ import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from trainyard.config.metric_names import DURATION, Mode
 from trainyard.config.sweep import Mean, Score
@@ -29,6 +30,7 @@ class TrialWork:
     ended_by_patience: bool = False  # in Trainyard's own loop, or a fit of trees
     best_round: float | None = None  # of a fit of trees that ended so: the last round of the model that it kept
     units: Mapping[str, str] = field(default_factory=dict)  # of its metrics; "" for those without
+    began_again_after: float | None = None  # the epoch before it reported its first one again, as a further training
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ def judged_metrics(state: History, attempt: Attempt, metric: str, mode: Mode) ->
     if isinstance(state.sweep.score, Mean):
         return {name: _score(state, attempt, found, name, mode).value for name in found}
     if state.sweep.score == "best" and metric in found:
-        epoch = _score(state, attempt, found, metric, mode).epoch
-        rows = [row for row in _epochs_of(state, attempt, metric) if row["epoch"] == epoch]
+        best = _score(state, attempt, found, metric, mode)
+        rows = [
+            row
+            for row in _epochs_of(state, attempt, metric)
+            if (row["epoch"], row.get(metric)) == (best.epoch, best.value)
+        ]
         found |= {name: _number(row[name]) for row in rows for name in row.keys() & found.keys() - {DURATION}}
     return found
 
@@ -184,4 +190,19 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
     if state.sweep.completion:  # which says what complete is
         progress = None
     best_round = attempt.metrics.get(spec.best_epoch) if spec.best_epoch else None
-    return TrialWork(last_epoch, epochs, progress, early_end(spec, attempt.metrics) is not None, best_round, units)
+    has_order = state.sweep.program_metrics is None or not state.sweep.program_metrics.has_event_files
+    return TrialWork(
+        last_epoch,
+        epochs,
+        progress,
+        ended_by_patience=early_end(spec, attempt.metrics) is not None,
+        best_round=best_round,
+        units=units,
+        began_again_after=next(filter(None, map(_find_new_beginning, tries)), None) if has_order else None,
+    )
+
+
+def _find_new_beginning(attempt: Attempt) -> float | None:
+    """The epoch after which an attempt reported its first one again; None if it did not."""
+    epochs = [row["epoch"] for row in attempt.epochs if "epoch" in row]
+    return next((before for before, after in pairwise(epochs) if after <= epochs[0]), None)

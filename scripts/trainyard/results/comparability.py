@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainyard.config.placeholders import dotted_items
+from trainyard.config.sweep import Score
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history import History
-from trainyard.planning.trial_value import TrialWork, work_of
+from trainyard.planning.trial_value import TrialWork, describe_score, work_of
 from trainyard.programs.progress import Progress
 from trainyard.utils.text import count_of
 
@@ -37,16 +38,19 @@ def _ends_before(progress: Progress, whole: Progress) -> bool:
     return is_early and progress.unit == whole.unit and (whole.begins_at_0 or not progress.begins_at_0)
 
 
-def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Whether the finished trials have different units and numbers of epochs, and which are not complete: a line each.
+def describe_work(
+    work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]], score: Score = "last"
+) -> list[str]:
+    """Whether the finished trials have different units and numbers of epochs, trained several times, or are incomplete.
 
-    `settings` are the values of the varied keys of each trial.
+    A line for each of these. `settings` are the values of the varied keys of each trial.
     """
     incomplete = find_incomplete(work)
     return [
         *_describe_units(work),
         *_describe_incomplete(incomplete, len(work)),
         *_describe_epochs(work, settings, incomplete),
+        *_describe_new_beginnings(work, score),
     ]
 
 
@@ -55,7 +59,7 @@ def describe_finished_work(state: History) -> list[str]:
     results = [record.result for record in state.records]
     finished = [result for result in results if result and result.outcome is TrialStatus.FINISHED]
     work = {result.trial: work_of(state, result) for result in finished}
-    return describe_work(work, {name: state.trials[name].values for name in work})
+    return describe_work(work, {name: state.trials[name].values for name in work}, state.sweep.score)
 
 
 def _describe_units(work: Mapping[str, TrialWork]) -> list[str]:
@@ -109,6 +113,18 @@ def _describe_epochs(
     else:
         why = ", and no key explains it: their values may not compare"
     return [f"the finished trials have different numbers of epochs, {counts}{why}"]
+
+
+def _describe_new_beginnings(work: Mapping[str, TrialWork], score: Score) -> list[str]:
+    """That programs train several times, as for each fold of a cross-validation, and which epoch counts."""
+    found = {name: each.began_again_after for name, each in work.items() if each.began_again_after is not None}
+    if not found:
+        return []
+    trial, epoch = next(iter(found.items()))
+    count = f"{len(found)} of {count_of(len(work), 'finished trial')}"
+    again = f"report their first epoch again, as trial {trial} after epoch {epoch:.6g}"
+    counts = f"if their programs train several times, the {describe_score(score)} of all trainings counts"
+    return [f"{count} {again}: {counts}; have them print the one value to rank by at the end, under another name"]
 
 
 def _name(trials: list[str]) -> str:

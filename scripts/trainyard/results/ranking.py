@@ -306,7 +306,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     settings = {trial.trial: trial.values for trial in ranking.finished}
     return [
         first,
-        *describe_work(ranking.work, settings),
+        *describe_work(ranking.work, settings, ranking.score),
         *others,
         *_describe_values(ranking),
         *_describe_average(ranking),

@@ -361,3 +361,24 @@ def test_the_checkpoint_of_the_best_epoch_is_named(tmp_path):
     assert find_files(state, rank_sweep(state)) == folder / "epoch-2.pt"
     save("best.pt", 1019.2)
     assert find_files(state, rank_sweep(state)) == folder / "best.pt"
+
+
+@pytest.mark.parametrize(("score", "value"), [("last", 0.4), ("best", 0.9)])
+def test_a_program_that_trains_several_times_is_said_with_what_counts(tmp_path, score, value):
+    """As of a command `python a.py && python b.py`, or for each fold of a cross-validation."""
+    rows = [*rows_of([0.7, 0.9, 0.8]), *rows_of([0.3, 0.5, 0.4])]
+    state = ran(tmp_path, {0.0: {"rows": rows}, 0.1: [0.1, 0.2, 0.3]}, score=score)
+    ranking = rank_sweep(state)
+    first, *_ = state.trials
+    assert ranking.best_trial.score == ranking.best_trial.judged.get("val_acc", value) == value
+    assert describe_ranking(ranking)[1] == (
+        f"1 of 2 finished trials report their first epoch again, as trial {first} after epoch 3: if their programs "
+        f"train several times, the {score} epoch of all trainings counts; have them print the one value to rank by at "
+        "the end, under another name"
+    )
+
+
+def test_the_metrics_of_the_best_epoch_are_those_of_its_own_training(tmp_path):
+    rows = [{"epoch": epoch, "val_acc": acc, "ms": acc * 10} for acc in (0.9, 0.4) for epoch in (1, 2)]
+    keys = {"score": "best", "objectives": {"val_acc": "max", "ms": "min"}}
+    assert rank_sweep(ran(tmp_path, {0.0: {"rows": rows}}, **keys)).trials[0].judged == {"val_acc": 0.9, "ms": 9.0}
