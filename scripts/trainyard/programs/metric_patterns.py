@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -44,6 +44,8 @@ class PatternParser:
         self._groups = {name for pattern in patterns for name in pattern.groupindex}
         self._labels = RankLabels(notes)
         self._mean = RankMean(ranks, notes, holds_first=hold_first_row)
+        self._training: dict[str, str] = {}  # of several in the program: the number of the first one
+        self._looked_at = set[str]()  # metrics
         self._open: dict[str, Any] = {}  # the incomplete row
         self._rows: list[dict[str, Any]] = []
 
@@ -58,8 +60,30 @@ class PatternParser:
         names = [name for name, value in match.groupdict().items() if value is not None]
         found = {name: match[name] for name in names if self._is_read(match, name)}
         if found:
+            self._note_training(match, found)
             for reported in self._labels.select(match, _Reported(place, _without_values(match), found)):
                 self._add_values(self._mean.add(reported))
+
+    def _note_other(self, match: "re.Match[str]", name: str, subject: str) -> None:
+        """Take notice of a line in which a pattern would find a metric again, of other data that no group names."""
+        if name in self._looked_at or any(find_subject(f"{group} ") for group in self._groups):
+            return
+        self._looked_at.add(name)
+        other = match.re.search(match.string, match.end())
+        if other and other[name] and subject != (also := find_subject(match.string[: other.start(name)])):
+            self._notes.line_warning = (
+                f"{name} is of {subject or 'unnamed data'}, and the same line has it of {also or 'unnamed data'}: "
+                f"the first counts; {_WORDS_TELL}"
+            )
+
+    def _note_training(self, match: "re.Match[str]", found: Mapping[str, Any]) -> None:
+        """Take notice of lines of several trainings, as of the folds of a cross-validation."""
+        for kind, number in _TRAINING.findall(match.string):
+            if self._training.setdefault(kind, number) != number and not self._notes.line_warning:
+                self._notes.line_warning = (
+                    f"{', '.join(found)}: lines name {kind} {self._training[kind]} and {kind} {number}, which count as "
+                    "epochs of one training: to rank by all, have the program print their mean under another name"
+                )
 
     def take_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows completed since the last call; with `final`, also the incomplete one."""
@@ -82,6 +106,7 @@ class PatternParser:
         subject = find_subject(match.string[: match.start(name)])
         if not self._notes.note_subject(name, subject, _WORDS_TELL, pattern=match.re.pattern):
             return False
+        self._note_other(match, name, subject)
         if not match[name].endswith((*"0123456789%",)):
             return True
         after = _UNIT.match(match.string, match.end(name))
@@ -197,6 +222,7 @@ def _mean(numbers: Sequence[float | int | None]) -> float | int:
     return known[0] if len(set(known)) == 1 else fmean(known)
 
 
+_TRAINING: Final = re.compile(r"(?<![a-z])(fold|run|seed|split|repeat)[\s:=#]{0,3}(\d+)", re.IGNORECASE)
 _COUNTERS: Final = re.compile(r"epoch|step|iter", re.IGNORECASE)  # in the names of metrics
 _COUNTED: Final = re.compile(r"(?:epoch|step|iter(?:ation)?)[\s:=\[/#\"']{0,4}\d", re.IGNORECASE)
 # A step that all ranks name alike: `'epoch': 1.5`, and that of `step 3. loss`. Durations are none.

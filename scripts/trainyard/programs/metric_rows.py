@@ -104,6 +104,7 @@ class ReadingNotes:
         self.unread: dict[str, str] = {}  # by metric: the first reason
         self.of_several_ranks = set[str]()  # metrics that more than one rank has printed
         self.rank_warning = ""  # about what is taken for the lines of several ranks
+        self.line_warning = ""  # about what else a line may say
         self._names_epochs, self._steps, self._steps_before = False, 0, 0  # of runs of W&B
 
     def number_step(self, row: dict[str, Any]) -> dict[str, Any]:

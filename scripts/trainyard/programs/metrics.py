@@ -245,7 +245,8 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warnings = [self._comma_warning, self._text_warning, *self.unread.values(), self._notes.rank_warning]
+        warnings = [self._comma_warning, self._text_warning, *self.unread.values()]
+        warnings += [self._notes.rank_warning, self._notes.line_warning]
         warnings += [self._file.warning if self._file else "", self.error if self._is_final else ""]
         new = next((each for each in warnings if each and each not in self._said), "")
         self._said |= {new} - {""}

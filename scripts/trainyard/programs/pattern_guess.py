@@ -20,7 +20,7 @@ from trainyard.programs.metric_rows import ReadingNotes, has_decimal_comma, nume
 # A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
 _NAMED: Final = (
     r"(?<![A-Za-z])(?P<name>(?:[A-Za-z][\w./-]{0,50}@[\d.]+(?::[\d.]+)+(?=\s*[=:])|[A-Za-z][\w@./-]{0,50})"
-    r"(?: [A-Za-z][\w@./-]{0,50}){0,2})"
+    r"(?: (?!nan |inf )[A-Za-z][\w@./-]{0,50}){0,2})"
     r"(?:[\"']?(?:\s*[=:\[(|]){1,2}\s*[\"']?|\s+-\s+|\s+)"
 )
 _PAIR: Final = re.compile(rf"{_NAMED}(?:\d+/\d+ \((?=\d+\.?\d*%))?(?P<value>{NUMBER})")
@@ -242,8 +242,8 @@ def _is_late(kind: Sequence[_Line], total: int) -> bool:
 
 
 def _is_of_batches(kind: Sequence[_Line]) -> bool:
-    """Whether lines of a kind come several times in a row, and then others."""
-    return any(after.at == line.at + 1 for line, after in pairwise(kind))
+    """Whether lines of a kind come several times in a row in an epoch, and then others."""
+    return any(after.at == line.at + 1 and after.epoch == line.epoch for line, after in pairwise(kind))
 
 
 def _has_two_phases(kind: Sequence[_Line]) -> bool:

@@ -680,6 +680,31 @@ def test_several_lines_of_one_process_for_a_step_are_not_said_to_be_of_ranks(tmp
     )
 
 
+def test_lines_of_several_trainings_are_said(tmp_path):
+    """As of the folds of a cross-validation, which are no epochs."""
+    found = MetricsCollector(Metrics(pattern="acc (?P<acc>{number})"), tmp_path)
+    for fold, acc in ((1, 0.5), (1, 0.6), (2, 0.4)):
+        found.add_line(f"Fold {fold}: acc {acc}")
+        assert bool(found.take_warning()) == (fold == 2)
+    assert [row["acc"] for row in found.new_rows(final=True)] == [0.5, 0.6, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "line", "is_said"),
+    [
+        (["rmse:(?P<rmse>{number})"], "[0] train-rmse:0.5 eval-rmse:0.6", True),
+        (["eval-rmse:(?P<rmse>{number})"], "[0] train-rmse:0.5 eval-rmse:0.6", False),
+        (["loss: (?P<loss>{number})", "val_loss: (?P<val_loss>{number})"], "loss: 0.5 - val_loss: 0.6", False),
+        (["loss: (?P<loss>{number})"], "loss: 0.5 - val_loss: 0.6", True),
+        (["loss (?P<loss>{number})"], "val loss 0.5, mask loss 0.6", False),
+    ],
+)
+def test_a_line_that_has_a_metric_of_training_and_of_other_data_is_said(tmp_path, patterns, line, is_said):
+    found = MetricsCollector(Metrics(pattern=patterns), tmp_path)
+    found.add_line(line)
+    assert ("the first counts" in found.take_warning()) == is_said
+
+
 def test_lines_of_the_same_fraction_of_an_epoch_may_be_those_of_several_ranks(tmp_path):
     found = MetricsCollector(Metrics(pattern="acc (?P<acc>{number})"), tmp_path, ranks=2)
     for epoch, acc in ((0.5, 0.2), (0.5, 0.4), (1.0, 0.4), (1.0, 0.6)):

@@ -242,6 +242,19 @@ def test_numbers_in_quotes_behind_a_progress_bar_are_found():
     ]
 
 
+def test_lines_of_epochs_tell_more_than_the_best_at_the_end():
+    """They come one after the other, as those of batches do."""
+    lines = [f"[Epoch {epoch}] loss: {1 / epoch:.2f}, val_acc: {epoch / 7:.2f}" for epoch in range(1, 5)]
+    guess = guess_pattern([*lines, "Best val_acc: 0.57 at epoch 4", "wandb: val_acc 0.57"])
+    assert guess.metric == "val_acc"
+    assert guess.values == (0.14, 0.29, 0.43, 0.57)
+
+
+def test_a_loss_that_is_not_a_number_is_no_part_of_the_next_name():
+    guess = guess_pattern(["epoch 1 loss 0.5 val_acc 0.6", "epoch 2 loss nan val_acc 0.7"])
+    assert (guess.metric, guess.values) == ("val_acc", (0.6, 0.7))
+
+
 def test_a_pattern_does_not_find_other_lines_with_metrics():
     """A guess for the last kind of lines must not find `loss` in `aux loss`, or in the line of another phase."""
     lines = ["warmup epoch 1 loss 2.0 acc 0.9", "epoch 1 loss 1.5 acc 0.5", "epoch 2 loss 1.2 acc 0.6"]
