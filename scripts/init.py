@@ -1,17 +1,21 @@
-"""Write a first config for a training script, without a question: its command, what to search, and its metrics.
+"""Write a first config, without a question, for a training script or a sweep that you have written for another tool.
 
 The options are read from the script's source (argparse, click, Typer, Hydra, data classes). The script then runs for a
 moment, in a temporary folder, for the file or the lines of its output with its metrics; `--no-run` leaves this out.
-Which metric ranks trials is a guess, and the config says why. On a Slurm cluster, profiles/slurm/config.yaml is
-written, too, with the partition, account and GPU type of `sinfo` and `sacctmgr`. No file is overwritten.
+Which metric ranks trials is a guess, and the config says why. A sweep of Weights & Biases, the sbatch script of a job
+array, and a file with a command per line keep their trials; comments say what could not be carried over. On a Slurm
+cluster, profiles/slurm/config.yaml is written, too, with the partition, account and GPU type of `sinfo` and
+`sacctmgr`. No file is overwritten.
 """
 
 import argparse
 import logging
+import re
 from pathlib import Path
 from typing import Final
 
 from trainyard.cli import command_line
+from trainyard.cli.array_script import import_array_script
 from trainyard.cli.first_config import (
     Observed,
     fill_profile,
@@ -21,9 +25,12 @@ from trainyard.cli.first_config import (
     varied_options,
 )
 from trainyard.cli.first_run import observe
+from trainyard.cli.imported_sweep import ImportedSweep, import_commands
+from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.cluster import host, slurm_queries
+from trainyard.config.parser import read_file
 from trainyard.programs.script_options import read_script
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
@@ -35,17 +42,49 @@ log = logging.getLogger("init")
 def main(arguments: argparse.Namespace) -> None:
     """Write the config and, on a cluster, the profile."""
     _write_profile()  # also if the config must be written by hand, or is there
-    path = arguments.script or next((path for path in map(Path, USUAL) if path.exists()), None)
+    path = arguments.source or next((path for path in map(Path, USUAL) if path.exists()), None)
     if path is None:
         call = trainyard_call("init", "path/to/train.py")
         raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
-    if path.suffix in (".sh", ".bash"):
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    if sweep := _read_sweep(path, arguments.array):
+        text, left = sweep.text(path), sweep.notes
+    else:
+        text, left = _read_script(path, arguments)
+    _write(arguments.out, text)
+    given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
+    on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
+    for line in left:
+        log.info("TODO in %s: %s", arguments.out, line)
+    log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)
+
+
+def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
+    """The sweep of another tool's file; None if it is a training script."""
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raw = read_file(path)
+        if not isinstance(raw, dict) or "parameters" not in raw:
+            raise UserError(f"{path} is no sweep of Weights & Biases: it has no `parameters`")
+        return import_wandb_sweep(raw)
+    text = path.read_text(errors="replace")
+    is_python = path.suffix == ".py" or re.match("#!.*python", text) is not None
+    if array or re.search("^#SBATCH" if is_python else "#SBATCH|SLURM_ARRAY", text, re.MULTILINE):
+        return import_array_script(path, array)
+    if is_python:
+        return None
+    if path.suffix in (".sh", ".bash") or text.startswith("#!"):
         raise UserError(
             f"{path} is a shell script, whose settings are not known here: write its command by hand, as in "
             f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/quickstart.md'}"
         )
+    return import_commands(path)
+
+
+def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """The config for a training script, and what is left to do in it."""
     script = read_script(path)
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
@@ -60,18 +99,13 @@ def main(arguments: argparse.Namespace) -> None:
     elif arguments.run:
         log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
         observed = observe(script, varied, arguments.seconds)
-    _write(arguments.out, first_config(script, varied, observed))
-    given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
-    on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
-    left = [line.splitlines()[0] for line in todos(script, varied, observed)]
-    for line in left:
-        log.info("TODO in %s: %s", arguments.out, line.removesuffix(", as in"))
-    log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)
+    left = [line.splitlines()[0].removesuffix(", as in") for line in todos(script, varied, observed)]
+    return first_config(script, varied, observed), left
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "x", encoding="utf-8") as file:
+    with storage_errors(path), open(path, "x", encoding="utf-8") as file:
         file.write(text)
     log.info("wrote %s", path)
 
@@ -96,10 +130,12 @@ def _write_profile() -> None:
 if __name__ == "__main__":
     example = "--out trainyard.yaml train.py"
     parser = command_line.build_parser(str(__doc__), example=example, reads_config=False)
-    parser.add_argument("script", type=Path, nargs="?", metavar="SCRIPT",
-                        help=f"your training script (default: the first of {', '.join(USUAL)})")  # fmt: skip
+    parser.add_argument("source", type=Path, nargs="?", metavar="FILE",
+                        help=f"your training script (default: the first of {', '.join(USUAL)}), sweep.yaml of W&B, "
+                        "the sbatch script of a job array, or a command per line")  # fmt: skip
     parser.add_argument("--out", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
                         help=f"config file to write (default: {DEFAULT_CONFIG})")  # fmt: skip
+    parser.add_argument("--array", metavar="IDS", help="task IDs of a job array, if its script does not have them")
     parser.add_argument("--no-run", dest="run", action="store_false", help="do not run the script")
     parser.add_argument("--seconds", type=float, default=60, metavar="S",
                         help="run the script for at most S seconds (default: 60)")  # fmt: skip

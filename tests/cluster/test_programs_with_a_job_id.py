@@ -43,7 +43,7 @@ for epoch in range(first + 1, 5):
 def test_the_tasks_of_an_array_name_ports_and_checkpoints_after_their_job(cluster, shared_dir):
     (shared_dir / "job.sbatch").write_text(ARRAY)
     (shared_dir / "train.py").write_text(TRAIN)
-    subprocess.run([sys.executable, ROOT / "scripts/import_sweep.py", "job.sbatch"], cwd=shared_dir, check=True)
+    subprocess.run([sys.executable, ROOT / "scripts/init.py", "job.sbatch"], cwd=shared_dir, check=True)
     config = yaml.safe_load((shared_dir / "trainyard.yaml").read_text())
     sweep = config["sweeps"]["unique"]
     sweep["metrics"] = {"pattern": "epoch (?P<epoch>{number}) val_loss (?P<val_loss>{number})"}

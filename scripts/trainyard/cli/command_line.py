@@ -16,7 +16,7 @@ from trainyard.cluster.job_step import end_rank, is_rank
 from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
-from trainyard.utils.typed_commands import DEFAULT_CONFIG, OTHER_VERBS, run_call, trainyard_call
+from trainyard.utils.typed_commands import DEFAULT_CONFIG, run_call, trainyard_call
 
 
 def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
@@ -24,8 +24,7 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
 
     A program that does not read the config has only the option for its log.
     """
-    program = Path(sys.argv[0]).stem
-    call = trainyard_call(OTHER_VERBS.get(program, program.replace("_", "-")))
+    call = trainyard_call(Path(sys.argv[0]).stem.replace("_", "-"))
     shared = argparse.ArgumentParser(
         prog=call,
         description=description,

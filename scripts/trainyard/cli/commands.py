@@ -21,11 +21,11 @@ from trainyard.cli.paths import find_profile  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
 from trainyard.utils.import_path import version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
-from trainyard.utils.typed_commands import AS_JSON, DEFAULT_CONFIG, OTHER_VERBS, TYPED, absent_config  # noqa: E402
+from trainyard.utils.typed_commands import AS_JSON, DEFAULT_CONFIG, TYPED, absent_config  # noqa: E402
 
 HOME: Final = SCRIPTS.parent
 VERBS: Final = {
-    "init": "write trainyard.yaml for a training script, and on a Slurm cluster its profile",
+    "init": "write trainyard.yaml for a script, a W&B sweep or a job array, and on a Slurm cluster its profile",
     "check": "check the config, its data and your code before a job is queued",
     "plan": "show what is pending, what it needs and what it costs",
     "run": "run what is pending; the same command continues after whatever stopped it",
@@ -36,7 +36,6 @@ VERBS: Final = {
     "control": "cancel a trial, start one first, pause a sweep, let fewer jobs run",
     "doctor": "check a Slurm site before the first job",
     "clean": "show which files of the results can go, and remove them",
-    "import": "write a config for a sweep of W&B or an array job of Slurm",
 }
 OF_SNAKEMAKE: Final = {  # its options
     "plan": ["--dry-run"],
@@ -51,7 +50,7 @@ WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbos
 def main() -> None:
     """Run the verb of the command line: Snakemake in this process, or a program in place of it."""
     verb = (sys.argv[1:2] or [""])[0]
-    words = sys.argv[2:] if verb in ("init", "import") else name_config(sys.argv[2:])
+    words = sys.argv[2:] if verb == "init" else name_config(sys.argv[2:])
     try:
         if verb in ("", "-h", "--help", "help"):
             print(usage())
@@ -101,8 +100,9 @@ def find_program(verb: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    others = {name: program for program, name in OTHER_VERBS.items()}
-    path = SCRIPTS / f"{others.get(verb, verb.replace('-', '_'))}.py"
+    if verb == "import":
+        raise UserError("`import` is `init` now: `trainyard init sweep.yaml`")
+    path = SCRIPTS / f"{verb.replace('-', '_')}.py"
     if path.exists() and path.parent == SCRIPTS:
         return path
     raise UserError(f"there is no {verb!r}; {suggest(verb, VERBS)}; `trainyard --help` explains them")

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainyard.cli.status_view import may_run
 from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.config.config import Config
 from trainyard.config.load import config_copy
@@ -172,8 +173,19 @@ class RunSummary:
         lines = list[str]()
         for job in (job for job in self.jobs if job.state == "failed"):
             name = f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip()
-            lines.append(f"{name}: {job.failure.why if job.failure else _end_of(job.log)}")
+            lines.append(f"{name}: {job.failure.why if job.failure else self._why_killed(job) or _end_of(job.log)}")
         return _first(lines)
+
+    def _why_killed(self, job: RunJob) -> str:
+        """That the program of a sweep was killed on this machine, which its log cannot say; "" if it was not."""
+        state = self._states.get(job.name) if job.rule in ("sweep", "sweep_job") else None
+        killed = [run for run in state.sessions if run.name in state.fold.live and not may_run(run)] if state else []
+        if not killed:
+            return ""
+        process = f"process {killed[-1].info.process} on {killed[-1].info.node}"
+        return (
+            f"its program ({process}) was killed (SIGKILL), as the kernel does if memory runs out; its log: {job.log}"
+        )
 
     def _slurm_log(self) -> list[str]:
         """The path and the last lines of Slurm's log of the first job that failed before its program started."""

@@ -220,7 +220,7 @@ def _open_attempts(plan: Plan) -> list[Attempt]:
 
 def _running(plan: Plan) -> list[Session]:
     """The runs of the driver that run trials."""
-    return [run for run in plan.state.sessions if run.opened and _may_run(run)]
+    return [run for run in plan.state.sessions if run.opened and may_run(run)]
 
 
 def _all_live(plan: Plan) -> bool:
@@ -231,7 +231,7 @@ def _all_live(plan: Plan) -> bool:
     return False
 
 
-def _may_run(session: Session) -> bool:
+def may_run(session: Session) -> bool:
     """Whether this driver may still run: its walltime has not passed, and its process, if on this node, exists."""
     info, now = session.info, time.time()
     if info.walltime_seconds is not None:

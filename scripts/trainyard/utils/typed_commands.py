@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_CONFIG: Final = Path("trainyard.yaml")  # in the working directory
-OTHER_VERBS: Final = {"import_sweep": "import"}  # of programs that are not named as their verb
 AS_JSON: Final = "TRAINYARD_JSON"  # the variable that is set if a dry run prints JSON
 TYPED: Final = "TRAINYARD_TYPED"  # the variable with the command line of `trainyard` that has started this process
 

@@ -63,7 +63,7 @@ def folder(project):
 
 
 def run_import(project, *options, check=True):
-    done = project.run(*project.script("import_sweep")[:2], *options, check=check)
+    done = project.run(*project.script("init")[:2], *options, check=check)
     return done.stdout + done.stderr
 
 
@@ -72,7 +72,7 @@ def run_import(project, *options, check=True):
 )
 def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, name, expected):
     output = run_import(project, source, "--out", "config.yaml")
-    assert "written to config.yaml" in output
+    assert "wrote config.yaml" in output
     config = yaml.safe_load((folder / "config.yaml").read_text())
     checked = project.run(*project.script("check"))
     assert "Nothing fails" in checked.stdout
@@ -93,9 +93,10 @@ def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, na
 def test_no_file_is_overwritten(project, folder):
     (folder / "trainyard.yaml").write_text("mine")
     output = run_import(project, "sweep.yaml", check=False)
-    assert "trainyard.yaml exists already, and is not overwritten: name another file with --out" in output
+    assert "trainyard.yaml exists, and no file is overwritten: name another one by --out" in output
     assert (folder / "trainyard.yaml").read_text() == "mine"
-    for source, message in (("absent.yaml", "there is no such file"), ("train.py", "has no line `#SBATCH --array=`")):
+    (folder / "one.sbatch").write_text("#SBATCH --time=5\npython train.py\n")
+    for source, message in (("absent.yaml", "there is no such file"), ("one.sbatch", "has no line `#SBATCH --array=`")):
         assert message in run_import(project, source, "--out", "new.yaml", check=False)
     (folder / "other.yaml").write_text("a: 1")
     assert "is no sweep of Weights & Biases" in run_import(project, "other.yaml", "--out", "new.yaml", check=False)

@@ -106,7 +106,8 @@ def test_without_a_config_the_error_says_where_one_comes_from(folder):
 
 def test_a_verb_runs_the_program_of_its_name(tmp_path):
     assert find_program("check") == ROOT / "scripts/check.py"
-    assert find_program("import") == ROOT / "scripts/import_sweep.py"
+    with pytest.raises(UserError, match="`import` is `init` now"):
+        find_program("import")
     assert find_program("event-files") == ROOT / "scripts/event_files.py"
     for wrong in ("chek", "--chek", "trainyard/__main__"):
         with pytest.raises(UserError, match=r"there is no .*`trainyard --help` explains them"):

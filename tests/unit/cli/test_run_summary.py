@@ -1,6 +1,7 @@
 """The summary at the end of a run, and the command lines in it."""
 
 import shlex
+import subprocess
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,14 +10,16 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from project import ROOT
-from sweep_journals import record_attempt, session_of
+from sweep_journals import killed_session, record_attempt, session_of
 from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunJob, RunSummary, call_again, call_with_config, read_jobs
 from trainyard.cli.workflow import Workflow
+from trainyard.cluster import host
 from trainyard.config.load import check_config, config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history_files import read_state
+from trainyard.planning.journal import SessionStarted
 from trainyard.planning.receipts import is_outdated, record, table_terms
 from trainyard.utils.files import write_json
 from trainyard.utils.text import count_of
@@ -138,6 +141,17 @@ def test_a_sweep_with_several_jobs_is_finished_once_its_tables_are_made(tmp_path
     assert lines[-2] == f"  failed    {f'sweep own {second}'.rstrip()}: see results/logs/sweep_job/own.log"
     for jobs in ([job("sweep_job", "own", first), job("sweep_job", "own", second)], [job("sweep_job", "own", first)]):
         assert lines_of(tmp_path, [*jobs, job("sweep_tables", "own")])[1] == "  finished  sweep own"
+
+
+def test_a_program_that_was_killed_is_the_cause(tmp_path):
+    (trial,) = read_state(CONFIG.sweeps["own"], "own", tmp_path).unfinished[:1]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with killed_session(tmp_path / "sweeps/own", trial) as journal:
+        journal.record(SessionStarted(process=ended.pid, node=host.node_name()))
+    text = "\n".join(lines_of(tmp_path, [job("sweep", "own", state="failed")], succeeded=False))
+    assert f"sweep own: its program (process {ended.pid} on {host.node_name()}) was killed (SIGKILL)" in text
+    assert "go on with what has finished: " in text
 
 
 def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_command_goes_on(tmp_path):
