@@ -26,7 +26,7 @@ class Progress(NamedTuple):
     unit: str  # as it is called, in lower case
     number: int
     total: int
-    step: int  # from the counter before to this one; the number itself if it is the only one
+    step: int  # from the counter before to this one; the number itself, or 1, if it is the only one
     stops_early: bool = False  # whether the program said afterwards that it stops early
     begins_at_0: bool = False  # the first such counter
 
@@ -64,7 +64,7 @@ class ProgressReader:
         last = self.progress
         if last and last.unit.startswith("epoch") and not unit.startswith("epoch"):
             return
-        step, begins_at_0 = number, number == 0
+        step, begins_at_0 = max(1, number), number == 0  # `epoch 0/1` is the only one
         if last and (last.unit, last.total) == (unit, total):
             step = number - last.number if number > last.number else last.step
             begins_at_0 = last.begins_at_0

@@ -17,6 +17,7 @@ def read(*lines):
         ([" iteration     3/   10 | ms", " iteration     4/   10 | ms", "exiting"], "iteration 4 of 10"),
         (["Epoch 2/10", "1875/1875 [=====] - 5s - loss: 0.3", "Epoch 3/10", "1875/1875 [=====] - 5s"], "epoch 3 of 10"),
         (["Epoch [2/10], Step [100/600], Loss: 0.2", "Epoch [3/10], Step [600/600], Loss: 0.1"], "epoch 3 of 10"),
+        (["[Epoch 0/2] [Batch 5/11]", "[Epoch 0/2] [Batch 10/11]"], "epoch 0 of 2"),
         (["step 200/1000 loss 0.5", "step 400/1000 loss 0.4"], "step 400 of 1000"),
         (["Iter(train) [ 100/400]", "Iter(train) [ 200/400]", "Iter(val) [50/50]"], "iter 200 of 400"),
         (["epochs:  20%|##  | 2/10 [00:02<00:08]", "epochs:  30%|###  | 3/10 [00:03<00:07]"], "epochs 3 of 10"),
@@ -39,6 +40,7 @@ def test_a_counter_that_did_not_reach_its_total_is_not_complete(lines, last):
         ["step 500/900"],
         ["Epoch 10/10 step 300/391 loss 0.1"],  # the last batches are not printed
         ["Epoch 6/100", "Epoch 7/100", "Epoch 7: early stopping"],
+        ["[Epoch 0/1] [Batch 5/11] [G loss: 0.2]", "[Epoch 0/1] [Batch 10/11] [G loss: 0.1]"],
     ],
 )
 def test_a_counter_after_which_nothing_is_printed_may_be_complete(lines):
