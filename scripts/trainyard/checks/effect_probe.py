@@ -82,7 +82,8 @@ class AfterImport:
 
 if __name__ == "sitecustomize":
     random.seed(SEED)
-    secrets.randbits = random.Random(SEED).getrandbits  # type: ignore[assignment]  # of which NumPy makes the seeds that nobody gives
+    # Of which NumPy makes the seeds that nobody gives.
+    secrets.randbits = random.Random(SEED).getrandbits  # type: ignore[assignment]
     sys.meta_path.insert(0, AfterImport)
     own = PathFinder.find_spec("sitecustomize", [each for each in sys.path if Path(each).resolve() != FOLDER])
     if own and own.loader:  # the one of the environment, which this one hides
