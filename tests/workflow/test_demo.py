@@ -183,7 +183,7 @@ def test_a_table_of_the_report_sorts_and_filters(report):
     cells = table.locator("table.trials[id] tbody td:nth-child(3)")
     expect(cells).to_have_count(6)
     for first in ("4", "12"):
-        table.locator("table.trials th", has_text="blocks").first.click()
+        table.locator("table.trials .dt-column-title", has_text="blocks").first.click()
         expect(cells.first).to_have_text(first)
     table.locator(".charts canvas").first.wait_for()
     with report.expect_download() as saved:
