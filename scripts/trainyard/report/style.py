@@ -5,7 +5,6 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -74,29 +73,24 @@ def save(
 
 def draw_bars(
     axes: "Axes",
-    lanes: Any,
-    starts: Any,
-    ends: Any,
+    lanes: "pd.Series[float]",
+    starts: "pd.Series[float]",
+    ends: "pd.Series[float]",
     *,
     color: Any,
-    height: Any = 1.0,
     edge: float = 0.6,
     hatch: str | None = None,
 ) -> None:
-    """Draw horizontal bars as one artist, centered on `lanes`, four fifths of `height` high.
+    """Draw horizontal bars as one artist, centered on `lanes`, four fifths of a lane high.
 
     `color` is one color, or one for each bar. Bars wider than two pixels, on lanes of five, have white edges; on
     smaller bars these would cover the face, so their edges have the color of the face.
     """
-    if not np.size(lanes):
-        return
-    lanes, starts, ends, height = map(
-        partial(np.asarray, dtype=float), np.broadcast_arrays(lanes, starts, ends, height)
-    )
-    low, high = lanes - 0.4 * height, lanes + 0.4 * height
+    low, high = lanes - 0.4, lanes + 0.4
     corners: Any = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
-    span, pixels = ends.max(initial=0) - starts.min(initial=0), axes.get_window_extent().size
-    is_wide = ((ends - starts) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 5 * height)
+    span = ends.max() - starts.min()
+    pixels = axes.get_window_extent().size
+    is_wide = ((ends - starts) * pixels[0] > 2 * span).to_numpy() & (np.ptp(lanes) < pixels[1] / 5)
     faces = np.broadcast_to(to_rgba_array(color), (len(corners), 4))
     bars = PolyCollection(
         corners.reshape(-1, 4, 2),
@@ -173,14 +167,14 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
-def label_time(axes: "Axes", first: float, last: float, pauses: "pd.Series[float]", *, note: str = "") -> None:
+def label_time(axes: "Axes", end: float, pauses: "pd.Series[float]") -> None:
     """Label an x axis in seconds, from which `pauses` are left out, at round numbers of a unit that suits it."""
-    unit, length = time_unit(last - first)
-    numbers = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
-    ticks = [number for number in numbers if first <= number * length <= last]
+    unit, length = time_unit(end)
+    numbers = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end / length)
+    ticks = [number for number in numbers if 0 <= number * length <= end]
     axes.set_xticks([tick * length for tick in ticks], [f"{tick:g}" for tick in ticks])
     omitted = " (pauses between jobs omitted)" if pauses.any() else ""
-    axes.set_xlabel(f"{unit} since the first trial started{omitted}{note}")
+    axes.set_xlabel(f"{unit} since the first trial started{omitted}")
 
 
 def short_names(keys: Sequence[str], *, readable: Callable[[str], str] | None = None) -> dict[str, str]:

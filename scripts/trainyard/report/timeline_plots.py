@@ -32,7 +32,7 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     _draw_attempts(axes, run, ranked.trial_colors)
     style.label_lanes(axes, layout.lanes)
     axes.set_xlim(0, layout.end or 1.0)
-    style.label_time(axes, 0, layout.end, layout.pauses)
+    style.label_time(axes, layout.end, layout.pauses)
     if ranked.colored_key is None:
         ranked.add_colorbar(axes, below=True)
     labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), ranked.trial_colors)
