@@ -11,7 +11,7 @@ import torch
 from trainyard.config.train import Augment, Train
 from trainyard.training import numerics
 from trainyard.training.augmentation import Augmenter
-from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, training_flops
+from trainyard.training.gpu_utilization import count_flops, gpu_peak, gpu_utilization
 from trainyard.training.loaders import InputData
 from trainyard.training.sampler import training_batches
 from trainyard.training.trainer import Trainer
@@ -120,7 +120,7 @@ def _row(rig: Rig, what: Measurement) -> tuple[float, dict[str, Any]]:
     warmed = warm_up(trainer)
     rows = list(trainer.epochs())[1:]
     rate = statistics.median(row.images_per_second for row in rows)
-    flops = training_flops(what.spec, shape=what.data.shape, classes=what.data.classes)
+    flops = count_flops(what.spec, shape=what.data.shape, classes=what.data.classes, trains=True)
     peak = gpu_peak(rig.gpu_name)
     use = gpu_utilization(flops, images_per_second=rate, gpus=1, precision=trainer.precision, peak=peak)
     reached = f"{'reached' if rate >= what.goal else 'missed'}: {what.goal:,}" if what.goal else ""

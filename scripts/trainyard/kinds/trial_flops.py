@@ -39,11 +39,11 @@ def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: 
         return {}
     if len(examples) == 1:
         return {name: spec.epochs for name, spec in specs.items()}
-    from trainyard.training.gpu_utilization import forward_flops  # torch: only where models differ
+    from trainyard.training.gpu_utilization import count_flops  # torch: only where models differ
 
     counted, end = dict[str, float](), time.monotonic() + seconds
     for key in _spread(list(examples)):
-        flops = forward_flops(specs[examples[key]], shape=meta.shape, classes=len(meta.classes))
+        flops = count_flops(specs[examples[key]], shape=meta.shape, classes=len(meta.classes), trains=False)
         if flops is None or time.monotonic() > end:
             return {}
         counted[key] = flops / FORWARD

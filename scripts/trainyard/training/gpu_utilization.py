@@ -82,23 +82,12 @@ log = logging.getLogger(__name__)
 _BATCH = 2  # batch normalization needs more than one value
 
 
-def training_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> float | None:
-    """FLOPs of a forward and backward pass of one image of `shape` (height, width, channels); a multiply-add is two.
+def count_flops(spec: Train, *, shape: tuple[int, int, int], classes: int, trains: bool) -> float | None:
+    """FLOPs of a pass of one image of `shape` (height, width, channels), where a multiply-add is two.
 
-    Counted on the meta device; None if they cannot be counted.
+    With `trains`, of the forward and the backward pass; otherwise of the forward pass, which is about a third, and is
+    counted in a third of the time. Counted on the meta device; None if they cannot be counted.
     """
-    return _count_flops(spec, shape, classes, trains=True)
-
-
-def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> float | None:
-    """FLOPs of the forward pass of one image; None if they cannot be counted.
-
-    About a third of `training_flops`, counted in a third of the time.
-    """
-    return _count_flops(spec, shape, classes, trains=False)
-
-
-def _count_flops(spec: Train, shape: tuple[int, int, int], classes: int, *, trains: bool) -> float | None:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.set_grad_enabled(trains):
             model = models.build_model(spec, shape=shape, classes=classes)
@@ -120,7 +109,7 @@ def gpu_utilization(
 ) -> dict[str, float | None]:
     """TFLOP/s per GPU, and model FLOPs utilization (MFU, Chowdhery et al. 2022); None where they are unknown.
 
-    `flops` are those of `training_flops`, `peak` is that of one GPU, from `gpu_peak`.
+    `flops` are those of `count_flops` with `trains`, `peak` is that of one GPU, from `gpu_peak`.
     """
     if flops is None:
         return {"tflops_per_gpu": None, "mfu": None}

@@ -11,7 +11,7 @@ import torch
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.telemetry import gpu_memory, telemetry_summary
 from trainyard.config.scaling import repeat_of, split_scale
-from trainyard.training.gpu_utilization import gpu_peak, gpu_utilization, training_flops
+from trainyard.training.gpu_utilization import count_flops, gpu_peak, gpu_utilization
 from trainyard.training.models import gradient_bytes
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.trainer import Trainer
@@ -108,7 +108,7 @@ def training_utilization(trainer: Trainer, images_per_second: float) -> dict[str
     group, data = trainer.group, trainer.data
     if group.device.type != "cuda":
         return dict.fromkeys(("gpu_peak", "tflops_per_gpu", "mfu"))
-    flops = training_flops(trainer.spec, shape=data.shape, classes=data.classes)
+    flops = count_flops(trainer.spec, shape=data.shape, classes=data.classes, trains=True)
     name = device_name(group.device)
     peak = gpu_peak(name)
     if peak is None:

@@ -8,7 +8,7 @@ from trainyard.data.staging import stage
 from trainyard.kinds import trial_flops
 from trainyard.planning.plan import plan_sweep
 
-FORWARD_FLOPS = "trainyard.training.gpu_utilization.forward_flops"
+COUNT_FLOPS = "trainyard.training.gpu_utilization.count_flops"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
 
 
 def test_where_models_are_the_same_none_is_built(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(FORWARD_FLOPS, lambda *_, **__: pytest.fail("no model has to be looked at"))
+    monkeypatch.setattr(COUNT_FLOPS, lambda *_, **__: pytest.fail("no model has to be looked at"))
     flops = counted(plan(grid={"epochs": [1, 4], "lr": [0.1, 0.2]}), tmp_path)
     assert flops[4, 0.1] == 4 * flops[1, 0.2]
 
@@ -63,11 +63,11 @@ def test_where_models_are_the_same_none_is_built(plan, tmp_path, monkeypatch):
 def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, monkeypatch):
     asked = []
 
-    def forward_flops(spec, **_):
+    def count_flops(spec, **_):
         asked.append(spec)
         return (1000.0 + 10 * spec.model_args["blocks"]) * trial_flops.FORWARD
 
-    monkeypatch.setattr(FORWARD_FLOPS, forward_flops)
+    monkeypatch.setattr(COUNT_FLOPS, count_flops)
     grid = {"model_args.blocks": {"start": 1, "stop": 500}}
     flops = counted(plan(train={"model": "resnet", "epochs": 2}, grid=grid), tmp_path)
     assert len(asked) == trial_flops.COUNTED
@@ -85,7 +85,7 @@ def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(pla
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(FORWARD_FLOPS, lambda *_, **__: None)
+    monkeypatch.setattr(COUNT_FLOPS, lambda *_, **__: None)
     assert counted(plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]}), tmp_path) == {}
 
 

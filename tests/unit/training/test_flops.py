@@ -6,32 +6,32 @@ import pytest
 import torch
 from trainyard.config.train import Train
 from trainyard.training import summary
-from trainyard.training.gpu_utilization import forward_flops, gpu_peak, gpu_utilization, peaks, training_flops
+from trainyard.training.gpu_utilization import count_flops, gpu_peak, gpu_utilization, peaks
 from trainyard.training.process_group import Group
 
 
 def test_the_flops_of_resnet50_are_the_measured_ones():
     """1.985 GFLOP for an image of 64x64 pixels, forward and backward, measured on the H200."""
-    counted = training_flops(Train(model="resnet50"), shape=(64, 64, 3), classes=200)
+    counted = count_flops(Train(model="resnet50"), shape=(64, 64, 3), classes=200, trains=True)
     assert counted == pytest.approx(1.985e9, rel=1e-3)
 
 
 def test_the_flops_of_a_convolution_equal_their_formula():
     """cnn of width 2 on 4x4 images: multiplications of its layers; the first layer needs no gradient of its input."""
-    counted = training_flops(Train(model="cnn", model_args={"width": 2}), shape=(4, 4, 1), classes=3)
+    counted = count_flops(Train(model="cnn", model_args={"width": 2}), shape=(4, 4, 1), classes=3, trains=True)
     first, second, third, last = 16 * 9 * 2, 16 * 9 * 2 * 4, 64 * 128, 128 * 3
     assert counted == 2 * (2 * first + 3 * (second + third + last))
 
 
 def test_a_model_that_computes_its_widths_from_tensors_is_counted():
     """Such tensors have no values on the meta device. 0.402 GFLOP (multiply-adds) by torchvision's documentation."""
-    counted = forward_flops(Train(model="regnet_y_400mf"), shape=(224, 224, 3), classes=1000)
+    counted = count_flops(Train(model="regnet_y_400mf"), shape=(224, 224, 3), classes=1000, trains=False)
     assert counted == pytest.approx(2 * 0.402e9, rel=0.01)
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):
     caplog.set_level("INFO")
-    assert training_flops(Train(model="nowhere:build"), shape=(8, 8, 3), classes=3) is None
+    assert count_flops(Train(model="nowhere:build"), shape=(8, 8, 3), classes=3, trains=True) is None
     assert "cannot be counted" in caplog.text
 
 
