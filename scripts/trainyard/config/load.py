@@ -41,7 +41,10 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
         config = Config.model_validate(raw)
         problems = list(_cross_checks(config, config.datasets))
     except ValidationError as error:
-        items = _without_followers(error.errors(include_url=False)[:MAX_CHECKED])
+        items = error.errors(include_url=False)[:MAX_CHECKED]
+        # Not those of missing keys beside an unknown one, by which such a key may be meant.
+        with_unknown = {item["loc"][:-1] for item in items if item["type"] == "extra_forbidden"}
+        items = [item for item in items if item["type"] != "missing" or item["loc"][:-1] not in with_unknown]
         problems = [*map(_describe, items), *_errors_of_rest(raw, [item["loc"] for item in items])]
     if problems := list(dict.fromkeys(problems)):  # the members of a union can report the same error
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
@@ -137,19 +140,17 @@ MAX_LENGTH: Final = 500  # of an error
 
 def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
     """Errors in the references between sections, and in trials; `names` of datasets include those with errors."""
-    for section in STUDIES:
-        for name, study in getattr(config, section).items():
-            place = f"{section}.{name}"
-            if study.dataset is None:
-                continue
-            if study.dataset not in names:
-                yield f"{place}.dataset: there is no dataset {study.dataset!r}; {suggest(study.dataset, names)}"
-            elif study.dataset not in config.datasets:
-                continue  # it has errors itself
-            elif study.trains and isinstance(config.datasets[study.dataset], Table):
-                yield f"{place}.dataset: {study.dataset!r} is a table, which `train` cannot use, but `trees` can"
-            elif getattr(config.datasets[study.dataset], "targets", None):
-                yield from dict.fromkeys(_objective_errors(place, study))
+    for place, study in config.studies():
+        if study.dataset is None:
+            continue
+        if study.dataset not in names:
+            yield f"{place}.dataset: there is no dataset {study.dataset!r}; {suggest(study.dataset, names)}"
+        elif (dataset := config.datasets.get(study.dataset)) is None:
+            continue  # it has errors itself
+        elif study.trains and isinstance(dataset, Table):
+            yield f"{place}.dataset: {study.dataset!r} is a table, which `train` cannot use, but `trees` can"
+        elif getattr(dataset, "targets", None):
+            yield from dict.fromkeys(_objective_errors(place, study))
     for name, scaling in config.scaling.items():
         if scaling.base_training:
             try:
@@ -197,10 +198,8 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
     for place, wrong in expansion.errors[:MAX_CHECKED]:
         if isinstance(wrong, ValidationError):
             for item in wrong.errors(include_url=False):
-                keys, reason = (
-                    ".".join(map(str, (place, *item["loc"]))),
-                    _reason({**item, "loc": (*base, *item["loc"])}),
-                )
+                keys = ".".join(map(str, (place, *item["loc"])))
+                reason = _reason({**item, "loc": (*base, *item["loc"])})
                 texts[f"sweeps.{name}.{keys}: {reason}"] = None
         else:
             texts[f"sweeps.{name}.{place}: {wrong}"] = None
@@ -216,12 +215,6 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
             f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
             f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
         )
-
-
-def _without_followers(items: Sequence[Any]) -> list[Any]:
-    """The errors without those of missing keys beside an unknown one, by which such a key may be meant."""
-    with_unknown = {item["loc"][:-1] for item in items if item["type"] == "extra_forbidden"}
-    return [item for item in items if item["type"] != "missing" or item["loc"][:-1] not in with_unknown]
 
 
 def _describe(item: Any) -> str:

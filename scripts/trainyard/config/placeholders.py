@@ -382,17 +382,9 @@ def _hydra_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)  # `inf`, not JSON's `Infinity`
 
 
-def _dashed_options(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
-    return _options(key.replace("_", "-"), value, switch_of)
-
-
-def _overrides(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
-    return [f"{key}={_hydra_value(value)}"]
-
-
 STYLES: Final[Mapping[str, Callable[[str, Any, SwitchOf], list[str]]]] = {
     "args": _options,  # --batch_size 64
-    "args:dashes": _dashed_options,  # --batch-size 64
-    "args:hydra": _overrides,  # batch_size=64
+    "args:dashes": lambda key, value, switch_of: _options(key.replace("_", "-"), value, switch_of),  # --batch-size 64
+    "args:hydra": lambda key, value, switch_of: [f"{key}={_hydra_value(value)}"],  # batch_size=64
 }
 ALL_ARGUMENTS: Final = frozenset(f"{{{style}}}" for style in STYLES)

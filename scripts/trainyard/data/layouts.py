@@ -48,7 +48,12 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
         layout, base = _read_split_folders(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
     else:
         layout = _read_class_folders(images, "", "train")
-    _add_empty_classes(layout, collection, base)
+    # Classes (a folder, or listed) without a training image, unless they are a problem already.
+    used = {layout.classes[label] for _, label in layout.images["train"]}
+    used |= {each.file.removeprefix(base).split("/")[0] for each in layout.problems}
+    found = {name.removeprefix(base).split("/")[0] for name in collection.folders if name.startswith(base)}
+    for name in sorted((found | set(layout.classes)) - used - {""}):
+        layout.problems.append(Problem(f"{base}{name}", "train", "class without images"))
     layout.problems += collection.rejected
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
@@ -125,15 +130,6 @@ def _read_class_folders(
         else:
             layout.images[split].append((file, label_of[folder]))
     return layout
-
-
-def _add_empty_classes(layout: Layout, collection: Collection, prefix: str) -> None:
-    """Add a problem for each class (a folder, or listed) without a training image."""
-    used = {layout.classes[label] for _, label in layout.images["train"]}
-    used |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # these are already problems
-    found = {name.removeprefix(prefix).split("/")[0] for name in collection.folders if name.startswith(prefix)}
-    for name in sorted((found | set(layout.classes)) - used - {""}):
-        layout.problems.append(Problem(f"{prefix}{name}", "train", "class without images"))
 
 
 def _read_annotations(

@@ -340,8 +340,22 @@ def compare_strategies(state: History, runs: Sequence[Session], records: Mapping
     on_cpus = ON_CPUS if is_local and state.counted_unit == "slot" else ""
     computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED + on_cpus)
     kept = kept_seconds(state, conclusive_ends(state))
-    running = sum(job.running_unit_seconds(kept) for job in jobs)
-    return [*computed, _packed(durations, counted, running=running, on_cpus=on_cpus)]
+    runs = [job.run for job in counted]
+    busy = [(run.first_start, run.last_end) for run in runs if run.first_start and run.last_end]
+    not_requested = "" if all(job.requested_seconds for job in counted) else NOT_REQUESTED
+    packed = make_strategy(
+        "packed",
+        [(job.requested_seconds or job.elapsed_seconds, job.units) for job in counted],
+        durations,
+        used_unit_seconds=sum(job.elapsed_seconds * job.units for job in counted),
+        running_unit_seconds=sum(job.running_unit_seconds(kept) for job in jobs),
+        units_total=_most_at_once(runs, [job.units for job in counted]),
+        slots=max(1, _most_at_once(runs, [run.info.slots or 1 for run in runs])),
+        makespan=covered_seconds(busy),
+        startup_unit_seconds=sum(job.startup_seconds * job.units for job in counted),
+        basis=_basis(counted[-1].record if counted else None) + not_requested + on_cpus,
+    )
+    return [*computed, packed]
 
 
 def describe_cost(state: History, pricing: Pricing) -> str:
@@ -357,25 +371,6 @@ def describe_cost(state: History, pricing: Pricing) -> str:
     cost = "" if price is None else f", {price * used / 3600:,.2f} at {price:g} per {unit}-hour"
     beside = "" if requested == used else f"; {requested / 3600:,.3g} requested"
     return f"{used / 3600:,.3g} {unit}-hours used{cost}{beside}"
-
-
-def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float, on_cpus: str) -> Strategy:
-    requested = [(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
-    is_requested = all(job.requested_seconds for job in jobs)
-    runs = [job.run for job in jobs]
-    busy = [(run.first_start, run.last_end) for run in runs if run.first_start and run.last_end]
-    return make_strategy(
-        "packed",
-        requested,
-        durations,
-        used_unit_seconds=sum(job.elapsed_seconds * job.units for job in jobs),
-        running_unit_seconds=running,
-        units_total=_most_at_once(runs, [job.units for job in jobs]),
-        slots=max(1, _most_at_once(runs, [run.info.slots or 1 for run in runs])),
-        makespan=covered_seconds(busy),
-        startup_unit_seconds=sum(job.startup_seconds * job.units for job in jobs),
-        basis=_basis(jobs[-1].record if jobs else None) + ("" if is_requested else NOT_REQUESTED) + on_cpus,
-    )
 
 
 def _most_at_once(runs: Sequence[Session], amounts: Sequence[int]) -> int:

@@ -41,8 +41,13 @@ def announce_config(config: Config, name: str, results: Path) -> int:
         write_json(copy, as_given(config))
     if claims.requests.configs:
         before = read_copy(copy.with_name(claims.requests.configs[-1][1].config))
-        if before and name in before.sweeps:
-            _describe_changes(before.sweeps[name], config.sweeps[name], Fold(results / "sweeps" / name))
+        changes = list_changes(before.sweeps[name], config.sweeps[name]) if before and name in before.sweeps else []
+        if changes and Fold(results / "sweeps" / name).update().live:
+            log.warning(
+                "jobs of this sweep that run now go on with the config that they know: %s changed, and they take up "
+                "only trials that are added. What this run starts uses the new config",
+                " and ".join(changes),
+            )
     claims.request(UserRequest("config", time.time(), config=copy.name, run=run))
     return len(claims.entries)
 
@@ -57,16 +62,6 @@ def announce_end(name: str, results: Path) -> None:
     claims.read()
     if claims.requests.entry_of(run):
         claims.request(UserRequest("end", time.time(), run=run))
-
-
-def _describe_changes(before: Sweep, now: Sweep, fold: Fold) -> None:
-    """Say what the jobs of earlier runs do about the changes of the config, if there are any."""
-    if before != now and (changes := list_changes(before, now)) and fold.update().live:
-        log.warning(
-            "jobs of this sweep that run now go on with the config that they know: %s changed, and they take up only "
-            "trials that are added. What this run starts uses the new config",
-            " and ".join(changes),
-        )
 
 
 def add_trials(config: Config, name: str, results: Path, requests: UserRequests, *, after: int) -> Config:

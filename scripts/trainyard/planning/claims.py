@@ -142,10 +142,6 @@ class ClaimLog:
         """Whether others may take a trial because its session was given up since."""
         return take.session in self.given_up and take.entry < self.given_up[take.session][0]
 
-    def _may_write(self, take: Take) -> bool:
-        """Whether a session that was given up may still run the trial."""
-        return self.is_given_up(take) and not self.given_up[take.session][1].is_gone
-
     def is_last(self, trial: str, attempt: int) -> bool:
         """Whether a trial was not taken again for a later attempt."""
         owner = self.owners.get(trial)
@@ -202,7 +198,8 @@ class ClaimLog:
             self.given_up[session] = entry.number, given_up
         for trial, attempt in entry.take.items():
             before = self.owners.get(trial)
-            if before and before.session != entry.session and self._may_write(before):
+            is_from_other = before and before.session != entry.session and self.is_given_up(before)
+            if before and is_from_other and not self.given_up[before.session][1].is_gone:
                 self.takeovers[trial] = entry.number
             self.owners[trial] = Take(entry.number, entry.session, attempt)
 

@@ -269,7 +269,10 @@ class _Comparison:
         others = len(means) - 1
         if others < MEDIAN_TRIALS:
             return ""
-        best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
+        # The median of the others: of all means in ascending order but its own.
+        place = bisect_left(means, curve.mean(epoch))
+        low, high = (means[middle + (middle >= place)] for middle in ((others - 1) // 2, others // 2))
+        best, median = max(curve.until(epoch)), low / 2 + high / 2  # without overflow
         if best >= median:
             return ""
         sign = 1 if self._mode == "max" else -1
@@ -308,10 +311,3 @@ class _Curve:
             return math.fsum(values) / len(values)
         except OverflowError:  # values near the largest float
             return math.fsum(value / len(values) for value in values)
-
-
-def _median_without(ascending: Sequence[float], one: float) -> float:
-    """The median of all values but `one`, which is one of them."""
-    place, count = bisect_left(ascending, one), len(ascending) - 1
-    low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
-    return ascending[low] / 2 + ascending[high] / 2  # without overflow

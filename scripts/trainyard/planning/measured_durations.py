@@ -85,15 +85,11 @@ class MeasuredDurations:
             is_cut = attempt.outcome == TrialStatus.INTERRUPTED and attempt.gpus_per_trial == sweep.slots.share
             models = self._history.gpu_models
             is_comparable = not models or attempt.gpu_model in ("", *models)
-            if is_cut and is_comparable and (sweep.saves_by_itself or not self._has_checkpoint(attempt)):
+            folder = self._history.folder / "checkpoints"
+            checkpoints = (folder / folder_name(name, attempt.generation, attempt.takeover)).glob("*")
+            if is_cut and is_comparable and (sweep.saves_by_itself or not any(checkpoints)):
                 longest = max(longest, attempt.end - attempt.start)
         return longest
-
-    def _has_checkpoint(self, attempt: Attempt) -> bool:
-        """Whether an attempt at a function has left a checkpoint."""
-        name = folder_name(attempt.trial, attempt.generation, attempt.takeover)
-        folder = self._history.folder / "checkpoints" / name
-        return folder.exists() and any(folder.iterdir())
 
     def likely_seconds(self, names: Iterable[str]) -> float:
         """What a job must have for those of these trials that were interrupted and cannot resume, for want of more."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from trainyard.config.metric_names import DURATION, create_study
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.train import value_at
-from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
+from trainyard.config.trial_status import WITH_RESULT, TrialStatus
 from trainyard.config.trials import Trial, expand, in_table, make_trial, run_of
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
@@ -292,9 +292,7 @@ class SuggestionSource:
 
     def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
         """Take up the end of a trial, in whichever job."""
-        if isinstance(event, Ended) and (
-            event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried)
-        ):
+        if isinstance(event, Ended) and event.is_final:
             self._ends[event.trial] = self._with_values(attempt, is_new=True)
 
     def _with_values(self, end: Attempt, *, is_new: bool = False) -> Attempt:
@@ -309,6 +307,7 @@ class SuggestionSource:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones."""
         state, space, found = self._state, self._state.space, dict[str, list[Suggestion]]()
         self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
+        self._evidence = []
         if not self._search.learns:
             return
         earlier = {end.trial: end.values for record in state.earlier if (end := self._find_end(record.name))}
@@ -316,16 +315,14 @@ class SuggestionSource:
         others = [as_drawn(space, name, values) for name, values in given.items()]
         for each in filter(None, others):
             found.setdefault(str(each.params), []).append(each)
-        self._evidence = [group for group in found.values() if self._has_all_values(group)]
+        average = space.sweep.average
+        for group in found.values():
+            levels = {str([value_at(each.trial.settings, key) for key in average]) for each in group}
+            if len(levels) == len(space.sweep.averaged):  # a configuration needs trials at all values of `average`
+                self._evidence.append(group)
         if others:
             count = sum(map(len, self._evidence))
             log.info("search: %d trials that it has not drawn count, %d do not fit", count, len(others) - count)
-
-    def _has_all_values(self, group: Sequence[Suggestion]) -> bool:
-        """Whether a configuration has trials at all values of `average`."""
-        average = self._state.sweep.average
-        levels = {str([value_at(each.trial.settings, key) for key in average]) for each in group}
-        return len(levels) == len(self._state.sweep.averaged)
 
     def _find_end(self, name: str) -> Attempt | None:
         """How a trial ended by the present rules, if it has."""

@@ -56,20 +56,20 @@ def add_study(state: History, storage: BaseStorage) -> None:
         study.set_metric_names(list(goals))
     ranked = {trial.trial: trial for each in ranking.configurations for trial in each.trials}
     keys = [key for key in state.varied_keys if key not in state.constant_keys]
-    params = {name: _params(state, name, keys) for name in state.trials if not is_placeholder(name)}
+    params = dict[str, dict[str, Any]]()  # the values of the keys that apply to a trial
+    for record in state.records:
+        if not is_placeholder(record.name):
+            values, own = record.values_of(keys), record.trial.values
+            params[record.name] = {
+                key: _plain(value) for key, value in values.items() if value is not None or key in own
+            }
     columns = {key: [each[key] for each in params.values() if key in each] for key in keys}
     spaces = {key: _space(values, state.sweep.choice(key)) for key, values in columns.items() if values}
     study.add_trials([_trial(state, ranked[name], ranking, goals, of, spaces) for name, of in params.items()])
 
 
-def _params(state: History, name: str, keys: Iterable[str]) -> dict[str, Any]:
-    """The values of the keys that apply to a trial; those of lists and mappings as text."""
-    record = state.record(name)
-    values = record.values_of(keys)
-    return {key: _plain(value) for key, value in values.items() if value is not None or key in record.trial.values}
-
-
 def _plain(value: Any) -> Any:
+    """A value as Optuna has it: a list or mapping as text."""
     return value if isinstance(value, (str, int, float, type(None))) else str(value)
 
 

@@ -48,12 +48,17 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
             _plot_spread(axes, ranked, key)
         else:
             _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
-        if joined:
-            _join_points(axes, ranked, key)
+        ordered = ranked.finished.sort_values(key)
+        if joined and is_numeric(ordered[key]) and ordered[key].is_unique:
+            y = ranked.values[ordered.index]
+            axes.plot(ordered[key], y, "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=len(ordered) > MANY)
         _set_key_axis(axes, ranked.table[key], log=ranked.log.get(key))
         axes.set_xlabel(names.get(key, key))
         ranked.format_axis(axes.yaxis)
-        _limit_metric(axes, ranked)
+        if ranked.is_log:
+            axes.set_yscale("log")
+        if ranked.outlier_count:  # values that are far worse than the others are left out
+            _limit(axes, *ranked.limits)
         if place % facet_grid(len(keys))[1] == 0:
             axes.set_ylabel(ranked.value_label)
     style.set_title(panels[0], ranked.describe_best() + _describe_hidden(ranked, keys))
@@ -118,32 +123,14 @@ def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", lim
         return
     medians = metric[x.index].groupby(x).median()
     medians = medians[medians.between(*limits)]
-    shape: dict[str, Any] = {"marker": "_", "markersize": 14, "markeredgewidth": 2, "color": "#333333"}
-    explains_most = _explained_share(x, metric[x.index].clip(*limits)) > 0.5  # otherwise another key or chance does
+    # The share of the variance that lies between the values of the key, corrected for their number.
+    clipped = metric[x.index].clip(*limits)
+    within = clipped - clipped.groupby(x).transform("mean")
+    unexplained = (within**2).sum() / max(1, len(x) - count)
+    explains_most = unexplained < 0.5 * clipped.var()  # otherwise another key or chance does
     line = "-" if is_numeric(values) and explains_most else "none"
+    shape: dict[str, Any] = {"marker": "_", "markersize": 14, "markeredgewidth": 2, "color": "#333333"}
     axes.plot(medians.index, medians, linestyle=line, linewidth=0.8, label="median at each value", **shape)
-
-
-def _explained_share(x: "pd.Series[float]", metric: "pd.Series[float]") -> float:
-    """The share of the variance of a metric that lies between the values of a key, corrected for their number."""
-    within = metric - metric.groupby(x).transform("mean")
-    unexplained, total = (within**2).sum() / max(1, len(x) - x.nunique()), metric.var()
-    return float(1 - unexplained / total) if total else 0.0
-
-
-def _join_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
-    ordered = ranked.finished.sort_values(key)
-    if is_numeric(ordered[key]) and ordered[key].is_unique:
-        y = ranked.values[ordered.index]
-        axes.plot(ordered[key], y, "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=len(ordered) > MANY)
-
-
-def _limit_metric(axes: Axes, ranked: PlottedTrials) -> None:
-    """Choose the scale of the y axis, which leaves out values that are far worse than the others."""
-    if ranked.is_log:
-        axes.set_yscale("log")
-    if ranked.outlier_count:
-        _limit(axes, *ranked.limits)
 
 
 def _limit(axes: Axes, low: float, high: float) -> None:
@@ -155,35 +142,29 @@ def _limit(axes: Axes, low: float, high: float) -> None:
 
 
 def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
-    """Choose scale and ticks of the x axis for the values of a key."""
-    marks = np.unique(style.to_numbers(values).dropna())
+    """Choose scale and ticks of the x axis for the values of a key.
+
+    Names are turned if they are long; of many names, only some are shown.
+    """
+    width = style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()  # in letters
     if not is_numeric(values):
-        _name_ticks(axes, list(dict.fromkeys(values.astype(str))))
+        names = list(dict.fromkeys(values.astype(str)))
+        shown = list(style.distinct_names(names, 16).values())
+        turned = sum(map(len, shown)) + 2 * len(shown) > width
+        most = int(width / 3) if turned else len(names)
+        step = -(-len(names) // max(1, most))
+        how: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+        axes.set_xticks(range(0, len(names), step), shown[::step], **how)
+        axes.set_xlim(-0.5, len(names) - 0.5)
     elif style.is_log_scale(values, log):
         style.set_log_scale(axes, "x", values)
     else:
+        marks = np.unique(values.astype(float).dropna())
         longest = max(len(f"{mark:.4g}") for mark in marks)
-        if len(marks) <= MAX_MARKS and np.all(np.diff(marks) * _letters(axes) >= np.ptp(marks) * (longest + 1)):
+        if len(marks) <= MAX_MARKS and np.all(np.diff(marks) * width >= np.ptp(marks) * (longest + 1)):
             axes.set_xticks(marks)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
-
-
-def _letters(axes: Axes) -> float:
-    """How many letters fit beside each other below an axis."""
-    return style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
-
-
-def _name_ticks(axes: Axes, names: list[str]) -> None:
-    """Label the places of names on the x axis, turned if they are long; of many names, only some."""
-    width = _letters(axes)
-    shown = list(style.distinct_names(names, 16).values())
-    turned = sum(map(len, shown)) + 2 * len(shown) > width
-    most = int(width / 3) if turned else len(names)
-    step = -(-len(names) // max(1, most))
-    how: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-    axes.set_xticks(range(0, len(names), step), shown[::step], **how)
-    axes.set_xlim(-0.5, len(names) - 0.5)
 
 
 def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: str) -> None:
@@ -196,11 +177,18 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         style.write_in_center(axes, "no curves: no trial has reported a metric of several epochs")
         return
     trials = epochs["trial"].unique()
-    if ranked.colored_key:
-        ranked.add_key_colorbar(axes)
-        _name_colors(axes, ranked.table[ranked.colored_key])
-    else:
+    if ranked.colored_key is None:
         ranked.add_colorbar(axes)
+    elif is_numeric(values := ranked.table[ranked.colored_key]):
+        ranked.add_key_colorbar(axes)
+    else:
+        names = style.distinct_names(values.astype(str), 24).values()
+        handles = [
+            Line2D([], [], color=color, marker="o", markersize=3, label=name)
+            for name, color in zip(names, COLORS, strict=False)
+        ]
+        title = readable_name(ranked.colored_key)
+        style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
     _draw_lines(axes, epochs, curve, to_rgba_array([ranked.trial_colors[trial] for trial in trials]))
     if ranked.best is not None and len(trials) > 1:
         rows = epochs[epochs["trial"] == ranked.best["trial"]]
@@ -266,19 +254,6 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
                 style.set_log_scale(axes, which, table[name])
     style.set_title(panels[0], describe_ranking(ranking)[0].replace("$", r"\$"))
     style.legend_below(panels[0], panels[0].get_legend_handles_labels()[0])
-
-
-def _name_colors(axes: Axes, values: pd.Series) -> None:
-    """Explain the colors of the values of a key that are no numbers, in a legend."""
-    if is_numeric(values):
-        return
-    names = style.distinct_names(values.astype(str), 24).values()
-    handles = [
-        Line2D([], [], color=color, marker="o", markersize=3, label=name)
-        for name, color in zip(names, COLORS, strict=False)
-    ]
-    title = readable_name(str(values.name))
-    style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
 
 
 def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: NDArray[np.float64]) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -108,30 +108,21 @@ def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
     }
     spent_seconds = table["scale"].map(seconds_of)
     repeats = spent_seconds / table["train_seconds"]  # the table has medians over the repeats
+    sessions = read_sessions(done)
+    code = describe_difference("scales ran", sessions) or describe_origin(next(chain(*sessions.values()), None))
     hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
-    seconds, ended = format_duration(spent_seconds.sum()), _ended(chain(*done.values()))
-    ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
+    ended = format_time(max(path.stat().st_mtime for path in chain(*done.values())))
+    seconds = format_duration(spent_seconds.sum())
+    ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, until {ended}"
     return StudyPage(
         title,
         recommendation(measured),
-        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **_code(done)},
+        {"ran": ran, **(left if len(table) < len(study.scales) else {}), **({"code": code} if code else {})},
         spent,
         rows=scale_rows(table, [name for name in SCALE_COLUMNS if name in table]),
         pictures=_pictures(results, "scaling", name, *PLOT_LABELS["scaling"]),
     )
-
-
-def _code(results: Mapping[str, Iterable[Path]]) -> dict[str, str]:
-    """The fact with which commits and versions scales ran, if that is known."""
-    sessions = read_sessions(results)
-    code = describe_difference("scales ran", sessions) or describe_origin(next(chain(*sessions.values()), None))
-    return {"code": code} if code else {}
-
-
-def _ended(paths: Iterable[Path]) -> str:
-    """When the last of these files was written."""
-    return f"until {format_time(max(path.stat().st_mtime for path in paths))}"
 
 
 def scale_rows(table: pd.DataFrame, columns: Iterable[str]) -> list[list[str]]:

@@ -61,7 +61,11 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
             axes.plot([place, place + 0.02], [height, height], color="#444444", linewidth=1, zorder=4)
             box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
             axes.text(place + 0.035, height, text, fontsize=8, va="center", zorder=4, bbox=box)
-    _draw_metric_colors(axes, len(keys), ranked)
+    if ranked.values.nunique() > 1:  # the color map along the axis of the metric
+        ends = np.linspace(0, 1, 65)
+        pieces = [[(len(keys), low), (len(keys), high)] for low, high in pairwise(ends)]
+        shades = ranked.colors(1 - ends[:-1] if ranked.is_minimized else ends[:-1])
+        axes.add_collection(LineCollection(pieces, colors=shades, linewidths=7, capstyle="butt", zorder=2))
     axes.set_xlim(-0.1, len(keys) + 0.45)
     axes.set_ylim(min(-0.04, float(heights.min()) - 0.06), 1.04)
     names = style.short_names(keys)
@@ -171,16 +175,6 @@ def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials
         row = heights[index.get_loc(ranked.best.name)]
         handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])
     style.legend_below(axes, handles)
-
-
-def _draw_metric_colors(axes: Axes, place: int, ranked: PlottedTrials) -> None:
-    """Draw the color map along the axis of the metric."""
-    if ranked.values.nunique() < 2:
-        return
-    ends = np.linspace(0, 1, 65)
-    pieces = [[(place, low), (place, high)] for low, high in pairwise(ends)]
-    shades = ranked.colors(1 - ends[:-1] if ranked.is_minimized else ends[:-1])
-    axes.add_collection(LineCollection(pieces, colors=shades, linewidths=7, capstyle="butt", zorder=2))
 
 
 def _wrap(text: str, columns: int) -> str:

@@ -35,7 +35,6 @@ from trainyard.results.sweep_tables import (
     summarize_savings,
     timeline_table,
     trials_table,
-    write_ranking,
 )
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import read_table, write_table
@@ -74,7 +73,7 @@ def _write_sweep(config: Config, name: str, results: Path, page: Path) -> StudyP
     for table, frame in _cost_tables(state, fetch_records(state.sessions)).items():
         write_table(frame, folder / f"{table}.csv")
     write_best(config, state, answer)
-    write_ranking(answer.ranking, folder)
+    write_table(ranking_table(answer.ranking), folder / "ranking.csv")
     return sweep_study(config, state, answer, replace(load_sweep(folder), trials=trials), page)
 
 
@@ -127,21 +126,19 @@ def sweep_study(config: Config, state: History, answer: Answer, tables: SweepRes
     if spec := job_charts(tables, strategies, jobs, state.counted_unit):
         shown = jobs[list(JOB_COLUMNS)].assign(start=jobs["start"].map(format_time))
         operations = {"": Charts("jobSpec", spec), "Jobs": ReportTable(_readable(shown, state))}
-    shown = arranged.frame["trial"].head(MAX_ROWS)
+    links = dict[str, tuple[str, str]]()  # from a page in a file to the folder of a trial, and the trial's command
+    for name in arranged.frame["trial"].head(MAX_ROWS):
+        if name in state.trials:
+            trial = folder_of(state, name)
+            link = quote(os.path.relpath(trial, page.parent)) if page and trial.exists() else ""
+            links[name] = link, trial_line(state, name) or ""
     return replace(
         summary,
         parts=parts,
         operations=operations,
         pictures=summary.pictures if ranking.objectives else {},
-        trials={name: _links(state, name, page) for name in shown if name in state.trials},
+        trials=links,
     )
-
-
-def _links(state: History, trial: str, page: Path | None) -> tuple[str, str]:
-    """The link from a page in a file to the folder of a trial, "" if there is none, and the command of the trial."""
-    folder = folder_of(state, trial)
-    link = quote(os.path.relpath(folder, page.parent)) if page and folder.exists() else ""
-    return link, trial_line(state, trial) or ""
 
 
 def _readable(table: pd.DataFrame, state: History) -> pd.DataFrame:

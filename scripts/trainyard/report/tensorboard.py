@@ -69,7 +69,12 @@ def write_event_files(config: Config, kind: str, name: str, results: Path) -> in
     """
     folder = results / FOLDER / kind / name
     with hold(folder.with_name(f".{name}.lock"), wait_seconds=60):
-        runs = _sweep_runs(config, name, results) if kind == "sweeps" else _scaling_runs(config, name, results)
+        if kind == "sweeps":
+            runs = _sweep_runs(config, name, results)
+        else:
+            study, source = config.scaling[name], results / "scaling" / name
+            names = [run for scale in study.scales for run in study.runs(scale)]
+            runs = {run: _scale_run(source / run) for run in names if (source / run / "summary.json").exists()}
         for run, content in runs.items():
             _store(folder / run / FILE, encode_run(content))
         for path in list(folder.rglob(FILE)):
@@ -129,12 +134,6 @@ def _trial_points(record: TrialRecord, shown: Attempt) -> list[Point]:
     if shown.outcome in FINAL:
         points += _last_point(shown.end, points, shown.metrics)
     return points
-
-
-def _scaling_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
-    study, folder = config.scaling[name], results / "scaling" / name
-    names = [run for scale in study.scales for run in study.runs(scale)]
-    return {run: _scale_run(folder / run) for run in names if (folder / run / "summary.json").exists()}
 
 
 def _scale_run(folder: Path) -> Run:

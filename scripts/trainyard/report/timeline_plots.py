@@ -29,7 +29,10 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     layout = lay_out(timeline, jobs)
     run, held = layout.attempts, layout.held
     draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
-    _draw_attempts(axes, run, ranked.trial_colors)
+    for failed, rows in run.groupby("failed"):
+        known = [ranked.trial_colors.get(trial, style.UNKNOWN) for trial in rows["trial"]]
+        faces, hatch = (style.FAILED, "////") if failed else (known, None)
+        draw_bars(axes, rows["lane"], rows["begin"], rows["stop"], color=faces, hatch=hatch)
     style.label_lanes(axes, layout.lanes)
     axes.set_xlim(0, layout.end or 1.0)
     style.label_time(axes, layout.end, layout.pauses)
@@ -64,7 +67,8 @@ def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     """Where a plot shows the attempts of a timeline that is not empty."""
     run, held = assign_jobs(timeline, jobs), held_slots(timeline, jobs)
     spans = held.drop_duplicates("job")
-    pauses = pauses_before(spans["first"], spans["last"]).set_axis(spans["job"])
+    until = spans["last"].cummax().shift(fill_value=spans["first"].min())
+    pauses = (spans["first"] - until).clip(lower=0).cumsum().set_axis(spans["job"])
     origin = run["start"].min() + pauses
     lanes = _lanes(run, held)
     lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
@@ -98,12 +102,6 @@ def held_slots(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     return held.assign(slot=slots).rename_axis("job").reset_index().sort_values(["first", "job"], kind="stable")
 
 
-def pauses_before(first: "pd.Series[float]", last: "pd.Series[float]") -> "pd.Series[float]":
-    """The seconds without a job before each one, from the first one's start on: of jobs in the order of their start."""
-    until = last.cummax().shift(fill_value=first.min())
-    return (first - until).clip(lower=0).cumsum()
-
-
 def _lanes(run: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
     """The slots that trials used, by job and node, and those that no trial used although a job held them."""
     nodes = run.groupby("slot")["node"].transform("nunique")
@@ -133,14 +131,6 @@ def _lane_name(row: Any) -> str:
     if row.on_nodes > 1:
         return f"slot {row.slot}"
     return f"{row.node} slot {row.slot}" if getattr(row, "device", "") == "cpu" else f"{row.node} GPU {row.gpu}"
-
-
-def _draw_attempts(axes: Axes, run: pd.DataFrame, color_of: Mapping[str, Any]) -> None:
-    """Draw a bar per row (trial, lane, begin, stop, failed) in the color of its trial, hatched if it failed."""
-    for failed, rows in run.groupby("failed"):
-        faces = style.FAILED if failed else [color_of.get(trial, style.UNKNOWN) for trial in rows["trial"]]
-        hatch = "////" if failed else None
-        draw_bars(axes, rows["lane"], rows["begin"], rows["stop"], color=faces, hatch=hatch)
 
 
 def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: Mapping[str, Any]) -> str:

@@ -40,23 +40,14 @@ def check_sweep(state: History) -> None:
             f"sweep {state.name}: {len(unfinished)} of {len(state.trials)} trials are without a result; "
             "the others are kept: correct the error and run the same command"
         )
-    _check_outer_reasons(state, [attempt.error for attempt in failed])
-    counts = _count_ends(state)
-    _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])
-
-
-def _check_outer_reasons(state: History, errors: Sequence[str]) -> None:
-    """Check that no trial failed for a reason that is not its own.
-
-    Raises:
-        UserError: one did, and would succeed once the reason has gone.
-    """
-    for mentions, what, remedy in OUTER_REASONS:
-        if count := sum(map(mentions, errors)):
+    for mentions, what, remedy in OUTER_REASONS:  # failed trials that would succeed once the reason has gone
+        if count := sum(mentions(attempt.error) for attempt in failed):
             raise UserError(
                 f"sweep {state.name}: {count} of {len(state.trials)} trials {what}; the others are kept: {remedy}, "
                 "then run the same command"
             )
+    counts = _count_ends(state)
+    _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])
 
 
 def describe_failure(attempt: Attempt) -> str:

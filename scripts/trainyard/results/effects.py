@@ -65,7 +65,8 @@ def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Seque
     lines, without_effect = list[str](), set[str]()
     for key in dict.fromkeys(key for trial in ranking.finished for key in trial.values):
         pairs = _pairs_that_differ_in(key, ranking.finished)
-        if not pairs or not all(_are_identical(first, second, report_of) for first, second in pairs):
+        known = [(report_of.get(first.trial), report_of.get(second.trial)) for first, second in pairs]
+        if not pairs or not all(first and first == second for first, second in known):
             continue
         without_effect.add(key)
         first, second = pairs[0]
@@ -76,7 +77,7 @@ def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Seque
             same = f"trials {first.trial} and {second.trial} report the same {count}"
             lines.append(f"`{key}` may have no effect: {same}, which may be chance: report more digits, or more epochs")
     for report, (first, second, *_) in identical.items():
-        keys = _differing_keys(first, second)
+        keys = [key for key in first.values if first.values[key] != second.values.get(key)]
         if report.is_telling and without_effect.isdisjoint(keys):
             lines.append(f"{_describe_identical(first, second)}, although they differ in {', '.join(keys)}")
     more = len(lines) - NAMED
@@ -85,14 +86,6 @@ def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Seque
 
 def _describe_identical(first: RankedTrial, second: RankedTrial) -> str:
     return f"trials {first.trial} and {second.trial} are identical in all that they report, times aside"
-
-
-def _are_identical(first: RankedTrial, second: RankedTrial, report_of: Mapping[str, ReportedResults]) -> bool:
-    return first.trial in report_of and report_of[first.trial] == report_of.get(second.trial)
-
-
-def _differing_keys(first: RankedTrial, second: RankedTrial) -> list[str]:
-    return [key for key in first.values if first.values[key] != second.values.get(key)]
 
 
 def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple[RankedTrial, RankedTrial]]:

@@ -21,20 +21,14 @@ def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
     location = CODE_LOCATION.search(error)
     message = error[: location.start()] if location else error
     kind, colon, words = ERROR_NUMBER.sub("", message).partition(": ")
-    for text, key in sorted(_texts(trial, values).items(), key=lambda item: -len(item[0])):
+    placeholders = {trial: "{trial}"}  # by what a program's output may show
+    for key, value in values.items():
+        if isinstance(value, (str, int, float)) and str(value):
+            placeholders |= dict.fromkeys((str(value), format_argument(value)), f"{{{key}}}")
+    for text, key in sorted(placeholders.items(), key=lambda item: -len(item[0])):
         if text in words:  # thousands of trials have as many patterns to compile
             words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
     return kind + colon + words + (location[0] if location else "")
-
-
-def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """A trial's name and values as a program's output may show them, and the placeholders for them."""
-    placeholders = {trial: "{trial}"}
-    for key, value in values.items():
-        if isinstance(value, (str, int, float)) and str(value):
-            placeholders[str(value)] = f"{{{key}}}"
-            placeholders[format_argument(value)] = f"{{{key}}}"
-    return placeholders
 
 
 def describe_out_of_memory(state: History) -> list[str]:

@@ -146,12 +146,9 @@ def describe_prediction_errors(predicted: pd.DataFrame) -> str:
         return f"half of {count} trials took within {errors.abs().median():.0%} of the predicted time"
     if not count:
         return ""
-    ends = dict.fromkeys(_describe_error(error) for error in (errors.min(), errors.max()))
-    return f"{count_of(count, 'trial')} took {' to '.join(ends)} than predicted"
-
-
-def _describe_error(error: float) -> str:
-    return f"{abs(error):.0%} {'less' if error < 0 else 'more'}"
+    ends = (errors.min(), errors.max())
+    texts = dict.fromkeys(f"{abs(error):.0%} {'less' if error < 0 else 'more'}" for error in ends)
+    return f"{count_of(count, 'trial')} took {' to '.join(texts)} than predicted"
 
 
 def epochs_table(state: History) -> pd.DataFrame:
@@ -248,13 +245,6 @@ def curve_column(epochs: pd.DataFrame, metrics: Sequence[str], keys: Collection[
     known = [column for column in columns if column in epochs and column not in keys]
     by_epochs = [column for column in known if epochs["trial"][epochs[column].notna()].duplicated().any()]
     return next(iter(by_epochs or known), "")
-
-
-def write_ranking(ranking: Ranking, folder: Path) -> pd.DataFrame:
-    """Write ranking.csv; return it."""
-    table = ranking_table(ranking)
-    write_table(table, folder / "ranking.csv")
-    return table
 
 
 def ranking_table(ranking: Ranking) -> pd.DataFrame:

@@ -76,7 +76,12 @@ def scaling_table(
     frame.loc[[bool(each) for each in differences], ["speedup", "speedup_low", "speedup_high"]] = float("nan")
     frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
     frame["memory_avg_scaling"] = frame["gpu0_avg_mib"] / base["gpu0_avg_mib"]
-    _add_costs(frame, gpu_hour)
+    on_gpu = frame["device"] != "cpu"
+    price = float("nan") if gpu_hour is None else gpu_hour
+    frame["gpu_hours"] = (frame["gpus"] * frame["train_seconds"] / 3600).where(on_gpu)
+    frame["gpu_hours_increase"] = (1 / frame["efficiency"] - 1).where(on_gpu)
+    frame["cost"] = frame["gpu_hours"] * price
+    frame["cost_per_million_images"] = (price * frame["gpus"] / 3600 / frame["images_per_second"] * 1e6).where(on_gpu)
     # The fastest scale among the efficient ones with few more GPU-hours; none on CPUs.
     candidates = frame[(frame["efficiency"] >= EFFICIENT) & (frame["gpu_hours_increase"] <= MAX_INCREASE + 1e-9)]
     best = None if candidates.empty else candidates["speedup"].idxmax()
@@ -149,15 +154,6 @@ def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["we
 def _range(values: "pd.Series[float]") -> str:
     low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
     return low if low == high else f"{low} to {high}"
-
-
-def _add_costs(frame: pd.DataFrame, gpu_hour: float | None) -> None:
-    on_gpu = frame["device"] != "cpu"
-    frame["gpu_hours"] = (frame["gpus"] * frame["train_seconds"] / 3600).where(on_gpu)
-    frame["gpu_hours_increase"] = (1 / frame["efficiency"] - 1).where(on_gpu)
-    price = float("nan") if gpu_hour is None else gpu_hour
-    frame["cost"] = frame["gpu_hours"] * price
-    frame["cost_per_million_images"] = (price * frame["gpus"] / 3600 / frame["images_per_second"] * 1e6).where(on_gpu)
 
 
 def _verdict(row: Any, recommended: bool) -> str:

@@ -25,7 +25,7 @@ from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import INCOMPLETE
 from trainyard.planning.attempts import Piece, epochs_before, why_given_up
 from trainyard.planning.history_files import dataset_digest
-from trainyard.programs.metric_rows import Row, shift_epoch
+from trainyard.programs.metric_rows import shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.node_setup import prepared_nodes
 from trainyard.programs.runner import (
@@ -133,7 +133,9 @@ class UserScript:
         times = report.row_seconds if len(rows) == len(report.row_seconds) else [None] * len(rows)
         rows = [{**row, "seconds": row.get("seconds", took)} for row, took in zip(rows, times, strict=True)]
         if study.per == "gpu":
-            rows = [_of_all_gpus(row, self._ranks) for row in rows]
+            for row in rows:
+                if row.get(THROUGHPUT) is not None:
+                    row[THROUGHPUT] *= self._ranks
         summary = {
             **_trained(rows, counts_epochs=found.counts_epochs),
             "train_seconds": report.seconds,
@@ -378,12 +380,6 @@ class UserScript:
         }
         write_json(self._folder / "summary.json", written)
         log.info("the script ran %.1f s and reported %s of metrics", seconds, count_of(len(rows), "row"))
-
-
-def _of_all_gpus(row: Row, gpus: int) -> Row:
-    """A row with the throughput of one GPU, as one with that of all."""
-    throughput = row.get(THROUGHPUT)
-    return row if throughput is None else {**row, THROUGHPUT: throughput * gpus}
 
 
 def _trained(rows: Sequence[Mapping[str, Any]], *, counts_epochs: bool) -> dict[str, float | None]:

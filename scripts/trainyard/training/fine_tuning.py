@@ -134,7 +134,9 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
     missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
     if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
         raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {list_some(absent)} of the model")
-    if others := _of_another_model(skipped, ours, output=[*missing, *replaced]):
+    # Names of the file in parts that the model has, except its output layer: its architecture is another one.
+    parts = {name.partition(".")[0] for name in ours} - {name.partition(".")[0] for name in (*missing, *replaced)}
+    if others := [name for name in skipped if name.partition(".")[0] in parts]:
         raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {list_some(others)}")
     source, count = f"{path} (sha256 {weights_digest(str(path))[:8]})", f"{loaded} of {len(ours)} tensors"
     message = "pretrained %s: %s loaded, new output layer: %s, skipped: %s"
@@ -146,12 +148,6 @@ def _is_new_output(theirs: Tensor, ours: Tensor | None, classes: int) -> bool:
     if ours is None or ours.shape[:1] != (classes,):
         return False
     return theirs.shape[:1] != ours.shape[:1] and theirs.shape[1:] == ours.shape[1:]
-
-
-def _of_another_model(skipped: list[str], ours: Iterable[str], *, output: list[str]) -> list[str]:
-    """The skipped names in parts that the model has, except its output layer: its architecture is another one."""
-    parts = {name.partition(".")[0] for name in ours} - {name.partition(".")[0] for name in output}
-    return [name for name in skipped if name.partition(".")[0] in parts]
 
 
 # ---- files
