@@ -110,7 +110,13 @@ def _expand(sweep: Sweep) -> Expansion:
             expansion.errors.append((place, ValueError(message)))
     if expansion.errors:
         return expansion
-    for repeat, (place, values) in itertools.product(range(sweep.repeats_of_all), _configurations(sweep)):
+    average = set(sweep.average)
+    configurations = [
+        (place, values | level)
+        for place, values in _settings(sweep)
+        for level in ([{}] if values.keys() >= average else sweep.averaged)
+    ]
+    for repeat, (place, values) in itertools.product(range(sweep.repeats_of_all), configurations):
         try:
             trial = make_trial(sweep, with_seed(sweep, values, repeat))
             content = trial.content
@@ -212,15 +218,8 @@ def _counts(sweep: Sweep) -> dict[str, int]:
     return {place: count * sweep.repeats_of_all for place, count in counts.items()}
 
 
-def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place in the config and values of the varied keys of each configuration, at all values of `average`."""
-    average = set(sweep.average)
-    for place, values in _settings(sweep):
-        for level in [{}] if values.keys() >= average else sweep.averaged:
-            yield place, values | level
-
-
 def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place in the config and values of the varied keys of each configuration."""
     if sweep.runs_grid:
         choices, conditions = [options_of(values) for values in sweep.grid.values()], _conditions(sweep.grid)
         for combination in itertools.product(*choices):

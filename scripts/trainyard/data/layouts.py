@@ -102,8 +102,23 @@ def _read_split_folders(
     annotations = inside.get(f"val/{ANNOTATIONS}")
     val_folder = "val" if annotations else next((name for name in VAL_FOLDERS if name in top), None)
     if annotations:
-        val_images = {name: file for name, file in images.items() if name.startswith("val/")}
-        _read_annotations(layout, collection, annotations, val_images)
+        # Of TinyImageNet, with a line `val_0.JPEG <tab> n03444034 <tab> bounding box` for each image.
+        label_of = {name: label for label, name in enumerate(layout.classes)}
+        by_name = {name.rpartition("/")[2]: file for name, file in images.items() if name.startswith("val/")}
+        labelled: list[tuple[CollectedFile, int]] = []
+        for number, line in enumerate(_lines(collection, annotations), start=1):
+            name, _, rest = line.partition("\t")
+            wnid, file = rest.split("\t")[0], by_name.pop(name, None)
+            if file is None:
+                where = f"line {number} of {annotations.name}"
+                layout.problems.append(Problem(name, "val", "label without image", where))
+            elif wnid not in label_of:
+                layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
+            else:
+                labelled.append((file, label_of[wnid]))
+        missing = f"has no line in {annotations.name}"
+        layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
+        layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
     elif val_folder:
         val = _read_class_folders(images, f"{val_folder}/", "val", listed=layout.classes)
         layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
@@ -130,27 +145,6 @@ def _read_class_folders(
         else:
             layout.images[split].append((file, label_of[folder]))
     return layout
-
-
-def _read_annotations(
-    layout: Layout, collection: Collection, annotations: CollectedFile, images: dict[str, CollectedFile]
-) -> None:
-    """Add TinyImageNet's validation images; a line is `val_0.JPEG <tab> n03444034 <tab> bounding box`."""
-    label_of = {name: label for label, name in enumerate(layout.classes)}
-    by_name = {name.rpartition("/")[2]: file for name, file in images.items()}
-    labelled: list[tuple[CollectedFile, int]] = []
-    for number, line in enumerate(_lines(collection, annotations), start=1):
-        name, _, rest = line.partition("\t")
-        wnid, file = rest.split("\t")[0], by_name.pop(name, None)
-        if file is None:
-            layout.problems.append(Problem(name, "val", "label without image", f"line {number} of {annotations.name}"))
-        elif wnid not in label_of:
-            layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
-        else:
-            labelled.append((file, label_of[wnid]))
-    missing = f"has no line in {annotations.name}"
-    layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
-    layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
 
 
 def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from trainyard.config.config import Config
-from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.config.scaling import EFFICIENT, split_scale
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
@@ -151,7 +151,12 @@ def _cost(hours: float | None, price: float | None) -> float | None:
 def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> PlannedJob:
     """The job of a scale, predicted between ideal scaling from the nearest measured scale and the efficiency limit."""
     study, (nodes, per_node) = config.scaling[name], split_scale(run)
-    gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
+    gpus, paths = nodes * per_node, chain(*study.summaries(results / "scaling" / name).values())
+    # A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
+    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    known = sorted((each for each in found if ("launcher" in each) != study.trains), key=lambda each: each["gpus"])
+    # The largest measured scale that is no larger, or else the smallest.
+    summary = next((each for each in reversed(known) if each["gpus"] <= gpus), known[0] if known else None)
     ideal = high = None
     if summary:
         # A training has the same images at each scale.
@@ -193,18 +198,6 @@ def describe_scale(row: PlannedJob) -> str:
     cost = "" if row.predicted_cost is None else f" (costs {row.predicted_cost:.2f})"
     hours = f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}"
     return f"predicted {format_duration(row.predicted_seconds)}{between} of training, by {row.basis}; {hours}"
-
-
-def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
-    """The summary of the largest measured scale that is no larger, or else of the smallest.
-
-    A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
-    """
-    found = [json.loads(path.read_text()) for path in chain(*study.summaries(folder).values()) if path.exists()]
-    known = [each for each in found if ("launcher" in each) != study.trains]
-    known.sort(key=lambda each: each["gpus"])
-    smaller = [each for each in known if each["gpus"] <= gpus]
-    return smaller[-1] if smaller else (known[0] if known else None)
 
 
 def planned_alternatives(plan: Plan) -> list[Strategy]:
