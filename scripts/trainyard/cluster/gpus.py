@@ -54,30 +54,22 @@ def are_hidden() -> bool:
 
 def has_gpu() -> bool:
     """Whether this process can use a GPU."""
+    return first_gpu_name() is not None
+
+
+def first_gpu_name() -> str | None:
+    """The model of this process's first GPU; "" if NVML does not tell it, and None without a GPU."""
     import pynvml
 
     if are_hidden():
-        return False
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return False
-    count = pynvml.nvmlDeviceGetCount()
-    pynvml.nvmlShutdown()
-    return bool(count)
-
-
-def first_gpu_name() -> str:
-    """The model of this process's first GPU; "" without a GPU."""
-    import pynvml
-
-    if are_hidden():
-        return ""
+        return None
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ""
-    try:
+        if not pynvml.nvmlDeviceGetCount():
+            return None
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         handle = pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdecimal() else 0)
         return str(pynvml.nvmlDeviceGetName(handle))

@@ -103,10 +103,9 @@ def _keep_record(path: Path, record: MemoryRecord, stopped: threading.Event) -> 
 class JobUsage:
     """The memory of a job on this node, by its control group, or else by its processes."""
 
-    def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, job: str) -> None:
         self._marks = [f"{name}={job}\0".encode() for name in ("SLURM_JOB_ID", JOB_OF_TRIAL)]
-        self._proc = proc
-        groups = slurm_allocation.memory_groups(os.fsdecode(_read(proc / "self/cgroup")), cgroups)
+        groups = slurm_allocation.memory_groups(os.fsdecode(_read(slurm_allocation.PROC / "self/cgroup")))
         named = (each for each in groups if each.name == f"job_{job}" and (each / "memory.stat").exists())
         self._group = next(named, None)
         self._mine: set[str] = set()
@@ -128,10 +127,10 @@ class JobUsage:
 
     def _processes(self) -> set[str]:
         """The processes whose environment names the job. One that does not may still be about to execute a program."""
-        alive = {name for name in os.listdir(self._proc) if name.isdigit()}
+        alive = {name for name in os.listdir(slurm_allocation.PROC) if name.isdigit()}
         self._mine &= alive
         for name in alive - self._mine:
-            variables = _read(self._proc / name / "environ")
+            variables = _read(slurm_allocation.PROC / name / "environ")
             if any(mark in variables for mark in self._marks):
                 self._mine.add(name)
         return self._mine
@@ -139,7 +138,10 @@ class JobUsage:
     def _resident_kib(self, process: str) -> int:
         """The memory of a process, with its part of what it shares, such as with the one it was forked from."""
         files = {"smaps_rollup": rb"^Pss_(?:Anon|Shmem):\s+(\d+) kB", "status": rb"^Rss(?:Anon|Shmem):\s+(\d+) kB"}
-        found = (re.findall(line, _read(self._proc / process / name), re.MULTILINE) for name, line in files.items())
+        found = (
+            re.findall(line, _read(slurm_allocation.PROC / process / name), re.MULTILINE)
+            for name, line in files.items()
+        )
         return sum(map(int, next(filter(None, found), ())))  # before Linux 5.4, all of what it shares
 
 

@@ -29,6 +29,8 @@ JOB_OF_TRIAL: Final = "TRAINYARD_JOB_ID"  # for a trial's command, whose SLURM_J
 # CPUs and MiB of a node, for each group of nodes with the same allocation. Slurm cuts off longer lists of CPUs.
 _CPU_IDS = re.compile(r"\bCPU_IDs=([\d,-]{1,110}) ")
 _MEMORY = re.compile(r"\bMem=(\d+)")
+PROC: Final = Path("/proc")
+CGROUPS: Final = Path("/sys/fs/cgroup")
 _known: Final[dict[str, "Allocation"]] = {}  # by job
 log = logging.getLogger(__name__)
 
@@ -147,30 +149,28 @@ def _count_ids(ids: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def available_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def available_cpus() -> int:
     """The number of CPUs that this process may use: the minimum of Slurm's allocation, CPU affinity and cgroup quota.
 
     `os.cpu_count()` would count CPUs that belong to other jobs on a shared node.
     """
-    limits = [len(os.sched_getaffinity(0)), int(os.environ.get("SLURM_CPUS_PER_TASK") or 0), _cgroup_cpu_quota(quota)]
+    limits = [len(os.sched_getaffinity(0)), int(os.environ.get("SLURM_CPUS_PER_TASK") or 0)]
+    with suppress(OSError, ValueError):  # cgroup v1, or a quota of `max`
+        quota, period = map(int, (CGROUPS / "cpu.max").read_text().split())
+        limits.append(max(1, quota // period))
     return min(filter(None, limits))
 
 
-def _cgroup_cpu_quota(path: Path) -> int | None:
-    """Whole CPUs within the quota of the control group (`cpu.max` of cgroup v2), or None without a quota."""
-    try:
-        quota, period = path.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
-
-
-def available_memory_bytes(membership: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_memory_bytes() -> int:
     """The host memory that this process's job may use on this node, including files that it writes to a tmpfs.
 
     It is the minimum of the node's memory, Slurm's allocation and the limits of the control groups.
     """
-    limits = [psutil.virtual_memory().total, *_cgroup_memory_limits(membership, groups)]
+    limits = [psutil.virtual_memory().total]
+    for group in memory_groups((PROC / "self/cgroup").read_text()):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
+            with suppress(OSError, ValueError):  # not in this container's view, or `max`
+                limits.append(int((group / name).read_text()))
     try:
         allocation = current_allocation()
     except UserError:  # Slurm does not respond; code that needs the allocation reports it
@@ -180,24 +180,14 @@ def available_memory_bytes(membership: Path = Path("/proc/self/cgroup"), groups:
     return min(limits)
 
 
-def _cgroup_memory_limits(membership: Path, root: Path) -> Iterator[int]:
-    """The memory limits, in bytes, of this process's control group and of those above it."""
-    for group in memory_groups(membership.read_text(), root):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
-            with suppress(OSError, ValueError):  # not in this container's view, or `max`
-                yield int((group / name).read_text())
-
-
-def memory_groups(membership: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
+def memory_groups(membership: str) -> Iterator[Path]:
     """The folders of the control groups that count a process's memory (v2, or v1), each before those above it.
 
-    Args:
-        membership: the content of the process's `/proc/<pid>/cgroup`.
-        root: where the control groups are mounted.
+    `membership` is the content of the process's `/proc/<pid>/cgroup`.
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
-            mount = root / controllers
+            mount = CGROUPS / controllers
             group = mount / path.lstrip("/")
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))

@@ -25,6 +25,7 @@ CPUS = len(os.sched_getaffinity(0))
 @pytest.mark.parametrize(
     ("text", "cpus"), [("max 100000", CPUS), ("250000 100000", min(2, CPUS)), ("199999 100000", 1), ("50000 100000", 1)]
 )
-def test_the_quota_of_a_control_group_counts_whole_cpus(tmp_path, text, cpus):
+def test_the_quota_of_a_control_group_counts_whole_cpus(tmp_path, monkeypatch, text, cpus):
+    monkeypatch.setattr(slurm_allocation, "CGROUPS", tmp_path)
     (tmp_path / "cpu.max").write_text(text)
-    assert slurm_allocation.available_cpus(tmp_path / "cpu.max") == cpus
+    assert slurm_allocation.available_cpus() == cpus

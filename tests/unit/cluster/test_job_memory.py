@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.cluster import job_memory
+from trainyard.cluster import job_memory, slurm_allocation
 from trainyard.cluster.job_memory import MemoryRecord, read_records, record_memory
 
 MIB = 2**20
@@ -94,15 +94,17 @@ def test_outside_of_a_job_nothing_is_recorded(tmp_path):
         ),
     ],
 )
-def test_the_control_group_of_a_job_counts_its_memory_without_the_page_cache(tmp_path, membership, files):
+def test_the_control_group_of_a_job_counts_its_memory_without_the_page_cache(tmp_path, monkeypatch, membership, files):
+    monkeypatch.setattr(slurm_allocation, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(slurm_allocation, "CGROUPS", tmp_path / "groups")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"1:cpu:/job_5/step_0\n{membership}\n")
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
-    usage = job_memory.JobUsage("5", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
+    usage = job_memory.JobUsage("5")
     assert (usage.used_mib(), usage.oom_kills()) == (75, 2)
-    other = job_memory.JobUsage("55", proc=tmp_path / "proc", cgroups=tmp_path / "groups")
+    other = job_memory.JobUsage("55")
     assert (other.used_mib(), other.oom_kills()) == (0, 0)
 
 

@@ -106,12 +106,15 @@ def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(slurm):
         ("0::/not/in/this/container", {"memory.max": "700\n"}),
     ],
 )
-def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path, line, limits):
+def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path, monkeypatch, line, limits):
+    monkeypatch.setattr(slurm_allocation, "CGROUPS", tmp_path)
+    monkeypatch.setattr(slurm_allocation, "PROC", tmp_path)
     for name, text in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "self").write_text(f"1:cpu:/elsewhere\n{line}\n")
-    assert slurm_allocation.available_memory_bytes(tmp_path / "self", tmp_path) == 700
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
+    assert slurm_allocation.available_memory_bytes() == 700
 
 
 @pytest.fixture
