@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +121,10 @@ def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:
     """The allocation that a line of `scontrol show job --details --oneliner` describes."""
     fields = parse_fields(line)
     gpus = parse_gpus(fields.get("JOB_GRES", ""))
+    # The GPUs that the steps of a job see: of a node that is allocated whole, only those requested.
+    factors = {"JOB_GRES": 1, "TresPerJob": 1, "TresPerNode": len(nodes)}  # `TRES` has what the site accounts for
+    asked = [(parse_gpus(fields.get(name, "")), factor) for name, factor in factors.items()]
+    gpu_counts = [factor * sum(count for _, count in each) for each, factor in asked if each]
     limit_seconds = 60 * parse_time_limit(fields.get("TimeLimit", "UNLIMITED"))
     return Allocation(
         job=job,
@@ -129,18 +133,11 @@ def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:
         start_time=parse_timestamp(fields.get("StartTime", "Unknown")),
         walltime_seconds=limit_seconds if math.isfinite(limit_seconds) else None,
         cpus_per_node=min([int(fields["NumCPUs"]) // len(nodes), *map(_count_ids, _CPU_IDS.findall(line))]),
-        gpus_per_node=_count_gpus(fields, len(nodes)),
+        gpus_per_node=min(gpu_counts, default=0) // len(nodes),
         gpu_model=gpus[0][0] if gpus else "",
         memory_mib_per_node=min(map(int, _MEMORY.findall(line)), default=0) or None,
         is_of_workflow=fields.get("Comment", "").startswith("rule_"),
     )
-
-
-def _count_gpus(fields: Mapping[str, str], nodes: int) -> int:
-    """The GPUs per node that the steps of a job see: of a node that is allocated whole, only those requested."""
-    factors = {"JOB_GRES": 1, "TresPerJob": 1, "TresPerNode": nodes}  # `TRES` shows only what the site accounts for
-    found = [(parse_gpus(fields.get(name, "")), factor) for name, factor in factors.items()]
-    return min((factor * sum(count for _, count in gpus) for gpus, factor in found if gpus), default=0) // nodes
 
 
 def _count_ids(ids: str) -> int:

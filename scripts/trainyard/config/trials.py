@@ -235,7 +235,15 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
             drawn = {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
             yield "sample", _applicable(conditions, drawn)
     if sweep.search:
-        yield from (("search", values) for values in _examples(sweep.search.values))
+        # Configurations in which each choice and both ends of each range occur.
+        ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
+        conditions = _conditions(sweep.search.values)
+        for index in range(max(map(len, ends.values()))):
+            yield "search", _applicable(conditions, {key: each[index % len(each)] for key, each in ends.items()})
+        firsts = {key: each[0] for key, each in ends.items()}
+        for key in conditions:
+            for value in ends[key]:
+                yield "search", _applicable(conditions, firsts | _needed(conditions, key) | {key: value})
     if not sweep.trains and not (sweep.grid or sweep.trials or sweep.sample or sweep.search):
         yield "args", {}  # a single call
 
@@ -257,17 +265,6 @@ def _applicable(conditions: Conditions, values: dict[str, Any]) -> dict[str, Any
         if holds(conditions.get(key, {}), found):
             found[key] = value
     return found
-
-
-def _examples(draws: Mapping[str, Draw]) -> Iterator[dict[str, Any]]:
-    """Configurations in which each choice and both ends of each range occur."""
-    ends, conditions = {key: _ends(choice) for key, choice in draws.items()}, _conditions(draws)
-    for index in range(max(map(len, ends.values()))):
-        yield _applicable(conditions, {key: choice[index % len(choice)] for key, choice in ends.items()})
-    for key in conditions:
-        for value in ends[key]:
-            first = {each: choice[0] for each, choice in ends.items()}
-            yield _applicable(conditions, first | _needed(conditions, key) | {key: value})
 
 
 def _needed(conditions: Conditions, key: str) -> dict[str, Any]:

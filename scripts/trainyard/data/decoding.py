@@ -80,7 +80,25 @@ def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8]
             size = (2 * target.width, 2 * target.height)
             image.draft(None, size if _orientation(image) < TRANSPOSED else size[::-1])
         image.load()
-        return _convert(image, target)
+        converted: Any = image
+        conversions = []
+        if _orientation(image) > 1:
+            converted = ImageOps.exif_transpose(image)
+            conversions.append("rotated by EXIF")
+        if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
+            conversions.append("first frame")
+        if converted.mode != "RGB":
+            if converted.mode in MODES:
+                conversions.append(MODES[converted.mode])
+            converted = _to_rgb(converted)
+        if converted.size != (target.width, target.height):
+            if not target.is_resized:
+                width, height = converted.size
+                others = f"{height}x{width} pixels, others are {target.height}x{target.width}"
+                raise BadImageError("other size", others)
+            converted = ImageOps.fit(converted, (target.width, target.height), Image.Resampling.BILINEAR)
+            conversions.append("resized")
+        return np.asarray(converted), conversions
     except BadImageError:
         raise
     except UnidentifiedImageError:
@@ -106,26 +124,6 @@ def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8]
     except ValueError:
         return None
     return pixels
-
-
-def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
-    conversions = []
-    if _orientation(image) > 1:
-        image = ImageOps.exif_transpose(image)
-        conversions.append("rotated by EXIF")
-    if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
-        conversions.append("first frame")
-    if image.mode != "RGB":
-        if image.mode in MODES:
-            conversions.append(MODES[image.mode])
-        image = _to_rgb(image)
-    width, height = image.size
-    if (width, height) != (target.width, target.height):
-        if not target.is_resized:
-            raise BadImageError("other size", f"{height}x{width} pixels, others are {target.height}x{target.width}")
-        image = ImageOps.fit(image, (target.width, target.height), Image.Resampling.BILINEAR)
-        conversions.append("resized")
-    return np.asarray(image), conversions
 
 
 def _orientation(image: Any) -> int:

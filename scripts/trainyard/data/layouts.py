@@ -40,7 +40,15 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     Raises:
         DataError: no image is in a class folder, or none can be held out for validation.
     """
-    base = _common_folder([file.name for file in files if _is_image(file.name)])
+    # The path that all images have in common, such as `tiny-imagenet-200/` in its zip, is not part of the layout.
+    base, names = "", [file.name for file in files if _is_image(file.name)]
+    while names:
+        first, _, below = names[0].removeprefix(base).partition("/")
+        deeper = f"{base}{first}/"
+        is_common = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in names)
+        if not is_common or not any("/" in name.removeprefix(deeper) for name in names):
+            break
+        base = deeper
     inside = {file.name.removeprefix(base): file for file in files}
     images = {name: file for name, file in inside.items() if _is_image(name)}
     top = {name.split("/")[0] for name in images if "/" in name}
@@ -73,19 +81,6 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
                 "or val/<class>/*.jpg beside train/<class>/*.jpg"
             )
     return layout
-
-
-def _common_folder(images: Sequence[str]) -> str:
-    """The path that all images have in common, such as `tiny-imagenet-200/` in its zip; not part of the layout."""
-    base = ""
-    while images:
-        first, _, below = images[0].removeprefix(base).partition("/")
-        deeper = f"{base}{first}/"
-        is_common = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in images)
-        if not is_common or not any("/" in name.removeprefix(deeper) for name in images):
-            break
-        base = deeper
-    return base
 
 
 def _is_image(name: str) -> bool:

@@ -184,7 +184,12 @@ class _Comparison:
         if curve.values.get(epoch) == value:
             return
         if self._stop.method == "median":
-            affected = self._median_epochs(curve, epoch)
+            # The judged epochs at which the mean of the trial changes, or becomes known.
+            epochs = self._judged_epochs
+            start = bisect_left(epochs, epoch)
+            if curve.values:
+                start = min(start, bisect_right(epochs, curve.last))
+            affected = epochs[start : bisect_right(epochs, max(epoch, curve.last))]
         else:
             is_of_rung = self._score == "last"
             next_rung = self._rung_at(epoch) * self._stop.reduction_factor if is_of_rung else math.inf
@@ -196,14 +201,6 @@ class _Comparison:
                 del self._standings[at][bisect_left(self._standings[at], old)]
             if (new := self._standing(curve, at)) is not None:
                 insort(self._standings[at], new)
-
-    def _median_epochs(self, curve: "_Curve", epoch: float) -> Sequence[float]:
-        """The judged epochs at which the mean of a trial changes, or becomes known, with a value at an epoch."""
-        epochs = self._judged_epochs
-        start = bisect_left(epochs, epoch)
-        if curve.values:
-            start = min(start, bisect_right(epochs, curve.last))
-        return epochs[start : bisect_right(epochs, max(epoch, curve.last))]
 
     def _standing(self, curve: "_Curve", epoch: float) -> float | None:
         """What a trial is compared by at an epoch: for `asha` its last score since the rung, for `median` a mean.

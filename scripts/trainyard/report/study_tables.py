@@ -116,7 +116,13 @@ def sweep_study(config: Config, state: History, answer: Answer, tables: SweepRes
     if charts := trial_charts(rank_trials(state, tables.trials, ranking), tables, curve):
         parts |= {"Charts": CHARTS_HINT, "": Charts("chartSpec", charts)}
     if ranking.has_seeds:
-        parts[f"Configurations: means over {ranking.over}"] = _arrange_configurations(tables.ranking, ranking, state)
+        ends = ("best", "epoch", "epochs", "at_best_epoch", "best_epoch")
+        mean, left_out = f"{ranking.metric}_mean", {"trials", *(f"{ranking.metric}_{end}" for end in ends)}
+        left_out |= set() if tables.ranking["is_incomplete"].any() else {"is_incomplete"}
+        columns = dict.fromkeys(["place", mean, f"{ranking.metric}_deviation", "n", *tables.ranking])
+        means = tables.ranking[[name for name in columns if name not in left_out]]
+        best = 0 if ranking.best_trial else None
+        parts[f"Configurations: means over {ranking.over}"] = ReportTable(_readable(means, state), best)
     arranged = _arrange_trials(tables.trials, ranking)
     parts["Trials"] = replace(arranged, frame=_readable(arranged.frame, state))
     if sweep.stop:
@@ -146,16 +152,6 @@ def _readable(table: pd.DataFrame, state: History) -> pd.DataFrame:
     keys = short_names(state.varied_keys)
     names = short_names(list(table), readable=lambda name: keys.get(name) or readable_column(name))
     return table.rename(columns=names)
-
-
-def _arrange_configurations(table: pd.DataFrame, ranking: Ranking, state: History) -> ReportTable:
-    """The configurations of ranking.csv, with what tells how good they are and how sure that is."""
-    ends = ("best", "epoch", "epochs", "at_best_epoch", "best_epoch")
-    mean, left_out = f"{ranking.metric}_mean", {"trials", *(f"{ranking.metric}_{end}" for end in ends)}
-    left_out |= set() if table["is_incomplete"].any() else {"is_incomplete"}
-    columns = dict.fromkeys(["place", mean, f"{ranking.metric}_deviation", "n", *table])
-    shown = table[[name for name in columns if name not in left_out]]
-    return ReportTable(_readable(shown, state), 0 if ranking.best_trial else None)
 
 
 def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:

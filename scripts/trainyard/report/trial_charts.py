@@ -44,8 +44,13 @@ def trial_charts(ranked: PlottedTrials, tables: SweepResults, curve: str) -> dic
     trials["record"] = (finished.cummin() if ranked.is_minimized else finished.cummax()).ffill()
     trials = trials.sort_values("trial", key=lambda names: names.map(places)).head(MAX_TRIALS)
     epochs = tables.epochs
-    has_curves = curve in epochs and not epochs["trial"].is_unique
-    points = _thin(epochs, curve, list(trials["trial"])) if has_curves else pd.DataFrame(columns=["value"])
+    points = pd.DataFrame(columns=["value"])  # some of each curve, of which the last is one
+    if curve in epochs and not epochs["trial"].is_unique:
+        shown = epochs[epochs["trial"].isin(trials["trial"].head(MAX_CURVES))][["trial", "epoch", curve]]
+        shown = shown.assign(value=style.within_axes(shown[curve].astype(float))).dropna(subset="value")
+        longest = shown["trial"].value_counts().max()
+        from_end = shown.groupby("trial").cumcount(ascending=False)
+        points = shown[from_end % -(-longest // MAX_POINTS) == 0][["trial", "epoch", "value"]]
     return {
         "trials": _records(trials.drop(columns="end")),
         "keys": [
@@ -116,15 +121,6 @@ def job_charts(tables: SweepResults, strategies: pd.DataFrame, jobs: pd.DataFram
         "predictions": _records(shown.assign(predicted=shown["expected_seconds"])[["trial", "predicted", "measured"]]),
         "errors": describe_prediction_errors(shown),
     }
-
-
-def _thin(epochs: pd.DataFrame, curve: str, trials: list[str]) -> pd.DataFrame:
-    """Some points of the curves of the first of these trials; the last point of each is one of them."""
-    shown = epochs[epochs["trial"].isin(trials[:MAX_CURVES])][["trial", "epoch", curve]]
-    shown = shown.assign(value=style.within_axes(shown[curve].astype(float))).dropna(subset="value")
-    longest = shown["trial"].value_counts().max()
-    from_end = shown.groupby("trial").cumcount(ascending=False)
-    return shown[from_end % -(-longest // MAX_POINTS) == 0][["trial", "epoch", "value"]]
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

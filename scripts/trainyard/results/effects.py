@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -64,7 +64,11 @@ def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Seque
     report_of = {trial.trial: report for report, trials in identical.items() for trial in trials}
     lines, without_effect = list[str](), set[str]()
     for key in dict.fromkeys(key for trial in ranking.finished for key in trial.values):
-        pairs = _pairs_that_differ_in(key, ranking.finished)
+        alike: dict[str, list[RankedTrial]] = {}  # trials that differ only in the key
+        for trial in ranking.finished:
+            others = {name: value for name, value in trial.values.items() if name != key}
+            alike.setdefault(json.dumps(others, sort_keys=True, default=str), []).append(trial)
+        pairs = [(first, other) for first, *rest in alike.values() for other in rest]
         known = [(report_of.get(first.trial), report_of.get(second.trial)) for first, second in pairs]
         if not pairs or not all(first and first == second for first, second in known):
             continue
@@ -86,15 +90,6 @@ def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Seque
 
 def _describe_identical(first: RankedTrial, second: RankedTrial) -> str:
     return f"trials {first.trial} and {second.trial} are identical in all that they report, times aside"
-
-
-def _pairs_that_differ_in(key: str, trials: Iterable[RankedTrial]) -> list[tuple[RankedTrial, RankedTrial]]:
-    """Pairs of trials that differ only in a key: of each setting of the others, the first trial and each other one."""
-    alike: dict[str, list[RankedTrial]] = {}
-    for trial in trials:
-        others = {name: value for name, value in trial.values.items() if name != key}
-        alike.setdefault(json.dumps(others, sort_keys=True, default=str), []).append(trial)
-    return [(first, other) for first, *rest in alike.values() for other in rest]
 
 
 def _find_settings(state: History, ranking: Ranking) -> frozenset[str]:
