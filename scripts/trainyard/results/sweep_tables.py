@@ -49,8 +49,7 @@ def trials_table(state: History, ranking: Ranking) -> pd.DataFrame:
     """
     keys = state.varied_keys
     front = {trial.trial for each in ranking.front for trial in each.trials}
-    judged = {trial.trial: trial.judged for trial in ranking.trials}
-    scored = {trial.trial: trial.value for trial in ranking.trials}
+    ranked = {trial.trial: trial for trial in ranking.trials}
     results = {record.name: record.result for record in state.records}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     known = dict.fromkeys(metric for trial in state.trials.values() for metric in trial.spec.known_metrics)
@@ -71,14 +70,15 @@ def trials_table(state: History, ranking: Ranking) -> pd.DataFrame:
         result = results[record.name]
         metrics = result.metrics if result else {}
         row |= _metric_columns({name: metrics.get(name) for name in reported}, row)
+        trial = ranked.get(record.name)
         if ranking.score != "last":
-            value = scored.get(record.name)
+            value = trial and trial.value
             row[f"{ranking.metric}_score"] = value and value.value
             row[f"{ranking.metric}_score_epoch"] = value and value.epoch
         if ranking.objectives:
             row["is_on_pareto_front"] = record.name in front
         if ranking.constraints:
-            values = judged.get(record.name, {})
+            values = trial.judged if trial else {}
             is_known = not any(math.isnan(values.get(name, math.nan)) for name in ranking.constraints)
             row["is_feasible"] = ranking.meets_constraints(values) if is_known else None
         rows.append(row)

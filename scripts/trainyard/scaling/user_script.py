@@ -134,8 +134,8 @@ class UserScript:
         rows = [{**row, "seconds": row.get("seconds", took)} for row, took in zip(rows, times, strict=True)]
         if study.per == "gpu":
             for row in rows:
-                if row.get(THROUGHPUT) is not None:
-                    row[THROUGHPUT] *= self._ranks
+                if (throughput := row.get(THROUGHPUT)) is not None:
+                    row[THROUGHPUT] = throughput * self._ranks
         summary = {
             **_trained(rows, counts_epochs=found.counts_epochs),
             "train_seconds": report.seconds,
