@@ -40,16 +40,6 @@ class NodeMemory:
 
 
 @dataclass(frozen=True)
-class MemoryNeed:
-    """The estimated memory of a job on one node, in MiB."""
-
-    processes: int  # slots or ranks
-    process_mib: float
-    noun: str = "slot"
-    data_mib: float = 0.0  # of the dataset, which is mapped into memory and shared by all processes
-
-
-@dataclass(frozen=True)
 class MemoryRequest:
     """Memory per node in MB, in the sense of Slurm, and how it was determined."""
 
@@ -57,20 +47,23 @@ class MemoryRequest:
     basis: str
 
 
-def request_memory(need: MemoryNeed, records: Sequence[MemoryRecord], node: NodeMemory) -> MemoryRequest:
+def request_memory(
+    node: NodeMemory, records: Sequence[MemoryRecord], count: int, process_mib: float, noun: str, shared_mib: float = 0
+) -> MemoryRequest:
     """The memory to request: measured, or else estimated; more than the last job had if it ran out of it.
 
-    The estimate takes at most the job's share of a node, and no request exceeds a node.
+    Each of `count` processes on a node takes `process_mib`, and all of them share the dataset that they map. The
+    estimate takes at most the job's share of a node, and no request exceeds a node.
     """
     per_process = max((each.process_peak_mib for each in records), default=0)
     if per_process:
-        least = NODE_MIB + MARGIN * need.processes * per_process
-        basis = f"{MARGIN:g} times the measured {_gb(per_process)} per {need.noun}"
+        least = NODE_MIB + MARGIN * count * per_process
+        basis = f"{MARGIN:g} times the measured {_gb(per_process)} per {noun}"
     else:
-        least = NODE_MIB + need.processes * need.process_mib
-        basis = f"assuming {_gb(need.process_mib)} per {need.noun}"
-    wanted = least + need.data_mib
-    basis += f" and {_gb(need.data_mib)} of data" if need.data_mib >= STEP_MB else ""
+        least = NODE_MIB + count * process_mib
+        basis = f"assuming {_gb(process_mib)} per {noun}"
+    wanted = least + shared_mib
+    basis += f" and {_gb(shared_mib)} of data" if shared_mib >= STEP_MB else ""
     exhausted = GROWTH * _exhausted_mib(records)
     if exhausted > wanted:
         least = wanted = exhausted
@@ -113,23 +106,23 @@ def node_memory(partitions: Sequence[Partition], gpus: int, gpu_type: str = "") 
 def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) -> MemoryRequest:
     """The memory of a sweep's job."""
     sweep, slots = plan.state.sweep, plan.slots
-    records = read_records(plan.state.folder)
     if not plan.forecast.pending:
         return tables_memory(node)
+    records = read_records(plan.state.folder)
     count, noun = measured_processes(sweep, slots)
     trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
     dataset_mib = data_mib(results, sweep.dataset)
     process_mib = max(trial.spec.process_mib + trial.spec.data_copies * dataset_mib for trial in trials)
     if not sweep.trains:
-        return request_memory(MemoryNeed(count, process_mib, noun), records, node)
+        return request_memory(node, records, count, process_mib, noun)
     process_mib += _loader_mib(config, sweep.dataset, slots.cpus_per_trial // split_scale(slots.scale)[1])
     process_mib *= max(1.0, slots.count / count)
-    return request_memory(MemoryNeed(count, process_mib, noun, dataset_mib), records, node)
+    return request_memory(node, records, count, process_mib, noun, dataset_mib)
 
 
 def tables_memory(node: NodeMemory) -> MemoryRequest:
     """The memory of a job that only reads saved outputs and writes tables."""
-    return request_memory(MemoryNeed(1, TABLES_MIB, "job"), [], node)
+    return request_memory(node, [], 1, TABLES_MIB, "job")
 
 
 def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
@@ -147,15 +140,15 @@ def scale_memory(
     others = [each for other in study.scales for each in study.runs(other) if each != run]
     records = [record for each in (run, *others) for record in read_records(folder / each)]
     if study.base_training is None:
-        return request_memory(MemoryNeed(ranks, PROGRAM_MIB, "rank"), records, node)
+        return request_memory(node, records, ranks, PROGRAM_MIB, "rank")
     each = study.base_training.process_mib + _loader_mib(config, study.dataset, cpus_per_gpu)
-    return request_memory(MemoryNeed(ranks, each, "rank", data_mib(results, study.dataset)), records, node)
+    return request_memory(node, records, ranks, each, "rank", data_mib(results, study.dataset))
 
 
 def staging_memory(name: str, cpus: int, results: Path, node: NodeMemory) -> MemoryRequest:
     """The memory of the job that stages a dataset."""
-    need = MemoryNeed(1, max(STAGING_MIB, STAGING_WORKER_MIB * cpus), "job")
-    return request_memory(need, read_records(results / "data" / name), node)
+    process_mib = max(STAGING_MIB, STAGING_WORKER_MIB * cpus)
+    return request_memory(node, read_records(results / "data" / name), 1, process_mib, "job")
 
 
 def data_mib(results: Path, dataset: str | None) -> float:

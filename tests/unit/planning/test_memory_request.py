@@ -12,7 +12,6 @@ from trainyard.config.model_sizes import count_parameters
 from trainyard.config.train import Train
 from trainyard.planning import memory_request
 from trainyard.planning.memory_request import (
-    MemoryNeed,
     NodeMemory,
     request_memory,
     scale_memory,
@@ -122,7 +121,7 @@ def test_after_a_job_ran_out_of_memory_more_is_requested(tmp_path, monkeypatch, 
 )
 def test_an_estimate_fits_the_share_of_a_node_and_what_is_needed_fits_the_node(measured, node, mb, limit):
     records = [MemoryRecord(job="1", processes=4, requested_mib=9, process_peak_mib=measured, ended=True)]
-    found = request_memory(MemoryNeed(4, 8000), records, node)
+    found = request_memory(node, records, 4, 8000, "slot")
     assert found.mb == mb
     assert found.basis.endswith(limit)
 
