@@ -10,6 +10,10 @@ from typing import Any, Final
 MOST_BITS: Final = 4096  # of an integer power, which else could take all memory
 
 
+def _divide(left: float, right: float) -> float:
+    return float(left) / float(right)
+
+
 def _power(base: float, exponent: float) -> Any:
     is_large = isinstance(exponent, int) and exponent * math.log2(abs(base) + 1) > MOST_BITS
     return float(base) ** exponent if is_large else base**exponent
@@ -19,7 +23,7 @@ _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: _divide,
     ast.FloorDiv: operator.floordiv,
     ast.Pow: _power,
     ast.USub: operator.neg,
