@@ -79,7 +79,12 @@ class Plan:
         deadline = self._deadline_seconds
         if deadline is None or not self._samples:
             return False
-        return self.forecast.evidence.startup_seconds + _quantile(self._samples, WALLTIME_QUANTILE) > deadline
+        return self._startup_seconds + _quantile(self._samples, WALLTIME_QUANTILE) > deadline
+
+    @property
+    def _startup_seconds(self) -> float:
+        """From the start of a job to its first trial."""
+        return self.forecast.evidence.startup_seconds
 
     @property
     def _deadline_seconds(self) -> float | None:
@@ -102,21 +107,21 @@ class Plan:
         if math.isinf(self.budget_seconds) or not self.forecast.seconds:
             return None
         seconds = self.forecast.durations(self.forecast.pending)
-        most = self.budget_seconds - self._lead_seconds - self.forecast.evidence.startup_seconds
+        most = self.budget_seconds - self._lead_seconds - self._startup_seconds
         counts = range(1, len(seconds) + 1)
         return bisect_right(counts, most, key=lambda count: makespan(seconds[:count], self.slot_count))
 
     @cached_property
     def options(self) -> list[GpuOption]:
         """Numbers of GPUs or CPUs that can be requested; without evidence, with relative durations."""
-        startup = self.forecast.evidence.startup_seconds if self.forecast.seconds else 0.0
+        startup = self._startup_seconds if self.forecast.seconds else 0.0
         found = list_options(self.forecast.durations(self.forecast.pending), self.state.sweep.slots, startup=startup)
         return [option for option in found if option.gpus <= self.limit_gpus] or found[:1]
 
     def _max_seconds(self, option: GpuOption) -> float:
         """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""
         samples = self.forecast.makespan_samples(option.slot_count)
-        return self.forecast.evidence.startup_seconds + (_quantile(samples, WALLTIME_QUANTILE) if samples else math.inf)
+        return self._startup_seconds + (_quantile(samples, WALLTIME_QUANTILE) if samples else math.inf)
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -173,7 +178,7 @@ class Plan:
         training = self.sure_seconds
         if training is None:
             training = self.forecast.evidence.likely_seconds(self.forecast.pending)
-        minutes = math.ceil((training + self.forecast.evidence.startup_seconds + self.margin_seconds) / 60)
+        minutes = math.ceil((training + self._startup_seconds + self.margin_seconds) / 60)
         return max(UNPROVEN_MINUTES, minutes) if self.sure_seconds is None else minutes
 
     @property
@@ -208,13 +213,13 @@ class Plan:
     @property
     def _useful_seconds(self) -> float:
         """Seconds of training in the longest job that can be requested."""
-        return 60 * self.limit_minutes - self.forecast.evidence.startup_seconds - self.margin_seconds
+        return 60 * self.limit_minutes - self._startup_seconds - self.margin_seconds
 
     def check_limit(self) -> None:
         """Raise a UserError if the longest job that can be requested has no time to train."""
         if self._useful_seconds <= 0:
             limit = format_duration(60 * self.limit_minutes)
-            taken = format_duration(self.forecast.evidence.startup_seconds + self.margin_seconds)
+            taken = format_duration(self._startup_seconds + self.margin_seconds)
             raise UserError(
                 f"sweeps.{self.state.name}: a job may take {limit} at most, but its start and its end, with the grace "
                 f"period of trials, need {taken}: request a partition or QOS with a longer limit"
@@ -251,7 +256,7 @@ class Plan:
         """GPU-hours (without GPUs, CPU-hours) that the pending trials use, with start-ups; None without evidence."""
         if self.predicted_seconds is None:
             return None
-        seconds = min(self.predicted_seconds + self.jobs * self.forecast.evidence.startup_seconds, self.budget_seconds)
+        seconds = min(self.predicted_seconds + self.jobs * self._startup_seconds, self.budget_seconds)
         return self.slots.units * self.parallel_jobs * seconds / 3600
 
     @property
