@@ -47,8 +47,8 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
             _plot_spread(axes, ranked, key)
         else:
             _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
-        ordered = ranked.finished.sort_values(key)
-        if joined and is_numeric(ordered[key]) and ordered[key].is_unique:
+        if joined and is_numeric(ranked.finished[key]) and ranked.finished[key].is_unique:
+            ordered = ranked.finished.sort_values(key)
             y = ranked.values[ordered.index]
             axes.plot(ordered[key], y, "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=len(ordered) > MANY)
         _set_key_axis(axes, ranked.table[key], log=ranked.log.get(key))
