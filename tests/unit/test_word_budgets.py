@@ -21,6 +21,7 @@ BUDGETS = {
     "docs/gpus-and-jobs.md": 1400,
     "docs/install.md": 800,
     "docs/json.md": 330,
+    "docs/programs.md": 250,
     "docs/quickstart.md": 860,
     "docs/results.md": 2200,
     "docs/scaling.md": 800,
