@@ -29,11 +29,12 @@ def numeric_row(metrics: Mapping[str, Any]) -> Row:
 
 
 def take_epoch(row: Row) -> float | int | None:
-    """Remove the epoch from a row and return it, a whole one as an integer; None if the row has none.
+    """Remove the epoch (or `Epoch`) from a row and return it, a whole one as an integer; None if the row has none.
 
     An epoch that no program reaches is none.
     """
-    epoch = row.pop("epoch", None)
+    name = next((each for each in ("epoch", "Epoch", "EPOCH") if each in row), "")
+    epoch = row.pop(name, None)
     if epoch is None or abs(epoch) > MAX_INTEGER:
         return None
     return int(epoch) if epoch == int(epoch) else epoch

@@ -309,6 +309,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
         *describe_work(ranking.work, settings, ranking.score),
         *others,
         *_describe_values(ranking),
+        *_describe_stopped(ranking),
         *_describe_average(ranking),
         *beyond,
     ]
@@ -328,6 +329,23 @@ def _describe_values(ranking: Ranking) -> list[str]:
     who = "" if trial in ranking.counting[0].trials else "another configuration, "
     first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by {who}trial {trial.trial}"
     return [f"values are those of the last epoch: {count}, {first}{_with_values(trial, ranking)}"]
+
+
+def _describe_stopped(ranking: Ranking) -> list[str]:
+    """How many trials were stopped early with a better value than the best one has, and the best of these."""
+    best = ranking.best_trial
+    if best is None or ranking.objectives or is_timing(ranking.metric):
+        return []
+    stopped = [each for each in ranking.trials if each.status is TrialStatus.STOPPED and each.counts]
+    better = [each for each in stopped if _cost(each.score, ranking.mode) < _cost(best.score, ranking.mode)]
+    better = [each for each in better if ranking.meets_constraints(each.judged)]
+    if not better:
+        return []
+    first = min(better, key=lambda each: _cost(each.score, ranking.mode))
+    count = f"{count_of(len(better), 'trial')} stopped early had a better {ranking.metric} than trial {best.trial}"
+    return [
+        f"{count}, the best of them {first.score:.6g}{first.when}, trial {first.trial}{_with_values(first, ranking)}"
+    ]
 
 
 def _describe_scores(ranking: Ranking) -> list[str]:

@@ -38,17 +38,18 @@ def rows_of(curve):
     return [{"epoch": epoch, "val_acc": value} for epoch, value in enumerate(curve, 1)]
 
 
-def ran(results, curves=CURVES, *, status=FINISHED, final=None, **keys):
+def ran(results, curves=CURVES, *, status=FINISHED, stopped=(), final=None, **keys):
     """The state of a sweep whose trials have reported these values."""
     sweep = config_of(curves, **keys).sweeps["s"]
     with session_of(results / "sweeps/s") as journal:
-        for trial, curve in zip(read_state(sweep, "s", results).trials, curves.values(), strict=False):
+        for trial, (decay, curve) in zip(read_state(sweep, "s", results).trials, curves.items(), strict=False):
             rows = rows_of(curve) if isinstance(curve, list) else curve["rows"]
             journal.record(Started(trial=trial, attempt=1))
             for row in rows:
                 journal.record(Epoch(trial=trial, attempt=1, metrics=row))
             last = {name: value for name, value in rows[-1].items() if name != "epoch"} | (final or {})
-            journal.record(Ended(trial=trial, attempt=1, status=status, metrics=last, seconds=1.0))
+            end = {"status": TrialStatus.STOPPED, "why": "asha"} if decay in stopped else {"status": status}
+            journal.record(Ended(trial=trial, attempt=1, metrics=last, seconds=1.0, **end))
     return read_state(sweep, "s", results)
 
 
@@ -382,3 +383,15 @@ def test_the_metrics_of_the_best_epoch_are_those_of_its_own_training(tmp_path):
     rows = [{"epoch": epoch, "val_acc": acc, "ms": acc * 10} for acc in (0.9, 0.4) for epoch in (1, 2)]
     keys = {"score": "best", "objectives": {"val_acc": "max", "ms": "min"}}
     assert rank_sweep(ran(tmp_path, {0.0: {"rows": rows}}, **keys)).trials[0].judged == {"val_acc": 0.9, "ms": 9.0}
+
+
+def test_a_better_trial_that_was_stopped_early_is_said(tmp_path):
+    """The best one was better when the other was stopped, and has got worse since."""
+    curves = {0.0: [0.6, 0.9, 0.7], 0.01: [0.5, 0.8], 0.1: [0.4, 0.6]}
+    state = ran(tmp_path, curves, stopped=(0.01, 0.1), stop={"method": "asha", "epochs": 3})
+    first, more = described(state)
+    assert first.startswith("0.7 at its last epoch, 3 of 3, by trial <0.0>")
+    assert more[-1] == (
+        "1 trial stopped early had a better val_acc than trial <0.0>, the best of them 0.8 at its last epoch, 2 of 2, "
+        "trial <0.01> with decay = 0.01"
+    )

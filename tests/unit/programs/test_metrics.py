@@ -705,6 +705,13 @@ def test_a_line_that_has_a_metric_of_training_and_of_other_data_is_said(tmp_path
     assert ("the first counts" in found.take_warning()) == is_said
 
 
+def test_the_epoch_may_be_written_with_a_capital(tmp_path):
+    """As in the header of a CSV file that a program goes on writing when it resumes."""
+    (tmp_path / "log.csv").write_text("Epoch,Val Acc\n4,0.5\n6,0.75\n")
+    found = MetricsCollector(Metrics(file="log.csv"), tmp_path, began=0.0)
+    assert found.new_rows(final=True) == [{"epoch": 4, "Val Acc": 0.5}, {"epoch": 6, "Val Acc": 0.75}]
+
+
 def test_lines_of_the_same_fraction_of_an_epoch_may_be_those_of_several_ranks(tmp_path):
     found = MetricsCollector(Metrics(pattern="acc (?P<acc>{number})"), tmp_path, ranks=2)
     for epoch, acc in ((0.5, 0.2), (0.5, 0.4), (1.0, 0.4), (1.0, 0.6)):
