@@ -9,6 +9,8 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,6 +20,7 @@ from trainyard.programs.wandb_runs import MAGIC, read_history
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
 LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
+MOST_STARTS: Final = 20  # of objects that are looked at in a damaged line
 CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file: if they change, it was rewritten
 BEFORE: Final = ".before"  # suffix of a file of metrics of an earlier attempt
 LOOK_SECONDS: Final = 2.0  # between two looks for new files
@@ -118,7 +121,8 @@ class MetricsFile:
                 self.is_complete = True
             except (ValueError, TypeError, csv.Error) as error:
                 self._set_error(error)
-                continue
+                row = _object_at_end(line) if self._has_lines else None
+                self.is_complete = row is not None
             changed = None if row is None else self._changed(row, is_numbered=self._path.suffix == ".csv")
             if changed is not None:
                 rows.append(changed)
@@ -207,6 +211,14 @@ def _is_object(line: bytes) -> bool:
 
 def _parse_object(line: str) -> dict[str, Any]:
     return _checked_row(_parse_json(line))
+
+
+def _object_at_end(line: str) -> dict[str, Any] | None:
+    """The object after a part of another one, which a program that was killed has left; None if there is none."""
+    for start in islice(re.finditer(r"(?<!^)\{", line), MOST_STARTS):
+        with suppress(ValueError, TypeError):
+            return _parse_object(line[start.start() :])
+    return None
 
 
 def _parse_json(text: str) -> Any:

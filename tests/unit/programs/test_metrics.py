@@ -705,6 +705,14 @@ def test_a_line_that_has_a_metric_of_training_and_of_other_data_is_said(tmp_path
     assert ("the first counts" in found.take_warning()) == is_said
 
 
+@pytest.mark.parametrize("part", ['{"ep', '{"epoch": 2, "val": {"a', '{"epoch": 2, "acc": 0.'])
+def test_a_row_after_a_part_that_a_killed_program_has_left_counts(tmp_path, part):
+    rows = [f'{{"epoch": {epoch}, "acc": {epoch / 4}, "more": {{"x": 1}}}}' for epoch in (1, 2, 3)]
+    (tmp_path / "log.jsonl").write_text(f"{rows[0]}\n{part}{rows[1]}\n{rows[2]}\n")
+    found = MetricsCollector(Metrics(file="log.jsonl"), tmp_path, began=0.0)
+    assert [(row["epoch"], row["acc"]) for row in found.new_rows(final=True)] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
 def test_the_epoch_may_be_written_with_a_capital(tmp_path):
     """As in the header of a CSV file that a program goes on writing when it resumes."""
     (tmp_path / "log.csv").write_text("Epoch,Val Acc\n4,0.5\n6,0.75\n")
