@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -56,22 +56,26 @@ class CheckpointStore:
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
         """
+        name, digest = f"epoch-{epoch:04d}-step-{step:06d}", _new_digest()
         for left in self.folder.glob(".epoch-*.tmp"):
             with suppress(OSError):  # the write names the reason
                 left.unlink()
-        buffer = io.BytesIO()
-        torch.save({"spec": self.spec, "state": state}, buffer)
-        content = buffer.getbuffer()
-        new = self.folder / f"epoch-{epoch:04d}-step-{step:06d}.{_digest(content)}.pt"
+
+        def complete_name() -> str:
+            return f"{name}.{digest.hexdigest()}.pt"
+
         try:
             if not (self.folder / "spec.json").exists():
                 write_json(self.folder / "spec.json", self.spec)
-            with atomic_write(new, "wb") as file:
-                file.write(content)
+            with atomic_write(self.folder / name, "wb", name=complete_name) as file:
+                sink = _DigestingWriter(file, digest)
+                torch.save({"spec": self.spec, "state": state}, cast(IO[bytes], sink))
+                if sink.error:
+                    raise sink.error
         except StorageError as error:
             mib = tensor_bytes(state) / 2**20
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
-        newest_first = self._newest_first()
+        new, newest_first = self.folder / complete_name(), self._newest_first()
         before = [path for path in newest_first if _position(path) < (epoch, step)]
         kept = {new, *before[: KEEP - 1]}
         for path in before:
@@ -95,7 +99,7 @@ class CheckpointStore:
         """
         for path in self._newest_first():
             content = path.read_bytes()
-            if _digest(content) == path.name.split(".")[1]:
+            if _new_digest(content).hexdigest() == path.name.split(".")[1]:
                 found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 if differing := differences(found["spec"], self.spec):
                     raise UserError(f"{path} belongs to another training and is not used: {differing}")
@@ -129,9 +133,32 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} is {there} there and {here} here" for key, there, here in differing)
 
 
-def _digest(content: bytes | memoryview) -> str:
+class _DigestingWriter:
+    """A file object for `torch.save` that writes to a file and updates a digest, without another copy in memory.
+
+    After the first error, which is in `error`, it drops the data: `torch.save` would raise another one.
+    """
+
+    def __init__(self, file: IO[bytes], digest: "hashlib.blake2b") -> None:
+        self._file, self._digest = file, digest
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(content)
+                self._digest.update(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """`atomic_write` flushes the file."""
+
+
+def _new_digest(content: bytes = b"") -> "hashlib.blake2b":
     """Detects a flipped byte, which torch.load does not."""
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    return hashlib.blake2b(content, digest_size=8)
 
 
 # To a slow shared file system: before the first checkpoint has been written, a stop leaves time for this.

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -15,11 +15,11 @@ from trainyard.utils.errors import storage_errors
 
 
 @contextmanager
-def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None = None) -> Iterator[IO[Any]]:
     """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`. Text is UTF-8.
 
     Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
-    file stays.
+    file stays. `name`: called at the end of the block for the file's name, which replaces the name of `path`.
 
     Raises:
         StorageError: the file system does not store it.
@@ -33,7 +33,7 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            temporary.replace(path.with_name(name()) if name else path)
             sync_folder(path.parent)
         finally:
             with suppress(OSError):  # the error that follows from it would hide the first
