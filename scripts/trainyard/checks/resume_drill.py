@@ -3,7 +3,8 @@
 A program runs once undisturbed, and once more until about the middle, where it gets its stop signal and, after the
 grace period of this site, SIGKILL. The driver of the sweep then runs it again, as in the next job. The metrics from
 there on must be those of the undisturbed run; where they are not, a second undisturbed run shows how much two runs
-differ anyway. A program that does not resume is tried with the other signals that its source names.
+differ anyway. A program that does not resume is tried with the other signals that its source names. One that does is
+killed while it writes a checkpoint, too.
 """
 
 import logging
@@ -33,6 +34,7 @@ from trainyard.config.metric_names import is_counter, is_timing
 from trainyard.config.sweep import Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, trials_to_check
+from trainyard.config.user_programs import checkpoints_of
 from trainyard.planning.attempts import Fold
 from trainyard.planning.history_files import dataset_digest, read_state
 from trainyard.planning.journal import Ended, Epoch, Resumed
@@ -41,6 +43,7 @@ from trainyard.programs.metrics import MetricsCollector
 from trainyard.results.best_config import best_config
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
+from trainyard.utils.guard import kill_tree
 from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, format_duration, list_some
@@ -51,6 +54,9 @@ LAG_SECONDS: Final = 1.0  # at most, from the report of a row to its record
 LEAST_ROWS: Final = 3  # of metrics in an undisturbed run
 MOST_FILES: Final = 100_000  # in the folder where programs run, whose changes are looked for
 CHECKPOINTS: Final = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|pkl|h5|npz)$|checkpoint", re.IGNORECASE)
+_LOGS: Final = re.compile(r"\.(log|txt|csv|jsonl?|ya?ml|wandb)$|tfevents", re.IGNORECASE)
+SAVE_POLL_SECONDS: Final = 0.02  # between two looks for a file that is being written
+RENAME: Final = "write it to a name that `checkpoint` does not match, and then rename it, as by `os.replace`"
 KILLED: Final = (-9, 137)  # exit codes
 ROUNDING: Final = 1e-6  # of the largest value of a metric
 NEAR: Final = 0.03  # of the range of a metric in the undisturbed run: no difference that matters,
@@ -86,6 +92,7 @@ class Launch:
     checkpoint_time: float = 0.0
     end: Ended | None = None
     seconds: float = 0.0
+    damage: str = ""  # the error with which an attempt failed at once on a checkpoint
     was_stopped: bool = False  # by SIGTERM to the driver
     last_line: str = ""  # of the driver
 
@@ -136,7 +143,7 @@ class Runs:
             return min((path.stat().st_mtime for path in folder.glob(pattern)), default=None) if pattern else None
         return None
 
-    def launch(self, ends: Callable[[Launch], bool]) -> Launch:
+    def launch(self, ends: Callable[[Launch], bool], *, poll_seconds: float = POLL_SECONDS) -> Launch:
         """Run the trial to its end, or until `ends` holds: then the driver gets SIGTERM, as from Slurm."""
         found, began, kept = Launch(), time.monotonic(), self._kept_rows()
         config, folder = str(self._folder / "config.json"), str(self._folder)
@@ -151,7 +158,7 @@ class Runs:
                 if not found.was_stopped and ends(found):
                     driver.terminate()
                     found.was_stopped = True
-                time.sleep(POLL_SECONDS)
+                time.sleep(poll_seconds)
         self._read(found)
         if found.checkpoint:
             del found.rows[:kept], found.times[:kept]
@@ -170,6 +177,8 @@ class Runs:
                     found.checkpoint_time = checkpoint["modified_ns"] / 1e9
                 case Ended():
                     found.end = event
+                    if event.status is TrialStatus.FAILED and event.retried and found.checkpoint:
+                        found.damage, found.checkpoint = f"{found.checkpoint}: {event.error}", ""
 
     def _kept_rows(self) -> int:
         """The rows that a file of metrics has before a launch, which reports them again if its program resumes."""
@@ -239,6 +248,7 @@ class _Drill:
         elif others := sorted(set.union(*changed) if all(changed) else ()) + sorted(list_files(self._temporary)):
             yield Finding(f"{self._place}.workdir", "ok", f"leaves {list_some(others)} outside of its folder")
         if verdict.verdict == "ok":
+            yield from self._kill_in_save(whole, checkpoints)
             shutil.rmtree(self._folder)
 
     def _interrupt(self, what: str, whole: Launch, checkpoints: Sequence[float]) -> tuple[Launch, Launch, list[str]]:
@@ -251,6 +261,35 @@ class _Drill:
         last = None if whole.is_finished or not whole.rows else whole.rows[-1]["epoch"]
         after = self._launch(runs, lambda found: last is not None and bool(found.rows) and _last(found) >= last)
         return before, after, saved
+
+    def _kill_in_save(self, whole: Launch, checkpoints: Sequence[float]) -> Iterator[Finding]:
+        """What a program does that was killed while it wrote a checkpoint; nothing if no save took long enough."""
+        if not self._sweep.keeps_output or not self._sweep.checkpoint_pattern:
+            return
+        runs = self._runs("killed")
+        saves = _Saves(runs.trial_folder, self._sweep.checkpoint_pattern)
+        is_late = _interruption(whole, runs, checkpoints)
+
+        def ends(found: Launch) -> bool:
+            if saves.look():
+                kill_tree(str(runs.trial_folder), variable="TRAINYARD_TRIAL_DIR")
+                return True
+            return is_late(found)
+
+        self._launch(runs, ends, poll_seconds=SAVE_POLL_SECONDS)
+        if not saves.written:
+            return
+        after = self._launch(runs, lambda found: bool(found.rows))
+        place, when = f"{self._place}.checkpoint", f"killed while it wrote {saves.written}, it"
+        starts = f"then resumes from {after.checkpoint}" if after.checkpoint else "then starts over"
+        if after.failure:
+            yield Finding(place, "fails", f"{when} fails when it continues: {after.failure}", RENAME)
+        elif after.damage:
+            yield Finding(place, "warns", f"{when} fails on {after.damage}; it {starts}", RENAME)
+        elif after.checkpoint and Path(after.checkpoint) in (Path(saves.written), *Path(saves.written).parents):
+            yield Finding(place, "warns", f"{when} gets it to resume from, and shows no error", RENAME)
+        else:
+            yield Finding(place, "ok" if after.checkpoint else "warns", f"{when} {starts}")
 
     def _find_signal(self, whole: Launch, checkpoints: Sequence[float]) -> str:
         """The first of the other signals in the source with which the program ends and resumes; "" without one."""
@@ -271,9 +310,17 @@ class _Drill:
         data = self._results / "data"
         return Runs(self._folder / what, self._config, self._name, data=data, temporary=self._temporary)
 
-    def _launch(self, runs: Runs, ends: Callable[[Launch], bool | None] = lambda found: None) -> Launch:
+    def _launch(
+        self,
+        runs: Runs,
+        ends: Callable[[Launch], bool | None] = lambda found: None,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> Launch:
         began = time.monotonic()
-        return runs.launch(lambda found: bool(ends(found)) or time.monotonic() - began > self._limit)
+        return runs.launch(
+            lambda found: bool(ends(found)) or time.monotonic() - began > self._limit, poll_seconds=poll_seconds
+        )
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
         """The files where programs run, but for the results."""
@@ -417,6 +464,36 @@ def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Ca
         return is_there and time.time() > found.times[-1] + pause
 
     return is_time
+
+
+class _Saves:
+    """Looks for a checkpoint that is being written, once there is one before it."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self._folder, self._pattern = folder, checkpoints_of(pattern)
+        self._before, self._changed = dict[str, tuple[int, int]](), set[str]()
+        self._has_one = False
+        self.written = ""  # the file, relative to the folder
+
+    def look(self) -> bool:
+        """Whether a file has changed since the last look, and between the two before, and is one of a checkpoint.
+
+        It may have another name until it is whole, but none of a log.
+        """
+        files, own = list_files(self._folder), set[Path]()
+        with suppress(OSError):  # a folder was removed meanwhile
+            own = set(self._folder.glob(self._pattern))
+        changed = _changes(self._before, files)
+        for name in changed & self._changed if self._has_one else ():
+            if own.intersection(self._with_parents(name)) or not _LOGS.search(name):
+                self.written = name
+        self._has_one = self._has_one or bool(own.difference(*map(self._with_parents, changed)))
+        self._before, self._changed = files, changed
+        return bool(self.written)
+
+    def _with_parents(self, name: str) -> list[Path]:
+        path = self._folder / name
+        return [path, *path.parents]
 
 
 def site_grace_seconds() -> float:

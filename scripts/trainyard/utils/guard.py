@@ -107,19 +107,19 @@ def mark(tree: str) -> dict[str, str]:
     return {TREE_VARIABLE: tree, "SPT_NOENV": "1"}
 
 
-def kill_tree(tree: str) -> None:
+def kill_tree(tree: str, variable: str = TREE_VARIABLE) -> None:
     """Kill the processes with this mark, wherever they are; returns once they have ended."""
     deadline = time.monotonic() + KILL_SECONDS
-    while (marked := find_tree(tree)) and time.monotonic() < deadline:
+    while (marked := find_tree(tree, variable)) and time.monotonic() < deadline:
         for process in marked:
             send_signal(process, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def find_tree(tree: str) -> list[int]:
+def find_tree(tree: str, variable: str = TREE_VARIABLE) -> list[int]:
     """The PIDs of the processes with this mark."""
     marked: list[int] = []
-    entry = os.fsencode(f"{TREE_VARIABLE}={tree}")
+    entry = os.fsencode(f"{variable}={tree}")
     for process in _all_processes():
         with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:  # empty once it has ended
             if entry in file.read().split(b"\0"):

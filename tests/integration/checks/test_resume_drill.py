@@ -119,6 +119,7 @@ def drill(project):
 def test_a_program_is_told_whether_it_resumes_and_what_helps(drill, kind):
     options, wanted = CASES[kind]
     found, code = drill({"own": sweep(kind, **options)})
+    found.pop("sweeps.own.checkpoint", None)  # on a busy machine, a short save may be seen
     assert found.keys() == {f"sweeps.own{place}" for place in wanted}
     for place, (verdict, pattern) in wanted.items():
         assert found[f"sweeps.own{place}"][0] == verdict
@@ -140,6 +141,36 @@ def test_a_program_that_saves_at_another_signal_only_is_told_the_line_to_add(dri
     found, code = drill({"own": sweep("saves nothing", **RESUMES, stop_signal="USR1")})
     assert found == {"sweeps.own": ("ok", AS_BEFORE)}
     assert code == 0
+
+
+# Its fourth save takes until it is killed.
+SLOW_SAVE = """
+        if epoch == 4 and "/killed/" in str(options.out) and not (options.out / "slow").exists():
+            (options.out / "slow").touch()
+            with open(path if kind == "in place" else path.with_suffix(".new"), "w") as file:
+                while True:
+                    print("[", end="", file=file, flush=True)
+                    time.sleep(0.002)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "verdict", "message"),
+    [
+        ("in place", "warning", "killed while it wrote 04.pt, it fails on 04.pt: exit code 1: json.*; it then "),
+        ("renames", "ok", "killed while it wrote 04.new, it then "),
+    ],
+)
+def test_a_program_is_killed_while_it_saves(drill, project, kind, verdict, message):
+    save = "        path.with_suffix("
+    (project.folder / "train.py").write_text(PROGRAM.replace(save, f"{SLOW_SAVE}{save}", 1))
+    found, _ = drill({"own": sweep(kind, **RESUMES)})
+    assert found["sweeps.own"] == ("ok", AS_BEFORE)
+    told, text = found["sweeps.own.checkpoint"]
+    assert told == verdict
+    assert re.match(f"{message}resumes from 03.pt", text)
+    assert ("os.replace" in text) == (verdict == "warning")
 
 
 @pytest.mark.slow
