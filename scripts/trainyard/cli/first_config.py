@@ -14,7 +14,7 @@ from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_g
 from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, write_yaml
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.script_findings import find_gpu_option, find_problems
+from trainyard.programs.script_findings import ScriptFinding, find_gpu_option, find_problems, handled_signals
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.import_path import SCRIPTS
@@ -162,18 +162,45 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         reason = f" ({observed.problem})" if observed.problem else ""
         example = "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}"
         found += [f"say where its metrics are{reason}, as in\n{example}"]
-    if script.resume:
+    imported = [name for file in script.source.files for _, name, _ in file.imports]
+    is_trainer = any(map(_HF_TRAINER.fullmatch, imported))
+    resume = script.resume or "--resume_from_checkpoint {resume_from}" * is_trainer
+    if resume:
+        checkpoint = "checkpoint-*/trainer_state.json" if is_trainer else f"*{script.checkpoint}"
         found += [
             "if it can resume, say which files in the trial's folder are its checkpoints, as in\n"
-            f"  checkpoint: '*{script.checkpoint}'\n"
-            f"  resume: {script.resume}\n"
+            f"  checkpoint: '{checkpoint}'\n"
+            f"  resume: {resume}\n"
             f"and try it: {trainyard_call('check', '--drill')}"
         ]
-    started = find_started(build_command(script, varied), Path())
-    for problem in find_problems(started, [(part, script) for part in started.scripts]):
-        if problem.topic not in ("port", "memory"):  # which matter where trials share a node or a GPU
+    for option in script.options:
+        if _ENDS_EARLY.fullmatch(option.key.lower()):
+            found += [f"if {option.flag} ends it before it is done, say when it is, as in\n  complete: {{epoch: 10}}"]
+        if _CASES.fullmatch(option.key.lower()):
+            means = f"to compare configurations by their mean over several {option.flag}, vary it, too, and add"
+            found += [f"{means}, as in\n  average: [{option.key}]"]
+    for problem in _find_problems(script, varied):
+        is_written = problem.topic == "signal" and _stop_signal(script)
+        if problem.topic not in ("port", "memory") and not is_written:  # ports matter where trials share a node
             found.append(f"{problem.where}: {problem.message}: {problem.remedy}")
     return found
+
+
+_ENDS_EARLY: Final = re.compile(r"exit[-_](duration|interval)\w*|(max|time)[-_](time|hours|minutes|limit|runtime)\w*")
+_HF_TRAINER: Final = re.compile(r"(transformers|trl)\b.*Trainer")  # writes trainer_state.json last
+_CASES: Final = re.compile(r"(gym_|env_)?env(_?id|_?name)?|gym_id|fold|task(_?name)?")
+
+
+def _find_problems(script: Script, varied: Varied) -> list[ScriptFinding]:
+    started = find_started(build_command(script, varied), Path())
+    return find_problems(started, [(part, script) for part in started.scripts])
+
+
+def _stop_signal(script: Script) -> str:
+    """The one user signal that a script handles; "" if there are two or none, or it handles SIGTERM, too."""
+    handled = handled_signals(script)
+    of_user = [each for each in handled if each.startswith("USR")]
+    return of_user[0] if len(of_user) == 1 and "TERM" not in handled else ""
 
 
 def first_config(script: Script, varied: Varied, observed: Observed) -> str:
@@ -189,17 +216,22 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
         keys = ("file", "pattern", "sample")
-        sweep["metrics"] = {key: value for key in keys if (value := getattr(observed.metrics, key))}
+        given = {key: value for key in keys if (value := getattr(observed.metrics, key))}
+        sweep["metrics"] = "wandb" if observed.metrics.is_wandb else given
         sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
+    if name := _stop_signal(script):
+        sweep["stop_signal"] = name
     sweep["slots"] = InLine({"gpus_per_node": 1})
     notes = [f"yaml-language-server: $schema={SCRIPTS.parent / 'workflow/schemas/config.schema.json'}"]
     notes += [f"A first sweep of {script.path}, for you to adapt. All options: {SCRIPTS.parent / 'docs/options.md'}"]
     if observed.metrics:
         notes += [f"`metrics`, `metric` and `mode` are a guess: {observed.guess}. Correct them if it is wrong."]
+    if name:
+        notes += [f"`stop_signal`: {script.path} handles SIG{name}, and not SIGTERM."]
     notes += [f"TODO: {line}" for line in todos(script, varied, observed)]
     comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
-    name = re.sub(r"\W+", "_", script.path.stem) or "sweep"
-    return comments + write_yaml({"sweeps": {name: sweep}})
+    study = re.sub(r"\W+", "_", script.path.stem) or "sweep"
+    return comments + write_yaml({"sweeps": {study: sweep}})
 
 
 # ---- the profile

@@ -20,7 +20,7 @@ from trainyard.cluster import host
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.placeholders import PORT, build_argv
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import WANDB_RUNS, Metrics
 from trainyard.planning.task import output_name
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.pattern_guess import (
@@ -34,6 +34,7 @@ from trainyard.programs.pattern_guess import (
 from trainyard.programs.runner import OUT_OF_TIME, ProgramRun, as_own_job, run_user_program, trial_environment
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.user_environment import program_environment, resolve_program_paths
+from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.utils.guarded_process import ProcessGuard
 from trainyard.utils.typed_commands import trainyard_call
 
@@ -97,6 +98,8 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         here.mkdir()
         own.mkdir()
         environment = trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd())
+        if "wandb" in script.source.imports:
+            environment = wandb_environment(environment, values, own, run="init", group="init")
         placeholders = {"trial_dir": str(own), PORT: port}
         run = ProgramRun(
             command=build_argv(resolve_program_paths(command, Path.cwd()), values, placeholders),
@@ -121,6 +124,7 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
     if found and found.metrics:
         place = found.metrics.file or "; ".join(found.metrics.sample_lines)
         place = "event files of TensorBoard" if found.metrics.has_event_files else place
+        place = "what it logs to W&B" if found.metrics.is_wandb else place
         log.info("its metrics: %s, to be ranked by %s", place, found.metric)
         log.info("this is a guess: %s", found.guess)
         return replace(found, writes_here=writes_here)
@@ -147,7 +151,7 @@ def _example(option: ScriptOption, values: Values) -> Any:
 def _find_metrics(
     lines: Sequence[str], folders: Sequence[Path], settings: Collection[str], rejected: NoMetric
 ) -> Observed | None:
-    """The metrics of a run: in a file, unless its output has a better one, or else in event files of TensorBoard.
+    """The metrics of a run: in a file, unless its output has a better one, or else in W&B's or TensorBoard's files.
 
     `settings` are the values of the varied options, which may be in the name of a file.
     """
@@ -159,7 +163,8 @@ def _find_metrics(
     if in_file and in_output:
         is_better = tells_more(in_output.metric, in_file.metric)
         return in_output if is_better or not in_file.has_epochs else in_file
-    return in_file or in_output or next(filter(None, (_in_events(folder, rejected) for folder in folders)), None)
+    in_run = _read(Metrics(file=WANDB_RUNS), folders[0], rejected) if not in_file and not in_output else None
+    return in_file or in_output or in_run or next(filter(None, (_in_events(each, rejected) for each in folders)), None)
 
 
 def _in_files(folder: Path, settings: Collection[str], rejected: NoMetric) -> Observed | None:

@@ -232,11 +232,23 @@ def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Itera
 
 def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Handlers of SIGUSR1 and SIGUSR2."""
+    for name, line in _handlers(file):
+        if name in ("USR1", "USR2"):
+            yield ScriptFinding("signal", file.path, line, *_other_signal(name))
+
+
+def _handlers(file: SourceFile) -> Iterator[tuple[str, int]]:
+    """The signals that a file handles, as `USR1`, and the lines where."""
     for call in file.calls:
         if file.name(call.func) == "signal.signal" and len(call.args) == 2:
             number, handler = map(file.name, call.args)
-            if (user := _USER_SIGNAL.search(number)) and "SIG_" not in handler:
-                yield ScriptFinding("signal", file.path, call.lineno, *_other_signal(f"USR{user[1]}"))
+            if (named := re.search(r"\bSIG([A-Z]+[12]?)$", number)) and "SIG_" not in handler:
+                yield named[1], call.lineno
+
+
+def handled_signals(script: Script) -> list[str]:
+    """The signals that a script handles, as `USR1`."""
+    return list(dict.fromkeys(name for file in script.source.files for name, _ in _handlers(file)))
 
 
 def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:

@@ -1,5 +1,6 @@
 """`init.py` on scripts: it runs them for a moment, overwrites nothing, and what it writes passes `check.py`."""
 
+import shutil
 import sys
 from argparse import Namespace
 from contextlib import chdir, redirect_stdout
@@ -217,6 +218,15 @@ def test_metrics_are_found_in_event_files_of_tensorboard(init):
     assert "its metrics: event files of TensorBoard, to be ranked by val/accuracy" in output
     assert (sweep["metrics"], sweep["metric"]) == ({"file": "**"}, "val/accuracy")
     assert sweep["workdir"] == "trial", "it writes runs/"
+
+
+def test_what_a_script_logs_to_wandb_is_found_by_a_run_that_is_offline(project, init):
+    shutil.copy(ROOT / "tests/wandb_stand_in/wandb.py", project.folder)
+    script = f"{OPTIONS}\nimport wandb\nwandb.init(config=vars(parser.parse_args()))\n"
+    log = "for epoch in (1, 2, 3):\n    wandb.log({'epoch': epoch, 'val_loss': wandb.config.lr / epoch})"
+    output, sweep = init(script + log)
+    assert "its metrics: what it logs to W&B, to be ranked by val_loss" in output
+    assert (sweep["metrics"], sweep["metric"], sweep["mode"]) == ("wandb", "val_loss", "min")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from trainyard.config.parser import read_file
 from trainyard.config.placeholders import Switch
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.script_options import Script, ScriptOption, read_script
+from trainyard.programs.script_source import read_source
 
 LR = ScriptOption("--lr", default=0.1)
 NOTHING = Observed()
@@ -108,6 +109,53 @@ def test_a_script_that_can_resume_gets_the_lines_to_enable_that(tmp_path, option
         check_config({"sweeps": {"train": sweep}})
 
 
+HANDLES = "import signal\nsignal.signal(signal.SIG{}, lambda *_: save())\n"
+
+
+@pytest.mark.parametrize(
+    ("handled", "name"),
+    [
+        (["USR1"], "USR1"),
+        (["USR2", "INT"], "USR2"),
+        (["USR1", "TERM"], None),
+        (["TERM"], None),
+        (["HUP", "ALRM"], None),
+    ],
+)
+def test_the_only_signal_that_a_script_handles_is_its_stop_signal(tmp_path, monkeypatch, handled, name):
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text("".join(map(HANDLES.format, handled)))
+    script = Script(path, (LR,), source=read_source(path))
+    text = first_config(script, varied_options(script), NOTHING)
+    assert yaml.safe_load(text)["sweeps"]["train"].get("stop_signal") == name
+    assert ("which a trial gets only with `stop_signal: USR1`" in text) == (handled == ["USR1", "TERM"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--exit-duration-in-mins", "complete: {epoch: 10}"),
+        ("--max_hours", "complete: {epoch: 10}"),
+        ("--env-id", "average: [env_id]"),
+        ("--fold", "average: [fold]"),
+        ("--max-steps", ""),
+    ],
+)
+def test_keys_that_an_option_suggests_are_comments(tmp_path, flag, line):
+    written(tmp_path, LR, ScriptOption(flag))
+    found = re.findall(r"^#   (complete.*|average.*)", (tmp_path / "trainyard.yaml").read_text(), re.MULTILINE)
+    assert found == [line] * bool(line)
+
+
+def test_a_trainer_of_hugging_face_resumes_from_a_folder_that_is_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("from transformers import Trainer, HfArgumentParser")
+    script = Script(Path("train.py"), (LR,), source=read_source(Path("train.py")))
+    text = "\n".join(todos(script, varied_options(script), NOTHING))
+    assert "checkpoint: 'checkpoint-*/trainer_state.json'\n  resume: --resume_from_checkpoint {resume_from}" in text
+
+
 def test_with_metrics_it_is_a_search(tmp_path):
     metrics = Metrics(pattern="loss (?P<loss>{number})", sample="loss 0.1")
     sweep = written(tmp_path, LR, observed=Observed(metrics, "loss"))
@@ -178,7 +226,7 @@ def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_els
     path.write_text(
         "import argparse, os, signal\np = argparse.ArgumentParser()\np.add_argument('--lr', default=0.1)\n"
         "p.add_argument('--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
-        "signal.signal(signal.SIGUSR1, save)\n"
+        "signal.signal(signal.SIGUSR1, save)\nsignal.signal(signal.SIGTERM, print)\n"
     )
     script = read_script(path)
     varied = varied_options(script)
