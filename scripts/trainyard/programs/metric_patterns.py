@@ -71,7 +71,7 @@ class PatternParser:
         self._looked_at.add(name)
         other = match.re.search(match.string, match.end())
         if other and other[name] and subject != (also := find_subject(match.string[: other.start(name)])):
-            self._notes.line_warning = (
+            self._notes.row_warning = (
                 f"{name} is of {subject or 'unnamed data'}, and the same line has it of {also or 'unnamed data'}: "
                 f"the first counts; {_WORDS_TELL}"
             )
@@ -79,8 +79,8 @@ class PatternParser:
     def _note_training(self, match: "re.Match[str]", found: Mapping[str, Any]) -> None:
         """Take notice of lines of several trainings, as of the folds of a cross-validation."""
         for kind, number in _TRAINING.findall(match.string):
-            if self._training.setdefault(kind, number) != number and not self._notes.line_warning:
-                self._notes.line_warning = (
+            if self._training.setdefault(kind, number) != number and not self._notes.row_warning:
+                self._notes.row_warning = (
                     f"{', '.join(found)}: lines name {kind} {self._training[kind]} and {kind} {number}, which count as "
                     "epochs of one training: to rank by all, have the program print their mean under another name"
                 )

@@ -105,8 +105,10 @@ class ReadingNotes:
         self.unread: dict[str, str] = {}  # by metric: the first reason
         self.of_several_ranks = set[str]()  # metrics that more than one rank has printed
         self.rank_warning = ""  # about what is taken for the lines of several ranks
-        self.line_warning = ""  # about what else a line may say
-        self._names_epochs, self._steps, self._steps_before = False, 0, 0  # of runs of W&B
+        self.row_warning = ""  # about what else a line or row may say
+        # Of runs of W&B:
+        self.names_epochs, self._steps, self._steps_before = False, 0, 0
+        self._early = set[str]()  # metrics that are logged before the first epoch
 
     def number_step(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row of a run of W&B with its epoch: the one that it logs, or its step as long as no row has logged one.
@@ -119,9 +121,17 @@ class ReadingNotes:
         step += self._steps_before
         self._steps = step + 1
         logged = [value for name, value in row.items() if re.search(r"(?:^|[./])epoch$", name)]
-        self._names_epochs = self._names_epochs or bool(logged)
-        if self._names_epochs and not logged:
+        self.names_epochs = self.names_epochs or bool(logged)
+        if self.names_epochs and not logged:
+            if early := self._early & row.keys():
+                when = "is logged before its epoch, and counts for the epoch before"
+                self.row_warning = f"{min(early)} {when}: log it together with `epoch`"
             return row
+        if not logged:
+            self._early |= row.keys()
+            if self._steps_before:
+                before = "its steps are counted on from the last one before, not from the checkpoint"
+                self.row_warning = f"a run of W&B that resumes logs no `epoch`: {before}"
         return {"epoch": logged[0] if logged else step} | row
 
     def refuse(self, name: str, reason: str) -> None:

@@ -135,7 +135,9 @@ class MetricsCollector:
         # An earlier attempt wrote one that is as before. It counts if nothing was left to do for this one.
         before = self._before if self._has_reported or self._left_files else {}
         has_file = has_changed(self._done_files, before)
-        return self.complete.missing(epoch=self._epoch, has_line=self._has_line, has_file=has_file)
+        counts_steps = self.section is not None and self.section.is_wandb and not self._notes.names_epochs
+        epoch = None if counts_steps else self._epoch
+        return self.complete.missing(epoch=epoch, has_line=self._has_line, has_file=has_file)
 
     @property
     def _done_files(self) -> list[Path]:
@@ -246,7 +248,7 @@ class MetricsCollector:
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
         warnings = [self._comma_warning, self._text_warning, *self.unread.values()]
-        warnings += [self._notes.rank_warning, self._notes.line_warning]
+        warnings += [self._notes.rank_warning, self._notes.row_warning]
         warnings += [self._file.warning if self._file else "", self.error if self._is_final else ""]
         new = next((each for each in warnings if each and each not in self._said), "")
         self._said |= {new} - {""}

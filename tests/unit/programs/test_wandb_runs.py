@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import Complete, Metrics
 from trainyard.programs.metrics import MetricsCollector, parse_saved_output
 from trainyard.programs.wandb_runs import read_history, run_id, wandb_environment
 from wandb_stand_in.wandb import BLOCK, HEADER, field, framed, history, item, varint
@@ -52,6 +52,26 @@ def test_rows_without_an_epoch_belong_to_the_epoch_before_or_count_steps(tmp_pat
     assert read(tmp_path, began=0.0) == [{"epoch": 5, "x": 1}, {"epoch": 1, "x": 2}, {"epoch": 1, "y": 3}]
 
 
+@pytest.mark.parametrize(("name", "missing"), [("epoch", ""), ("n", "it has reported no epoch, and `complete` says 2")])
+def test_a_step_is_no_epoch_that_completes_a_program(tmp_path, name, missing):
+    metrics = MetricsCollector(WANDB, tmp_path, complete=Complete(epoch=2), began=0.0)
+    write(run_file(tmp_path), [{"_step": step, name: step, "loss": 1} for step in range(9)])
+    assert len(metrics.new_rows(final=True)) == 9
+    assert metrics.incomplete.endswith(missing)
+    assert bool(metrics.incomplete) == bool(missing)
+
+
+def test_a_metric_that_is_logged_before_its_epoch_is_named(tmp_path):
+    rows = [{"_step": 0, "size": 9}, {"_step": 1, "val": 1}, {"_step": 2, "epoch": 1}, {"_step": 3, "late": 1}]
+    write(run_file(tmp_path), rows)
+    metrics = MetricsCollector(WANDB, tmp_path, began=0.0)
+    metrics.new_rows()
+    assert metrics.take_warning() == ""
+    write(run_file(tmp_path), [*rows, {"_step": 4, "val": 2}, {"_step": 5, "epoch": 2}])
+    metrics.new_rows(final=True)
+    assert metrics.take_warning().startswith("val is logged before its epoch, and counts for the epoch before: log it")
+
+
 def test_records_are_read_as_they_arrive_byte_by_byte(tmp_path):
     rows = [{"_step": 0, "loss": 0}, {"_step": 1, "loss": 1, "text": "x" * 2 * BLOCK}, {"_step": 2, "loss": 2}]
     rows += [{"_step": step, "loss": step, "pad": "x" * (100 * step)} for step in range(3, 40)]
@@ -72,6 +92,7 @@ def test_an_attempt_that_resumes_continues_the_steps_of_the_run_before(tmp_path)
     metrics = MetricsCollector(WANDB, tmp_path, resumes=True)
     write(run_file(tmp_path, "offline-run-20260101_130000-abc"), [{"_step": step, "loss": 3 + step} for step in (0, 1)])
     assert [(row["epoch"], row["loss"]) for row in metrics.new_rows(final=True)] == [(step, step) for step in range(5)]
+    assert "its steps are counted on from the last one before, not from the checkpoint" in metrics.take_warning()
     parsed = parse_saved_output(WANDB, tmp_path, tmp_path / "output.log", seconds=1, resumed=True, began=0.0)
     assert parsed.metrics["loss"] == 4
 
