@@ -27,7 +27,7 @@ run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE)'
 	@printf 'To watch it in another terminal: $(BIN)/trainyard status --config %q --watch\n' '$(CONFIG)'
 	@$(BIN)/python scripts/check.py --quiet --config '$(CONFIG)'
-	@TRAINYARD_WRITES_REPORT=1 $(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules $(NOCOLOR)
+	@TRAINYARD_WRITES_REPORT=1 $(BIN)/trainyard run --profile '$(PROFILE)' --config '$(CONFIG)' $(NOCOLOR)
 	@$(MAKE) --no-print-directory report
 	@printf '\nDone.\n'; for each in report.html results/tables results/plots; do \
 	  if [ -e "$$each" ]; then printf '  %-8s %s\n' "$$(basename "$$each" .html)" "$$PWD/$$each"; fi; done

@@ -11,6 +11,8 @@ cluster, profiles/slurm/config.yaml is written, too, with the partition, account
 import argparse
 import logging
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from trainyard.cli.first_config import (
     first_config,
     missing_options,
     todos,
+    type_words,
     varied_options,
 )
 from trainyard.cli.first_run import observe
@@ -34,6 +37,7 @@ from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
+COMMAND: Final = re.compile(r"(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed)\s")  # its first word
 USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
 PROFILE: Final = Path("profiles/slurm/config.yaml")
 log = logging.getLogger("init")
@@ -42,15 +46,18 @@ log = logging.getLogger("init")
 def main(arguments: argparse.Namespace) -> None:
     """Write the config and, on a cluster, the profile."""
     _write_profile()  # also if the config must be written by hand, or is there
-    path = arguments.source or next((path for path in map(Path, USUAL) if path.exists()), None)
+    command = arguments.command
+    usual = (path for path in map(Path, USUAL) if path.exists() and not command)
+    path = arguments.source or next((Path(word) for word in command if word.endswith(".py")), next(usual, None))
     if path is None:
-        call = trainyard_call("init", "path/to/train.py")
-        raise UserError(f"name your training script, as in `{call}`: here is none of {', '.join(USUAL)}")
+        call, here = trainyard_call("init", "path/to/train.py"), f"here is none of {', '.join(USUAL)}"
+        why = f"{shlex.join(command)} starts no .py file" if command else here
+        raise UserError(f"name your training script, as in `{call}`: {why}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
-    if sweep := _read_sweep(path, arguments.array):
+    if not command and (sweep := _read_sweep(path, arguments.array)):
         text, left = sweep.text(path), sweep.notes
     else:
         text, left = _read_script(path, arguments)
@@ -93,6 +100,9 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
             f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "
             f"{SCRIPTS.parent / 'docs/quickstart.md'}"
         )
+    for number, word in enumerate(arguments.command):
+        if Path(word) == path:
+            script = type_words(script, varied, arguments.command[:number], arguments.command[number + 1 :])
     observed = Observed()
     if missing := missing_options(script, varied):
         log.info("%s is not run: it requires %s", path, ", ".join(missing))
@@ -132,11 +142,19 @@ if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example=example, reads_config=False)
     parser.add_argument("source", type=Path, nargs="?", metavar="FILE",
                         help=f"your training script (default: the first of {', '.join(USUAL)}), sweep.yaml of W&B, "
-                        "the sbatch script of a job array, or a command per line")  # fmt: skip
+                        "the sbatch script of a job array, or a command per line; or a command that starts "
+                        "a script, as you type it")  # fmt: skip
     parser.add_argument("--out", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
                         help=f"config file to write (default: {DEFAULT_CONFIG})")  # fmt: skip
     parser.add_argument("--array", metavar="IDS", help="task IDs of a job array, if its script does not have them")
     parser.add_argument("--no-run", dest="run", action="store_false", help="do not run the script")
     parser.add_argument("--seconds", type=float, default=60, metavar="S",
                         help="run the script for at most S seconds (default: 60)")  # fmt: skip
-    command_line.run_program(main, parser.parse_args())
+    words = sys.argv[1:]
+    if quoted := next((word for word in words if COMMAND.match(word)), ""):
+        words.remove(quoted)
+    else:
+        begin = next((number for number, word in enumerate(words) if COMMAND.match(f"{word} ")), len(words))
+        quoted, words = shlex.join(words[begin:]), words[:begin]
+    parser.set_defaults(command=shlex.split(quoted))
+    command_line.run_program(main, parser.parse_args(words))

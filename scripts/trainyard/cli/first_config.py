@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -116,10 +116,10 @@ class Observed:
 
 def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ()) -> str:
     """The command line of a trial: the varied options, its folder where the script takes one, and given `inputs`."""
-    words = ["python", shlex.quote(str(script.path))]
+    words, inputs = [*map(shlex.quote, script.program), shlex.quote(str(script.path))], [*inputs, *script.given]
     flags = {key: option.flag for key, (option, _) in varied.items()}
     if script.uses_hydra:
-        return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}"])
+        return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}", *map(shlex.quote, inputs)])
     if all(flag == f"--{key}" for key, flag in flags.items()):
         words.append("{args}")
     elif all(flag == f"--{key.replace('_', '-')}" for key, flag in flags.items()):
@@ -137,7 +137,26 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
 def missing_options(script: Script, varied: Varied) -> list[str]:
     """The options that the script requires and the command lacks."""
     given = [*varied, script.output.key if script.output else ""]
-    return [each.flag for each in script.options if each.is_required and each.key not in given]
+    typed = [word.partition("=")[0] for word in script.given]
+    return [each.flag for each in script.options if each.is_required and not {each.key, each.flag} & {*given, *typed}]
+
+
+def type_words(script: Script, varied: Varied, before: Sequence[str], after: Sequence[str]) -> Script:
+    """A script that is started as a user types it, but for options that the sweep varies, and where it writes."""
+    ours = {option.flag: option for option, _ in varied.values()}
+    for option in (script.output, find_gpu_option(script)):
+        if option:
+            ours[option.flag] = option
+    kept, words = list[str](), list(after)
+    while words:
+        word = words.pop(0)
+        name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32
+        option = next((each for each in ours.values() if name.partition("=")[0] in (each.flag, *each.names)), None)
+        if option is None:
+            kept.append(str(Path(word).absolute()) if os.sep in word and Path(word).exists() else word)
+        elif word == name and "=" not in word and not option.is_flag and words:
+            words.pop(0)
+    return replace(script, program=tuple(before), given=tuple(kept))
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:

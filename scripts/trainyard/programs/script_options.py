@@ -108,6 +108,8 @@ class Script:
     options: tuple[ScriptOption, ...]
     library: Library = ""  # "" if it is unknown how it reads its command line
     source: Source = field(default=Source([]), compare=False, repr=False)
+    program: tuple[str, ...] = ("python",)  # the words of its command line before its path,
+    given: tuple[str, ...] = ()  # and after it, as a user has typed them
 
     @property
     def uses_hydra(self) -> bool:

@@ -90,6 +90,16 @@ def test_an_imported_sweep_passes_the_check_and_runs(project, folder, source, na
         assert rows["val_loss"].tolist() == pytest.approx(expected.tolist())
 
 
+@pytest.mark.parametrize("words", [["python", "-u", "train.py", "--dataset", "digits"],
+                                   ["python -u train.py --dataset digits"]])  # fmt: skip
+def test_a_command_is_taken_as_it_is_typed(project, folder, words):
+    output = run_import(project, "--no-run", "--out", "config.yaml", *words)
+    assert "is required" not in output
+    (sweep,) = yaml.safe_load((folder / "config.yaml").read_text())["sweeps"].values()
+    assert sweep["command"].startswith("python -u train.py ")
+    assert sweep["command"].endswith(" --dataset digits")
+
+
 def test_no_file_is_overwritten(project, folder):
     (folder / "trainyard.yaml").write_text("mine")
     output = run_import(project, "sweep.yaml", check=False)

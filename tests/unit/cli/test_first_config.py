@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 from project import ROOT
-from trainyard.cli.first_config import Observed, build_command, fill_profile, first_config, todos, varied_options
+from trainyard.cli.first_config import (
+    Observed,
+    build_command,
+    fill_profile,
+    first_config,
+    missing_options,
+    todos,
+    type_words,
+    varied_options,
+)
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.parser import read_file
@@ -219,6 +228,26 @@ def test_a_site_with_one_kind_of_node_needs_no_more_than_its_partition():
     profile = yaml.safe_load(fill_profile(own, [parse_partition("debug|up|30:00|1|8|64000|gpu:1|(null)")], []))
     assert profile["default-resources"] == {"slurm_partition": "debug", "runtime": 30, "disk_mb": 1000}
     assert fill_profile(own, [], ["lab", "course"]) == own, "Slurm takes the default account"
+
+
+def test_a_command_as_it_is_typed_keeps_what_the_sweep_does_not_set(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+        "p.add_argument('-b', '--batch-size', type=int, default=32)\n"
+        "p.add_argument('--amp', action='store_true')\np.add_argument('--data', required=True)\n"
+        "p.add_argument('--out', default='runs')\np.parse_args()\n"
+    )
+    script = read_script(path)
+    varied = varied_options(script)
+    typed = ["--lr", "0.3", "-b64", "--amp", "--data", "cifar10", "--out", "here"]
+    typed_script = type_words(script, varied, ["torchrun", "--standalone"], typed)
+    start, _, rest = build_command(typed_script, varied).partition(f" {path} ")
+    assert start == "torchrun --standalone"
+    assert rest.endswith(" --out {trial_dir} --amp --data cifar10")
+    assert "0.3" not in rest, "the sweep varies it"
+    assert missing_options(script, varied) == ["--data"]
+    assert missing_options(typed_script, varied) == []
 
 
 def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_else_is_left_to_do(tmp_path):
