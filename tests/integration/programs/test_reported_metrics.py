@@ -208,7 +208,7 @@ def test_a_program_reads_the_settings_of_its_trial_and_the_line_to_paste_has_tho
     best = (sweep.folder / "best.yaml").read_text()
     line = re.search(r"# By hand:\n# (.*)", best)[1]
     project.run("bash", "-c", line)
-    assert json.loads((project.folder / "results.json").read_text()) == {"score": 1.5}
+    assert json.loads((sweep.folder / "trials/by-hand/results.json").read_text()) == {"score": 1.5}
     (project.folder / "base.json").unlink()  # best.yaml has its content
     again = TrialSpace(read_config(sweep.folder / "best.yaml").sweeps["s-best"], "no dataset")
     assert list(again.trials) == [sweep.trials("score")["trial"][1.5]]
