@@ -158,7 +158,7 @@ def test_the_best_trial_is_trained_again_from_best_yaml(done):
     winner = trials.loc[trials["val_accuracy"].idxmax()]
     same = done.snakemake("-n", "--configfile", str(best))
     assert "sweep lr-best: 1 of 1 trials pending; requests 1 slot of 1 CPU" in same
-    assert "scaling lr-best: training at 1x1" in same
+    assert "train lr-best 1x1" in same
     project = Project(done.folder / "again")
     project.folder.mkdir()
     project.config_file = best

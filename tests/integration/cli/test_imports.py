@@ -26,7 +26,7 @@ def imported(code):
     [
         ("trainyard.cli.commands", set()),
         ("sweep", set()),
-        ("init", set()),
+        ("init", {"numpy"}),
         ("check", {"numpy"}),
         ("control", {"numpy"}),
         ("status", {"numpy", "rich"}),

@@ -111,6 +111,7 @@ def test_a_script_resumes_from_its_checkpoint_with_the_option_at_its_placeholder
     save = f"printf '%s\\n' \"$@\" > {tmp_path}/words; cd {tmp_path}/1x1/out/*; echo state > 'x y.pt'; exit 3"
     code = iter(["1a", "2b"])
     monkeypatch.setattr(user_script, "code_record", lambda study, *, config: {"code": next(code), "config": config})
+    monkeypatch.setattr(user_script, "may_be_of_checkpoint", lambda *_, **options: False)  # as if it failed after hours
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
     study = ScriptScaling(script="t.py {resume} --n={n}", env=python_that_runs(tmp_path, save), **options)
     saved = launches_of(study, tmp_path).output.with_name("x y.pt")
