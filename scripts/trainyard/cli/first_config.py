@@ -230,10 +230,13 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         command = build_command(script, varied, inputs=input_words(script))
     sweep: dict[str, Any] = {"command": command} | ({"workdir": "trial"} if in_own_folder else {})
     values = {key: InLine(values) for key, (_, values) in varied.items()}
-    if not observed.metrics:
+    if math.prod(len(each) if isinstance(each, list) else math.inf for _, each in varied.values()) <= TRIALS:
+        sweep["grid"] = values
+    elif not observed.metrics:
         sweep["sample"] = {"count": TRIALS, "values": values}
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
+    if observed.metrics:
         keys = ("file", "pattern", "sample")
         given = {key: value for key in keys if (value := getattr(observed.metrics, key))}
         sweep["metrics"] = "wandb" if observed.metrics.is_wandb else given

@@ -80,7 +80,8 @@ class _Parser:
             redirects = character in "&|" and self._text[self._at - 1 : self._at] in ("<", ">")  # as in 2>&1
             redirects = redirects or self._is_at("&>")
             if character in ";|&)\n" and not redirects:
-                self._add_operator("a line break" if character == "\n" else character)
+                double = next((each for each in ("&&", "||") if self._is_at(each)), character)
+                self._add_operator("a line break" if character == "\n" else double)
             self._at += 1
             if character == "\n":
                 self._parse_here_documents()

@@ -165,6 +165,14 @@ def test_a_trainer_of_hugging_face_resumes_from_a_folder_that_is_whole(tmp_path,
     assert "checkpoint: 'checkpoint-*/trainer_state.json'\n  resume: --resume_from_checkpoint {resume_from}" in text
 
 
+@pytest.mark.parametrize("observed", [NOTHING, Observed(Metrics(pattern="loss (?P<loss>{number})"), "loss")])
+def test_few_values_are_a_grid(tmp_path, observed):
+    """Drawn at random, most of the trials would be equal."""
+    sweep = written(tmp_path, ScriptOption("--optimizer", choices=("sgd", "adam")), observed=observed)
+    assert sweep["grid"] == {"optimizer": ["sgd", "adam"]}
+    assert not {"search", "sample"}.intersection(sweep)
+
+
 def test_with_metrics_it_is_a_search(tmp_path):
     metrics = Metrics(pattern="loss (?P<loss>{number})", sample="loss 0.1")
     sweep = written(tmp_path, LR, observed=Observed(metrics, "loss"))

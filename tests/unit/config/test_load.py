@@ -220,6 +220,7 @@ MISTAKES = {
             "`resume` cannot be added at the end, after a line break: write {resume} in the command",
         ),
         ({"command": "x | tee y", "resume": "--resume"}, "at the end, after |: write {resume} in the command"),
+        ({"command": "x && y", "resume": "--resume"}, "at the end, after &&: write {resume} in the command"),
         ({"command": "x # y", "resume": "--resume"}, "at the end, after a comment: write {resume} in the command"),
         ({"command": "x '{resume}'", "resume": "-r"}, ".command: {resume} is in single quotes"),
         ({"command": "x {resume}"}, "the command has {resume}, which is neither an argument nor predefined; or give"),
