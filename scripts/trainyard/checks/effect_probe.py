@@ -66,8 +66,8 @@ class AfterImport:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The module as Python finds it, whose execution is followed by its function."""
-        action = cls.actions.pop(name, None)
-        spec = importlib.util.find_spec(name) if action else None
+        action = cls.actions.get(name)  # a program may also only look whether there is such a module
+        spec = PathFinder.find_spec(name, path, target) if action else None
         if action and spec and spec.loader:
             execute = spec.loader.exec_module
 

@@ -64,3 +64,5 @@ def test_the_parameters_after_steps_are_recorded(run):
     assert steps[0][1] > steps[-1][1] > float(printed) > 0
     assert run("import torch") == ("", [])
     assert run(TRAINING, RANK="1") == (printed, None)
+    looks_first = 'import importlib.util; assert importlib.util.find_spec("torch")'  # as Transformers does
+    assert run(f"{looks_first}\n{TRAINING}") == (printed, steps)
