@@ -37,6 +37,7 @@ from trainyard.utils.text import suggest
 # What may stand between groups of three digits. A plain space may also stand between two numbers.
 SEPARATORS: Final = ",_'\u2019\u00a0\u2009\u202f"
 MINUS: Final = "\u2212"
+EPOCH_NAMES: Final = ("epoch", "Epoch", "EPOCH")  # of what has the epoch, among metrics
 _GROUPS_OF_DIGITS: Final = "|".join(rf"(?:{separator}\d{{3}})++" for separator in SEPARATORS)
 _SIGN: Final = rf"[+\-{MINUS}]"
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
@@ -204,7 +205,7 @@ class Metrics(Section):
     @property
     def numbers_rows(self) -> bool:
         """Whether the rows of a pattern without a group `epoch` get their numbers."""
-        return bool(self.patterns) and "epoch" not in self.groups
+        return bool(self.patterns) and set(EPOCH_NAMES).isdisjoint(self.groups)
 
     @property
     def groups(self) -> list[str]:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import EPOCH_NAMES, Metrics
 from trainyard.programs.metric_rows import ReadingNotes
 from trainyard.programs.wandb_runs import MAGIC, read_history
 
@@ -168,7 +168,8 @@ class MetricsFile:
             del self._known[place:]
             self._was_changed = self._was_changed or is_numbered
         self._known.append(digest)
-        return {"epoch": place + 1} | row if is_numbered and self._was_changed else row
+        has_epoch = not row.keys().isdisjoint(EPOCH_NAMES)
+        return {"epoch": place + 1} | row if is_numbered and self._was_changed and not has_epoch else row
 
     def _new_bytes(self, file: BinaryIO) -> bytes:
         if os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
@@ -214,8 +215,8 @@ def _parse_object(line: str) -> dict[str, Any]:
 
 
 def _object_at_end(line: str) -> dict[str, Any] | None:
-    """The object after a part of another one, which a program that was killed has left; None if there is none."""
-    for start in islice(re.finditer(r"(?<!^)\{", line), MOST_STARTS):
+    """The object after a part of another one, which a program that was killed has left; None for one that is in it."""
+    for start in islice(re.finditer(r"(?<=[^:,\[\s])\{", line), MOST_STARTS):
         with suppress(ValueError, TypeError):
             return _parse_object(line[start.start() :])
     return None

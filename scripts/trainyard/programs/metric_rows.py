@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from trainyard.config.user_programs import MINUS, SEPARATORS
+from trainyard.config.user_programs import EPOCH_NAMES, MINUS, SEPARATORS
 
 Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
 MAX_INTEGER: Final = 2**62  # of a metric
@@ -33,7 +33,7 @@ def take_epoch(row: Row) -> float | int | None:
 
     An epoch that no program reaches is none.
     """
-    name = next((each for each in ("epoch", "Epoch", "EPOCH") if each in row), "")
+    name = next((each for each in EPOCH_NAMES if each in row), "")
     epoch = row.pop(name, None)
     if epoch is None or abs(epoch) > MAX_INTEGER:
         return None
@@ -120,7 +120,7 @@ class ReadingNotes:
             self._steps_before = self._steps
         step += self._steps_before
         self._steps = step + 1
-        logged = [value for name, value in row.items() if re.search(r"(?:^|[./])epoch$", name)]
+        logged = [value for name, value in row.items() if re.search(r"(?:^|[./])epoch$", name, re.IGNORECASE)]
         self.names_epochs = self.names_epochs or bool(logged)
         if self.names_epochs and not logged:
             if early := self._early & row.keys():

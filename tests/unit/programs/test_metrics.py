@@ -713,11 +713,22 @@ def test_a_row_after_a_part_that_a_killed_program_has_left_counts(tmp_path, part
     assert [(row["epoch"], row["acc"]) for row in found.new_rows(final=True)] == [(1, 0.25), (2, 0.5), (3, 0.75)]
 
 
+def test_a_mapping_at_the_end_of_a_part_is_no_row(tmp_path):
+    """As of a program that begins each line with its newline."""
+    (tmp_path / "log.jsonl").write_text('{"epoch": 1, "acc": 0.5}\n{"epoch": 2, "best": {"acc": 0.9}\n{"epoch": 3}\n')
+    found = MetricsCollector(Metrics(file="log.jsonl"), tmp_path, began=0.0)
+    found.new_rows(final=True)
+    assert found.latest == {"acc": 0.5}
+
+
 def test_the_epoch_may_be_written_with_a_capital(tmp_path):
     """As in the header of a CSV file that a program goes on writing when it resumes."""
-    (tmp_path / "log.csv").write_text("Epoch,Val Acc\n4,0.5\n6,0.75\n")
-    found = MetricsCollector(Metrics(file="log.csv"), tmp_path, began=0.0)
-    assert found.new_rows(final=True) == [{"epoch": 4, "Val Acc": 0.5}, {"epoch": 6, "Val Acc": 0.75}]
+    (tmp_path / "log.csv").write_text("Epoch,Val Acc\n4,0.5\n")
+    found = MetricsCollector(Metrics(file="log.csv"), tmp_path, began=0.0, hold_first_row=False)
+    assert found.new_rows() == [{"epoch": 4, "Val Acc": 0.5}]
+    (tmp_path / "log.csv").write_text("Epoch,Val Acc,lr\n4,0.5,1\n6,0.75,1\n")  # written anew, for a new column
+    assert [row["epoch"] for row in found.new_rows(final=True)] == [4, 6]
+    assert not Metrics(pattern=r"(?P<Epoch>\d+) (?P<loss>{number})").numbers_rows, "they are those of the program"
 
 
 def test_lines_of_the_same_fraction_of_an_epoch_may_be_those_of_several_ranks(tmp_path):

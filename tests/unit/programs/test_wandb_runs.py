@@ -52,7 +52,10 @@ def test_rows_without_an_epoch_belong_to_the_epoch_before_or_count_steps(tmp_pat
     assert read(tmp_path, began=0.0) == [{"epoch": 5, "x": 1}, {"epoch": 1, "x": 2}, {"epoch": 1, "y": 3}]
 
 
-@pytest.mark.parametrize(("name", "missing"), [("epoch", ""), ("n", "it has reported no epoch, and `complete` says 2")])
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("epoch", ""), ("Epoch", ""), ("n", "it has reported no epoch, and `complete` says 2")],
+)
 def test_a_step_is_no_epoch_that_completes_a_program(tmp_path, name, missing):
     metrics = MetricsCollector(WANDB, tmp_path, complete=Complete(epoch=2), began=0.0)
     write(run_file(tmp_path), [{"_step": step, name: step, "loss": 1} for step in range(9)])
