@@ -171,8 +171,9 @@ class _WrittenLoader(yaml.SafeLoader):
 
     def construct_written(self, node: yaml.ScalarNode) -> Any:
         """The scalar; its value if it has a tag."""
-        tag = self.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
-        if node.style is None and node.tag != tag:
+        is_plain = node.style is None
+        tag = self.resolve(yaml.ScalarNode, node.value, (is_plain, not is_plain))  # type: ignore[no-untyped-call]
+        if node.tag != tag:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
         written = _Written(node.value if node.value or node.style else "null")
         written.style = node.style

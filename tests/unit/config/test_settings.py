@@ -68,7 +68,7 @@ e: 010
 f: 1_000
 g: 1:30
 h:
-i: [~, 0x10, .5, !!str 7, !!float 1]
+i: [~, 0x10, .5, !!str 7, !!float 1, !!int "7"]
 yes: |
   two
   lines
