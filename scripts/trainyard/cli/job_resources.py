@@ -326,12 +326,12 @@ class SweepJobs(Jobs):
         return {"pending": pending, "runtime": runtime, USEFUL_JOBS: useful, **super().resources()}
 
     def retries(self) -> int | None:
-        """Retries for the jobs that follow the first if a partition's limit is too short, and two for failures.
+        """Retries for the jobs that follow the first if its walltime is limited, and two for failures.
 
         None leaves the number to the profile.
         """
         minutes = self._profile.fixed_minutes(self.rule) or self._profile.partition_minutes(self.rule)
-        if math.isinf(minutes) or not self._config.sweeps:
+        if math.isinf(minutes) and not any(each.walltime for each in self._config.sweeps.values()):
             return None
         jobs, gpus = 1, self._profile.limits(self.rule).gpus
         for name in self._config.sweeps:

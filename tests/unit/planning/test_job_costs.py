@@ -272,6 +272,17 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     )
 
 
+def test_a_walltime_of_the_config_becomes_retries_enough_where_a_partition_has_no_limit(tmp_path, monkeypatch):
+    line = "gpu*|up|infinite|1|8|1000|gpu:4|(null)"
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line)])
+    config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"walltime": "2h"}}}
+    finished(tmp_path, {1: 1.0, 2: 2.0})
+    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
+    jobs = yard.sweep.plan("depth").jobs
+    assert jobs >= 3
+    assert yard.sweep.retries() == jobs - 1 + 2
+
+
 def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", list)
     rules = {"sweep": {"runtime": Resource(300)}, "train": {"runtime": Resource(45)}, "stage": {"runtime": Resource(5)}}
