@@ -24,8 +24,10 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import CommandOptions, Study
 from trainyard.programs.script_findings import ScriptFinding, find_named_signals, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_started
+from trainyard.programs.script_source import parse
 from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
 from trainyard.programs.wandb_runs import REPLACED
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import list_some, suggest
 
 _FLAG: Final = re.compile(r"--[A-Za-z][\w.-]*")
@@ -44,9 +46,10 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
     for path, is_certain in started.absent:
         is_sure = is_certain and checked.absent == "fails"
         yield missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
-    for there in dict.fromkeys(script.path for script in started.scripts):
-        yield Finding(place, "ok", f"{there} is there")
     scripts = read_started(started)
+    read = {part.path for part, _ in scripts}
+    for there in dict.fromkeys(script.path for script in started.scripts):
+        yield Finding(place, "ok", f"{there} is there") if there in read else _unread(place, there)
     options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent)
     yield from options.of_command(started, scripts, study.resume)
     if study.is_wandb:
@@ -55,6 +58,15 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
         if concerns(study, problem):
             verdict: Verdict = "fails" if problem.topic == "srun" else "warns"
             yield Finding(place, verdict, f"{problem.where}: {problem.message}", problem.remedy)
+
+
+def _unread(place: str, path: Path) -> Finding:
+    """What is wrong with a script that cannot be parsed. A newer Python than this one may run it."""
+    try:
+        parse(path)
+    except UserError as error:
+        return Finding(place, "warns", str(error), "correct it: no trial will start, unless its Python is a newer one")
+    return Finding(place, "ok", f"{path} is there")
 
 
 def named_signals(study: Study) -> list[str]:

@@ -128,7 +128,7 @@ def parse(path: Path) -> ast.Module:
         UserError: it cannot be read, or is not Python.
     """
     try:
-        return ast.parse(path.read_bytes())
+        return ast.parse(path.read_bytes(), path.name)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}): give the path of your training script") from None
     except (SyntaxError, ValueError, RecursionError) as error:

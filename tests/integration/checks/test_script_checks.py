@@ -317,6 +317,12 @@ def test_srun_in_a_trial_is_refused_before_a_job_is_queued(tmp_path, monkeypatch
     assert all(each.verdict == "fails" and "torchrun --nproc-per-node {gpus}" in each.remedy for each in found)
 
 
+def test_a_script_that_no_python_can_read_is_named_with_its_line(look):
+    mistakes, warnings = look("for x in range(3):\nprint(x)\n")
+    assert not mistakes
+    assert [each for each in warnings if "train.py: is not a Python script" in each and "train.py, line 2" in each]
+
+
 def test_lines_of_a_script_for_a_shell_are_read_too(look):
     lines = "#!/bin/bash\n# MASTER_PORT=1\nexport MASTER_PORT=12345\nscontrol requeue $1\n"
     Path("train.sh").write_text(lines + "trap 'save' USR1\nCUDA_VISIBLE_DEVICES=1 python train.py --lr $1\n")
