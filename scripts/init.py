@@ -31,13 +31,13 @@ from trainyard.cli.first_run import observe
 from trainyard.cli.imported_sweep import ImportedSweep, import_commands
 from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.cluster import host, slurm_queries
+from trainyard.config.config import Config
 from trainyard.config.parser import read_file
 from trainyard.programs.script_options import read_script
 from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
-COMMAND: Final = re.compile(r"(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed)\s")  # its first word
 USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
 PROFILE: Final = Path("profiles/slurm/config.yaml")
 log = logging.getLogger("init")
@@ -48,7 +48,8 @@ def main(arguments: argparse.Namespace) -> None:
     _write_profile()  # also if the config must be written by hand, or is there
     command = arguments.command
     usual = (path for path in map(Path, USUAL) if path.exists() and not command)
-    path = arguments.source or next((Path(word) for word in command if word.endswith(".py")), next(usual, None))
+    named = [word for word in command if word.endswith(".py")] or [arguments.source]
+    path = Path(named[0]) if named[0] else next(usual, None)
     if path is None:
         call, here = trainyard_call("init", "path/to/train.py"), f"here is none of {', '.join(USUAL)}"
         why = f"{shlex.join(command)} starts no .py file" if command else here
@@ -56,7 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: {'this is a folder' if path.is_dir() else 'there is no such file'}")
     if not command and (sweep := _read_sweep(path, arguments.array)):
         text, left = sweep.text(path), sweep.notes
     else:
@@ -73,8 +74,10 @@ def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
     """The sweep of another tool's file; None if it is a training script."""
     if path.suffix in (".yaml", ".yml", ".json"):
         raw = read_file(path)
-        if not isinstance(raw, dict) or "parameters" not in raw:
-            raise UserError(f"{path} is no sweep of Weights & Biases: it has no `parameters`")
+        if not isinstance(raw, dict) or not isinstance(raw.get("parameters"), dict):
+            if isinstance(raw, dict) and not raw.keys().isdisjoint(Config.model_fields):
+                raise UserError(f"{path} is a config already: `{trainyard_call('check', '--config', str(path))}`")
+            raise UserError(f"{path} is no sweep of Weights & Biases: it has no mapping `parameters`")
         return import_wandb_sweep(raw)
     text = path.read_text(errors="replace")
     is_python = path.suffix == ".py" or re.match("#!.*python", text) is not None
@@ -140,7 +143,7 @@ def _write_profile() -> None:
 if __name__ == "__main__":
     example = "--out trainyard.yaml train.py"
     parser = command_line.build_parser(str(__doc__), example=example, reads_config=False)
-    parser.add_argument("source", type=Path, nargs="?", metavar="FILE",
+    parser.add_argument("source", nargs="?", metavar="FILE",
                         help=f"your training script (default: the first of {', '.join(USUAL)}), sweep.yaml of W&B, "
                         "the sbatch script of a job array, or a command per line; or a command that starts "
                         "a script, as you type it")  # fmt: skip
@@ -151,10 +154,13 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60, metavar="S",
                         help="run the script for at most S seconds (default: 60)")  # fmt: skip
     words = sys.argv[1:]
-    if quoted := next((word for word in words if COMMAND.match(word)), ""):
-        words.remove(quoted)
-    else:
-        begin = next((number for number, word in enumerate(words) if COMMAND.match(f"{word} ")), len(words))
-        quoted, words = shlex.join(words[begin:]), words[:begin]
-    parser.set_defaults(command=shlex.split(quoted))
+    given, others = parser.parse_known_args(words)
+    command = list[str]()
+    if others and given.source:  # from there on, all options are those of the script
+        begin = words.index(given.source)
+        command, words = words[begin:], words[:begin]
+    elif given.source and not Path(given.source).exists() and len(quoted := shlex.split(given.source)) > 1:
+        command = quoted
+        words.remove(given.source)
+    parser.set_defaults(command=command)
     command_line.run_program(main, parser.parse_args(words))

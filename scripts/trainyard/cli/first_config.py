@@ -156,7 +156,7 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
             kept.append(str(Path(word).absolute()) if os.sep in word and Path(word).exists() else word)
         elif word == name and "=" not in word and not option.is_flag and words:
             words.pop(0)
-    return replace(script, program=tuple(before), given=tuple(kept))
+    return replace(script, program=tuple(before) or script.program, given=tuple(kept))
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:

@@ -100,6 +100,21 @@ def test_a_command_is_taken_as_it_is_typed(project, folder, words):
     assert sweep["command"].endswith(" --dataset digits")
 
 
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["train.py", "--dataset", "digits"], "python train.py "),
+        (["A=1 python train.py --dataset digits", "--no-run"], "A=1 python train.py "),
+        (["uv", "run", "train.py", "--dataset", "digits"], "uv run train.py "),
+    ],
+)
+def test_a_command_need_not_begin_with_python(project, folder, words, begin):
+    run_import(project, "--no-run", "--out", "config.yaml", *words)
+    (sweep,) = yaml.safe_load((folder / "config.yaml").read_text())["sweeps"].values()
+    assert sweep["command"].startswith(begin)
+    assert sweep["command"].endswith(" --dataset digits")
+
+
 def test_no_file_is_overwritten(project, folder):
     (folder / "trainyard.yaml").write_text("mine")
     output = run_import(project, "sweep.yaml", check=False)
@@ -108,6 +123,11 @@ def test_no_file_is_overwritten(project, folder):
     (folder / "one.sbatch").write_text("#SBATCH --time=5\npython train.py\n")
     for source, message in (("absent.yaml", "there is no such file"), ("one.sbatch", "has no line `#SBATCH --array=`")):
         assert message in run_import(project, source, "--out", "new.yaml", check=False)
-    (folder / "other.yaml").write_text("a: 1")
-    assert "is no sweep of Weights & Biases" in run_import(project, "other.yaml", "--out", "new.yaml", check=False)
+    for text, message in (
+        ("a: 1", "is no sweep of Weights & Biases"),
+        ("parameters: 3", "is no sweep of Weights & Biases"),
+        ("sweeps: {}", "other.yaml is a config already: `"),
+    ):
+        (folder / "other.yaml").write_text(text)
+        assert message in run_import(project, "other.yaml", "--out", "new.yaml", check=False)
     assert not (folder / "new.yaml").exists()
