@@ -66,10 +66,7 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
         return 130
     except UserError as error:
         logging.error("%s", error)
-        if getattr(arguments, "json", False):
-            from trainyard.cli.json_output import print_error  # imports pydantic
-
-            print_error(error)
+        _print_error(arguments, error)
         for kind, mark in ((FinalError, final_mark), (ContinuedError, continued_mark)):
             if isinstance(error, kind) and arguments.log_file:
                 with suppress(OSError):
@@ -78,9 +75,18 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
     except Exception as error:
         if isinstance(error, OSError) and (of_storage := storage_error(error)):
             logging.error("%s", of_storage)
+            _print_error(arguments, of_storage)
             return 1
         logging.exception("this is a bug in Trainyard or in your own code")
+        _print_error(arguments, error)
         return 1
+
+
+def _print_error(arguments: argparse.Namespace, error: Exception) -> None:
+    if getattr(arguments, "json", False):
+        from trainyard.cli.json_output import print_error  # imports pydantic
+
+        print_error(error)
 
 
 def final_mark(log_file: Path) -> Path:

@@ -16,6 +16,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
+from trainyard.cli.json_output import print_error, print_json
 from trainyard.cli.workflow import REQUESTS, Workflow
 from trainyard.cluster.gpus import has_gpu
 from trainyard.planning.job_costs import PlannedJob
@@ -38,7 +39,7 @@ LINES: Final = {
 def show_plan(snakemake: Any, project: Workflow) -> None:
     """Have a dry run of a `snakemake.workflow.Workflow` print the plan."""
     settings = snakemake.output_settings
-    if settings.printshellcmds or settings.debug_dag or settings.quiet:
+    if AS_JSON not in os.environ and (settings.printshellcmds or settings.debug_dag or settings.quiet):
         return
     for handler in logging.getLogger("snakemake.logging").handlers:
         if handler.name == "DefaultStreamHandler" and isinstance(handler, logging.StreamHandler):
@@ -54,6 +55,7 @@ class _Plan(logging.Filter):
         self._snakemake = snakemake
         self._project = project
         self._jobs: list[Any] = []  # records of jobs
+        self._has_failed = False
 
     def filter(self, record: Any) -> bool:
         """Whether Snakemake prints a record."""
@@ -67,12 +69,13 @@ class _Plan(logging.Filter):
             print(*self._parts(), sep="\n", file=self._stream, flush=True)
             self._jobs = []
         if as_json:
-            return bool(record.levelno >= logging.ERROR)
+            if record.levelno >= logging.ERROR and not self._has_failed:
+                print_error(UserError(record.getMessage()))
+                self._has_failed = True
+            return False
         return bool(record.levelno >= logging.WARNING or is_at_rest)
 
     def _print_json(self) -> None:
-        from trainyard.cli.json_output import print_json
-
         shown = self._shown()
         rows = [asdict(row) for row in self._rows(shown)]
         sentences = [job.rule_msg for job in shown]

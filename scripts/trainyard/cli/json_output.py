@@ -1,5 +1,6 @@
 """What `--json` prints for scripts and agents, in place of tables and sentences. docs/json.md describes it."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
@@ -7,8 +8,8 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from trainyard.checks.findings import Finding
-from trainyard.utils.errors import UserError
 
+_PLACE: Final = re.compile(r"([^\s:]+|.*?, line \d+(?:, column \d+)?): ")  # a key, or a line of a file
 VERSION: Final = 1  # of the keys: those of a version keep their meaning, and new ones may be added
 OPTION: Final = "--json"
 HELP: Final = "print one JSON object, for scripts: docs/json.md describes it"
@@ -19,11 +20,12 @@ def print_json(**content: Any) -> None:
     print(to_json({"version": VERSION, **content}, indent=2, inf_nan_mode="null").decode(), flush=True)
 
 
-def print_error(error: UserError) -> None:
+def print_error(error: Exception) -> None:
     """Print an object with an error: its message, and if it lists several mistakes, each with its place."""
     first, *lines = str(error).splitlines() or [""]
-    parts = [line.strip().partition(": ") for line in lines or [first]]
-    mistakes = [{"place": place if text else "", "message": text or place} for place, _, text in parts]
+    parts = [(line.strip(), _PLACE.match(line.strip())) for line in lines or [first]]
+    mistakes = [{"place": at[1], "message": line[at.end() :]} if at else {"place": "", "message": line}
+                for line, at in parts]  # fmt: skip
     print_json(error={"message": str(error), "mistakes": mistakes})
 
 

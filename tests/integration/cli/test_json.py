@@ -74,3 +74,16 @@ def test_a_mistake_in_the_config_is_an_object_too(project):
         (mistake,) = printed["error"]["mistakes"]
         assert mistake["place"] == "sweeps.s.comand"
         assert "did you mean 'command'?" in mistake["message"]
+
+
+def test_every_failure_is_an_object(project):
+    (project.folder / "trainyard.yaml").write_text(json.dumps({"sweeps": {"s": SWEEP}}))
+    program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
+    (mistake,) = json.loads(project.run(*program, "best", "--json", "t", check=False).stdout)["error"]["mistakes"]
+    assert mistake == {"place": "", "message": "`sweeps` has no 't'; known: s"}
+    done = project.run(*program, "plan", "--json", "-p", "--", "absent", check=False)
+    assert (done.returncode, "absent" in json.loads(done.stdout)["error"]["message"]) == (1, True)
+    (project.folder / "results/sweeps").mkdir(parents=True, exist_ok=True)
+    (project.folder / "results/sweeps/s").write_text("no folder")
+    done = project.run(*program, "best", "--json", check=False)
+    assert (done.returncode, "Not a directory" in json.loads(done.stdout)["error"]["message"]) == (1, True)
