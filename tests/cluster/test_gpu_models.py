@@ -51,7 +51,7 @@ def test_durations_are_those_on_the_model_that_the_next_jobs_get(mixed_site: Clu
         timeline = pd.read_csv(folder / "results/sweeps/s/timeline.csv")
         assert set(timeline["gpu_model"]) == {"a100", "h100"}, "each job runs where Slurm starts it first"
         assert len(timeline) == 12
-        predicted = {each: run(each, "-n", retrain=1) for each in ("a100", "h100", "a100,h100")}
+        predicted = {each: run(each, "-n", "--verbose", retrain=1) for each in ("a100", "h100", "a100,h100")}
         seconds = {each: float(re.search(r"predicted ([0-9.]+) s", text)[1]) for each, text in predicted.items()}
         assert 2.5 < seconds["a100"] / seconds["h100"] < 10, "a factor of five, on so few trials"
         assert seconds["h100"] < seconds["a100,h100"] < seconds["a100"]

@@ -87,7 +87,7 @@ def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shar
     sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
     chosen = {**sweep, "slots": {"jobs": 4, "gpus_per_node": 4}, "goal": "fastest"}
     sweeps = {"fixed": {**sweep, "slots": {"gpus_per_node": 16}}, "chosen": chosen}
-    output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
+    output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--verbose", "--", "sweeps")
     time = "limited by QOS normal: 50 min 0 s of walltime"
     assert f"{time}; above the limit of QOS normal: 8 GPUs, so that Slurm would never start it" in output
     assert f"{time}; limited by QOS normal: 8 GPUs" in output
