@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal
 
 from trainyard.cli.status_view import may_run
 from trainyard.cli.sweep_answer import describe_sweep
+from trainyard.cluster import host
 from trainyard.config.config import Config
 from trainyard.config.load import config_copy
 from trainyard.config.placeholders import SHELL
@@ -179,7 +181,9 @@ class RunSummary:
     def _why_killed(self, job: RunJob) -> str:
         """That the program of a sweep was killed on this machine, which its log cannot say; "" if it was not."""
         state = self._states.get(job.name) if job.rule in ("sweep", "sweep_job") else None
-        killed = [run for run in state.sessions if run.name in state.fold.live and not may_run(run)] if state else []
+        begin, node = time.time() - self.seconds, host.node_name()
+        ended = [run for run in state.sessions if run.name in state.fold.live and not may_run(run)] if state else []
+        killed = [run for run in ended if run.start >= begin and run.info.node == node]  # not by an earlier run
         if not killed:
             return ""
         process = f"process {killed[-1].info.process} on {killed[-1].info.node}"

@@ -151,6 +151,7 @@ def test_a_program_that_was_killed_is_the_cause(tmp_path):
         journal.record(SessionStarted(process=ended.pid, node=host.node_name()))
     text = "\n".join(lines_of(tmp_path, [job("sweep", "own", state="failed")], succeeded=False))
     assert f"sweep own: its program (process {ended.pid} on {host.node_name()}) was killed (SIGKILL)" in text
+    assert "SIGKILL" not in text_of(CONFIG, tmp_path, [job("sweep", "own", state="failed")], 0.0, False, ARGV), "before"
     assert "go on with what has finished: " in text
 
 
