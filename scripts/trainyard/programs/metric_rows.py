@@ -141,12 +141,14 @@ class ReadingNotes:
     def note_subject(self, name: str, subject: str, problem: str, *, pattern: str = "") -> bool:
         """Whether a number is of the same data as the first one of its metric. If not, the metric cannot be read.
 
-        They may differ in words that the `pattern` has before the group of the metric.
+        They may differ in words that the `pattern` has before the group of the metric, but for alternatives, as
+        `(?P<kind>Final|Best)`, of which each is another kind of numbers.
         """
         first = self._subjects.setdefault(name, subject)
         if subject == first:
             return True
         before = re.sub(r"\?P<\w+>", "", pattern.partition(f"(?P<{name}>")[0])
+        before = re.sub(r"\([^()]*\|[^()]*\)(?!\?)", "", before)
         differ = {*first.split()} ^ {*subject.split()}
         is_same = all(re.search(rf"(?<![a-z]){word}", before, re.IGNORECASE) for word in differ)
         if not is_same:
