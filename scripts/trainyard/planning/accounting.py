@@ -21,9 +21,11 @@ from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
+from trainyard.planning.added_trials import read_sweep
 from trainyard.planning.attempts import Attempt, Session, find_parts, whole_seconds
 from trainyard.planning.history import History
 from trainyard.planning.order import lower_bound
+from trainyard.planning.trial_space import TrialSpace
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -169,8 +171,8 @@ def jobs_table(state: History, runs: Sequence[Session], records: Mapping[str, Jo
     predicted trials. GPU-seconds of the allocated GPUs (in a sweep without GPUs, CPU-seconds) are split into `running`
     (the `seconds` of attempts with a result or that diverged, and what these continued of interrupted ones), `failed`
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
-    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before or
-    beside them that started no trial. In a sweep with several jobs, the slots of each begin with the number `order_job`
+    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those that had
+    such trials to run and started none. In a sweep with several jobs, the slots of each begin with the number `order_job`
     times `slots`. `submitted` and `wait_seconds`, from then to the start of the job, are known from Slurm's accounting.
     """
     import pandas as pd
@@ -285,14 +287,18 @@ class _MeasuredJob:
         """Whether some attempt of the job has not been overruled by `retrain`.
 
         A job that had trials to run and started none, as for lack of walltime or because other jobs took them, counts
-        if the attempt does that ran then, or else the next one.
+        if trials of its config do.
         """
-        attempts = self.attempts
-        if not self.run.attempts and self.run.info.pending:
-            later = (each for every in self.state.attempts.values() for each in every if each.end >= self.run.start)
-            attempts = sorted(later, key=lambda each: each.start)[:1]
-        current = [each for each in attempts if each.trial in self.state.trials]
-        return any(each.generation >= self.state.sweep.retrain for each in current)
+        sweep, trials = self.state.sweep, self.state.trials
+        if self.run.attempts:
+            return any(each.trial in trials and each.generation >= sweep.retrain for each in self.attempts)
+        if not self.run.info.pending:
+            return False
+        own = read_sweep(self.state, self.run.info.config)
+        if own is None or own == sweep:
+            return True
+        space = TrialSpace(own, self.state.space.dataset_digest, self.state.fold.claims.draws)
+        return own.retrain >= sweep.retrain and not trials.keys().isdisjoint(space.trials)
 
 
 def _measured_jobs(state: History, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:

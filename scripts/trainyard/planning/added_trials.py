@@ -17,6 +17,7 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.trials import expand, published_weights, trainings
 from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
+from trainyard.planning.history import History
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.requests import UserRequest, UserRequests
 from trainyard.utils.errors import UserError
@@ -100,6 +101,12 @@ def read_copy(path: Path) -> Config | None:
         return _read_once(path)
     except UserError:
         return None
+
+
+def read_sweep(state: History, digest: str | None) -> Sweep | None:
+    """A sweep as the copy of the config with this digest has it, which a session records; None as in `read_copy`."""
+    found = read_copy(state.folder.parents[1] / "configs" / f"{digest}.json")
+    return found.sweeps.get(state.name) if found else None
 
 
 def list_changes(before: Sweep, now: Sweep) -> list[str]:

@@ -16,7 +16,7 @@ from trainyard.config.scaling import EFFICIENT, split_scale
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
-from trainyard.planning.added_trials import changed_options, read_copy
+from trainyard.planning.added_trials import changed_options, read_sweep
 from trainyard.planning.history_files import is_trained
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import describe_new_search
@@ -274,9 +274,8 @@ def _describe_again(plan: Plan) -> Iterator[str]:
     if last and code and last.code_digest != code:
         yield f"`code` has changed since the job of {format_time(last.time)}"
     if last and (lost := _count_lost(plan)):
-        before = read_copy(state.folder.parents[1] / "configs" / f"{last.config}.json")
-        sweep = before and before.sweeps.get(state.name)
-        changed = [f"`{option}`" for option in changed_options(sweep, state.sweep)] if sweep else []
+        before = read_sweep(state, last.config)
+        changed = [f"`{option}`" for option in changed_options(before, state.sweep)] if before else []
         why = f"{' and '.join(changed) or 'more than the values of its trials'} changed"
         yield f"{why}: {count_of(lost, 'trial')} that finished before {'do' if lost > 1 else 'does'} not count"
     if failed := plan.forecast.failed:

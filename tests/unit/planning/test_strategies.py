@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from sweep_journals import killed_session, session_of, write_session
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record, parse_timestamp
-from trainyard.config.load import check_config
+from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.planning.accounting import (
     PADDING,
     compare_strategies,
@@ -16,11 +16,13 @@ from trainyard.planning.accounting import (
     make_strategy,
     strategies_table,
 )
-from trainyard.planning.attempts import Fold
+from trainyard.planning.attempts import Fold, Session
 from trainyard.planning.claims import ClaimLog, GivenUp
+from trainyard.planning.journal import SessionStarted
 from trainyard.planning.order import lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.task import output_file
+from trainyard.utils.files import write_json
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -244,7 +246,31 @@ def test_a_job_that_started_no_trial_is_wasted_as_a_whole(tmp_path, monkeypatch)
     assert jobs_table(state, without + runs, {})["counted"].all()
     nothing_to_do = replace(without[0], info=replace(early, pending=0))  # wrote tables
     assert compare_strategies(state, [nothing_to_do, *runs], {})[-1] == before
-    assert compare_strategies(state, [*runs, replace(without[0], info=replace(early, time=1200.0))], {})[-1] == before
+    last = replace(without[0], info=replace(early, time=1200.0), end=1220.0)
+    assert compare_strategies(state, [*runs, last], {})[-1].used_unit_seconds == before.used_unit_seconds + 2 * 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_counted"),
+    [
+        ({}, True),
+        ({"slots": {"gpus_per_node": 4}}, True),
+        ({"grid": {"model_args.blocks": [3, 4]}}, True),
+        ({"grid": {"model_args.blocks": [8]}}, False),
+        ({"retrain": 0}, False),
+    ],
+)
+def test_a_job_that_started_no_trial_counts_by_its_own_config(tmp_path, monkeypatch, changes, is_counted):
+    """The config of now has `retrain: 1`."""
+    written(tmp_path, monkeypatch)
+    sweep = {**CONFIG["sweeps"]["depth"], "retrain": 1}
+    own = check_config({**CONFIG, "sweeps": {"depth": sweep | changes}})
+    copy = config_copy(own, tmp_path)
+    write_json(copy, as_given(own))
+    about = SessionStarted(time=1200.0, job="9", slots=2, gpus=2, pending=3, config=copy.stem)
+    state = plan_sweep(check_config({**CONFIG, "sweeps": {"depth": sweep}}), "depth", tmp_path).state
+    (row,) = jobs_table(state, [Session(about, "0-9", end=1220.0)], {}).to_dict("records")
+    assert row["counted"] is is_counted
 
 
 def test_a_job_of_which_no_trial_has_ended_yet_has_no_measured_makespan(tmp_path, monkeypatch):
