@@ -1,5 +1,6 @@
 """The command `trainyard`: what it runs for a verb, and what it says to a wrong one."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -139,3 +140,11 @@ def test_every_verb_of_the_help_does_something():
 )
 def test_a_config_file_needs_no_option(words, named):
     assert name_config(words) == named
+
+
+@pytest.mark.parametrize("verb", ["best", "status", "report"])
+def test_a_verb_that_needs_no_profile_takes_that_of_the_run(folder, verb):
+    line = [sys.executable, str(find_program(verb)), "--profile", "slurm", "--config", "absent.yaml"]
+    done = subprocess.run(line, text=True, capture_output=True, check=False)
+    assert "absent.yaml" in done.stdout
+    assert not done.stderr
