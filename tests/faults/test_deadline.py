@@ -95,12 +95,20 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
 
 
 @pytest.mark.slow
+def test_the_walltime_of_the_sweep_is_named_if_it_was_too_short(slow):
+    slow.write({"sweeps": {"s": {"command": "sleep 3600", "grace_seconds": 1, "walltime": "1min"}}})
+    done = run_for(slow, STOP_SECONDS + 3, after="started", check=False)
+    assert "none could end in time: raise `walltime: 1min` of the sweep" in done.stdout
+    assert "unless `runtime` is set" not in done.stdout, "it is"
+
+
+@pytest.mark.slow
 def test_trials_that_cannot_resume_are_not_said_to_continue(slow):
     slow.write({"sweeps": {"s": {"command": "sleep 3600", "grace_seconds": 1}}})
     done = run_for(slow, STOP_SECONDS + 3, after="started", check=False)
     assert done.returncode == 1
     assert [attempt.outcome for attempt in journal_of(slow)] == ["interrupted"]
-    assert "with 1 trial left: none could end in time" in done.stdout
+    assert "with 1 trial left: none could end in time: raise `walltime` of the sweep, or `runtime` where" in done.stdout
     assert "; these trials cannot resume, so that retries request more time, unless `runtime` is set" in done.stdout
 
 

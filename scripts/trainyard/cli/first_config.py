@@ -276,7 +276,7 @@ def fill_profile(text: str, partitions: Sequence[Partition], accounts: Sequence[
         if math.isfinite(limit := min(each.limit_minutes for each in kinds)):
             settings["runtime"] = (
                 f"{min(60, limit):g}",
-                f"minutes of walltime, at most {limit:g}; sweeps request what their journal predicts",
+                f"minutes of walltime, at most {limit:g}, not of sweeps: they first request 1 h, or their `walltime`",
             )
         share = best.memory_share_mb(1) or best.node_memory_mb
         text = re.sub(r"(# mem_mb: )\d+", rf"\g<1>{share:.0f}", text)

@@ -550,12 +550,14 @@ class TrialLoop:
         if left == self._interrupted_themselves:
             raise UserError(f"{count} left, of which each {INTERRUPTED_ITSELF[3:]}: {can_continue}")
         stopped = f"stopped before the end of the walltime with {count} left"
-        can_resume = self._run.setup.sweep.can_resume
+        sweep = self._run.setup.sweep
+        can_resume = sweep.can_resume
         if queue.longest_seconds or (can_resume and self._interrupted):
             raise ContinuedError(f"{stopped}: {can_continue}")
-        remedy = "none could end in time: request a longer walltime (the resource `runtime`, in minutes)"
+        setting = f"walltime: {sweep.walltime}" if sweep.walltime else "walltime"
+        remedy = f"none could end in time: raise `{setting}` of the sweep, or `runtime` where `set-resources` has it"
         if not can_resume:
             remedy += "; these trials cannot resume"
-            if interrupted:
+            if interrupted and not sweep.walltime:
                 remedy += ", so that retries request more time, unless `runtime` is set"
         raise UserError(f"{stopped}: {remedy}")

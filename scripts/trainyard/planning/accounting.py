@@ -172,8 +172,9 @@ def jobs_table(state: History, runs: Sequence[Session], records: Mapping[str, Jo
     (the `seconds` of attempts with a result or that diverged, and what these continued of interrupted ones), `failed`
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
     `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those that had
-    such trials to run and started none. In a sweep with several jobs, the slots of each begin with the number `order_job`
-    times `slots`. `submitted` and `wait_seconds`, from then to the start of the job, are known from Slurm's accounting.
+    such trials to run and started none. In a sweep with several jobs, the slots of each begin with the number
+    `order_job` times `slots`. `submitted` and `wait_seconds`, from then to the start of the job, are known from Slurm's
+    accounting.
     """
     import pandas as pd
 

@@ -218,12 +218,27 @@ class Plan:
     def check_limit(self) -> None:
         """Raise a UserError if the longest job that can be requested has no time to train."""
         if self._useful_seconds <= 0:
-            limit = format_duration(60 * self.limit_minutes)
-            taken = format_duration(self._startup_seconds + self.margin_seconds)
-            raise UserError(
-                f"sweeps.{self.state.name}: a job may take {limit} at most, but its start and its end, with the grace "
-                f"period of trials, need {taken}: request a partition or QOS with a longer limit"
-            )
+            raise UserError(f"sweeps.{self.state.name}: {self._limit}: {self._limit_remedy}")
+
+    @property
+    def _limit(self) -> str:
+        """What the longest job that can be requested has for trials."""
+        limit = format_duration(60 * self.limit_minutes)
+        taken = format_duration(self._startup_seconds + self.margin_seconds)
+        left = format_duration(max(0.0, self._useful_seconds))
+        return (
+            f"a job may take {limit} at most, but its start and its end, with the grace period of trials, need {taken} "
+            f"({left} left for trials)"
+        )
+
+    @property
+    def _limit_remedy(self) -> str:
+        """What to raise for longer jobs."""
+        if self.fixed_minutes is None:
+            return "request a partition or QOS with a longer limit"
+        if self.fixed_minutes == self.state.sweep.walltime_minutes:
+            return f"raise `walltime: {self.state.sweep.walltime}` of the sweep"
+        return f"raise `runtime: {self.fixed_minutes:g}` in `set-resources` of the profile"
 
     @cached_property
     def too_long(self) -> list[str]:
@@ -245,11 +260,10 @@ class Plan:
         """The error if a trial exceeds the longest job: which one, and what to do."""
         longest = self.too_long[0]
         least = format_duration(self.forecast.min_seconds[longest])
-        limit = format_duration(60 * self.limit_minutes)
-        remedy = f"request a partition with a longer limit{self.state.sweep.resume_remedy}"
+        remedy = f"{self._limit_remedy}{self.state.sweep.resume_remedy}"
         if self.forecast.evidence.interrupted_seconds(longest):  # so far only, by an attempt that did not end
             remedy += "; if something else held it up, increase `retrain`"
-        return f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: {remedy}"
+        return f"trial {longest} takes at least {least} and cannot resume; {self._limit}: {remedy}"
 
     @property
     def used_hours(self) -> float | None:

@@ -228,6 +228,8 @@ def test_the_profile_names_the_partition_with_most_gpus_and_the_account():
     }  # fmt: skip
     assert {**profile, "default-resources": None} == {**before, "default-resources": None}
     assert "# of cpu, gpu, debug" in text
+    assert "not of sweeps: they first request 1 h, or their `walltime`" in own
+    assert "at most 2880, not of sweeps: they first request 1 h, or their `walltime`" in text
     assert "# mem_mb: 128000" in text
 
 

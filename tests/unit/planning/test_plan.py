@@ -570,8 +570,15 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert len(short.too_long) == 6
     assert "6 of 6 pending trials can never end: trial" in describe_limits(short)
     assert re.search(
-        r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", describe_limits(short)
+        r"takes at least 4 h \d+ min and cannot resume; a job may take 4 h 0 min at most, but its start and its end, "
+        r"with the grace period of trials, need .* \(3 h \d+ min left for trials\): request a partition or QOS",
+        describe_limits(short),
     )
+    assert "for trials): raise `walltime: 3h` of the sweep, or give" in describe_limits(
+        own_plan(tmp_path, walltime="3h")
+    )
+    by_profile = replace(short, fixed_minutes=240)
+    assert "raise `runtime: 240` in `set-resources` of the profile, or" in describe_limits(by_profile)
     resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
     assert resumed.too_long == []
     assert resumed.jobs >= 4, "15 h of work on each slot"
