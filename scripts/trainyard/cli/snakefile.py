@@ -4,6 +4,7 @@ import atexit
 import gc
 import importlib.util
 import os
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,12 @@ def plain_errors() -> Iterator[None]:
         if AS_JSON in os.environ:
             print_error(error)
         raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except Exception as error:
+        if AS_JSON not in os.environ:
+            raise
+        traceback.print_exc()
+        print_error(error)
+        raise SystemExit(1) from None
 
 
 @plain_errors()

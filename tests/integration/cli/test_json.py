@@ -85,5 +85,6 @@ def test_every_failure_is_an_object(project):
     assert (done.returncode, "absent" in json.loads(done.stdout)["error"]["message"]) == (1, True)
     (project.folder / "results/sweeps").mkdir(parents=True, exist_ok=True)
     (project.folder / "results/sweeps/s").write_text("no folder")
-    done = project.run(*program, "best", "--json", check=False)
-    assert (done.returncode, "Not a directory" in json.loads(done.stdout)["error"]["message"]) == (1, True)
+    for verb in ("best", "plan"):
+        done = project.run(*program, verb, "--json", check=False)
+        assert (done.returncode, "Not a directory" in json.loads(done.stdout)["error"]["message"]) == (1, True)
