@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_step import end_rank, is_rank
@@ -17,6 +17,9 @@ from trainyard.cluster.stop_request import interrupt_at_stop_request
 from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, run_call, trainyard_call
+
+INTERRUPTED: Final = "interrupted: finished work is kept; the same command continues from there"
+INTERRUPT_CODE: Final = 130
 
 
 def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
@@ -62,8 +65,8 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
         _take_up_allocation()
         return main(arguments) or 0
     except KeyboardInterrupt:
-        logging.error("interrupted: finished work is kept; the same command continues from there")
-        return 130
+        logging.error(INTERRUPTED)
+        return INTERRUPT_CODE
     except UserError as error:
         logging.error("%s", error)
         _print_error(arguments, error)

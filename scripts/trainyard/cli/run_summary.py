@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainyard.cli.command_line import INTERRUPTED
 from trainyard.cli.status_view import may_run
 from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.cluster import host
@@ -80,7 +81,10 @@ def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -
         name, scale, number = (str(job.wildcards.get(key, "")) for key in ("name", "scale", "job"))
         scale = scale or (number and f"job {int(number) + 1}")
         failure = failures.get(job.jobid) if failures and state == "failed" else None
-        return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state, failure)
+        log = next(map(str, job.log), "")
+        if state == "failed" and not failure and _last_line(log) == INTERRUPTED:  # before Snakemake was, or it alone
+            state = "interrupted"
+        return RunJob(job.rule.name, name, scale, log, state, failure)
 
     needed = list(dag.needrun_jobs(exclude_finished=False))
     jobs = [read(job) for job in needed or dag.jobs]
@@ -249,7 +253,9 @@ class RunSummary:
 
     def _next_steps(self) -> list[str]:
         if not self.is_done:
-            first = "" if self.interrupted else "correct the cause, then "
+            states = {job.state for job in self.jobs}
+            is_interrupted = self.interrupted or ("interrupted" in states and "failed" not in states)
+            first = "" if is_interrupted else "correct the cause, then "
             return [f"{first}go on with what has finished: {call_again(self.argv)}"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again
@@ -272,12 +278,16 @@ class RunSummary:
 
 def _end_of(log: str) -> str:
     """Where a log is, and its last line."""
+    last = _last_line(log)
+    return f"{log} ends with: {last}" if last else f"see {log}"
+
+
+def _last_line(log: str) -> str:
     try:
         lines = Path(log).read_text(errors="replace").split("\n")
     except OSError:
         lines = []
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return f"{log} ends with: {LOGGED_AT.sub('', last)}" if last else f"see {log}"
+    return LOGGED_AT.sub("", next((line for line in reversed(lines) if line.strip()), ""))
 
 
 def notify(command: str, text: str) -> str:

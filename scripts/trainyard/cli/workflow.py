@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, refuse_mistakes
+from trainyard.cli.command_line import INTERRUPT_CODE
 from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
@@ -214,9 +215,10 @@ class Workflow:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.
 
         After an interrupt, it is the last that Snakemake prints, without the error that not all jobs have completed.
-        With trials left to run, the exit code is 1, also if Snakemake succeeded.
+        With trials left to run, the exit code is 1, also if Snakemake succeeded; after an interrupt, it is 130.
         """
-        seconds, has_failed = time.monotonic() - self._began, self._is_interrupted
+        seconds = time.monotonic() - self._began
+        code = INTERRUPT_CODE if self._is_interrupted else 0
         for thread in threading.enumerate():
             if isinstance(thread, threading.Timer):  # of Snakemake, for jobs to submit: it would wait a second for it
                 thread.cancel()
@@ -226,7 +228,7 @@ class Workflow:
                 self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
-                has_failed |= succeeded and not summary.is_done
+                code = code or int(succeeded and not summary.is_done)
                 summary.write_best()
                 summary.announce_ends()
                 SCREEN.erase_progress()
@@ -243,8 +245,8 @@ class Workflow:
                     print(f"notify: {problem}", flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"the summary or the tables of this run are not complete: {error}", flush=True)
-        if has_failed:
-            raise SystemExit(1)
+        if code:
+            raise SystemExit(code)
 
     def check(self, *, dry_run: bool) -> None:
         """Check all that can be checked before a job is queued, and log what is no mistake.

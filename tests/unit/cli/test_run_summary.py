@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from project import ROOT
 from sweep_journals import killed_session, record_attempt, session_of
+from trainyard.cli.command_line import INTERRUPTED
 from trainyard.cli.job_resources import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunJob, RunSummary, call_again, call_with_config, read_jobs
@@ -308,6 +309,33 @@ def test_snakemake_without_a_profile_runs_an_interrupted_sweep_again(tmp_path):
     run.scheduler.running, run.persistence = [sweep, plots], SimpleNamespace(cleanup=cleaned.append)
     Workflow({}, results=tmp_path).print_summary(run, succeeded=False)
     assert cleaned == [sweep]
+
+
+@pytest.mark.parametrize("succeeded", [False, True])
+@pytest.mark.usefixtures("handlers")
+def test_a_run_that_was_interrupted_exits_with_130(tmp_path, succeeded):
+    workflow = Workflow({}, results=tmp_path)
+    workflow._is_interrupted = True
+    with pytest.raises(SystemExit) as end:
+        workflow.print_summary(ended_run(), succeeded=succeeded)
+    assert end.value.code == 130
+
+
+def test_a_program_that_was_interrupted_has_no_cause_to_correct(tmp_path):
+    """Its signal may reach it before Snakemake, or it alone."""
+    log = tmp_path / "overview.log"
+    run = ended_run()
+    job = SimpleNamespace(rule=SimpleNamespace(name="overview"), wildcards={}, log=[log], jobid=1)
+    run.dag.needrun_jobs, run.scheduler.failed = (lambda exclude_finished: iter([job])), [job]
+    run.dag.finished = lambda each: False
+    log.write_text(f"2026-11-29 01:17:20,123 {INTERRUPTED}\n")
+    text = text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
+    assert "  failed " not in text
+    assert f"  next      go on with what has finished: {shlex.join(ARGV)}" in text
+    log.write_text("2026-11-29 01:17:20,123 no space\n")
+    text = text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
+    assert f"overview: {log} ends with: no space" in text
+    assert "correct the cause, then go on" in text
 
 
 def test_snakemake_does_not_wait_for_its_timers_to_end(tmp_path):
