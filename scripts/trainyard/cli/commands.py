@@ -175,6 +175,8 @@ def _check_options(options: Sequence[str]) -> None:
     if unknown:
         name = unknown[0].partition("=")[0]
         hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")
+        if name == "--json":
+            hint = "`trainyard status --json` and `trainyard best --json` have the result"
         raise UserError(f"there is no option {name!r}; {hint}")
     for file in known.configfile or ():
         read_file(Path(file))

@@ -39,11 +39,12 @@ def answer_as_json(state: History, answer: Answer, pricing: Pricing) -> dict[str
     """The same for programs, as `--json` prints it."""
     ranking = answer.ranking
     trial = ranking.best_trial
+    metric, mode = (ranking.metric, ranking.mode) if trial else state.sweep.target
     return {
         "sweep": state.name,
         "is_complete": not state.unfinished,
-        "metric": ranking.metric if trial else None,
-        "mode": ranking.mode if trial else None,
+        "metric": metric,
+        "mode": mode,
         "best": trial and _configuration(ranking.counting[0], ranking),
         "may_be_best": [_configuration(each, ranking) for each in ranking.leaders],
         "command": paste_line(state, ranking) if trial else None,

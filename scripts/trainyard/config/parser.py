@@ -15,6 +15,12 @@ from pydantic_core import to_jsonable_python
 from trainyard.utils.errors import UserError
 from trainyard.utils.typed_commands import absent_config
 
+# What PyYAML says of text that needs quotes.
+PLAIN_TEXT: Final = (
+    "did not find expected key",
+    "did not find expected '-' indicator",
+    "mapping values are not allowed in this context",
+)
 MAX_DEPTH: Final = 60  # a node that contains itself by an alias is deeper
 
 
@@ -67,6 +73,8 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
         remedy = "; indent with spaces, not with tabs"
     elif "(?P<" in line:
         remedy = "; put the pattern in single quotes: '...'"
+    elif mark and error.problem in PLAIN_TEXT and re.search(r"(:|^\s*-)\s", line[: mark.column]):
+        remedy = "; put the value in '...', with each ' in it as ''"
     elif error.problem == "did not find expected key":
         remedy = f"; indent {line.strip()!r} as a key above it"
     if "escape character" in problem:

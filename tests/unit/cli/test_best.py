@@ -6,10 +6,12 @@ import best
 import pytest
 from sweep_journals import record_attempt, session_of
 from trainyard.cli.run_summary import RunJob, RunSummary
+from trainyard.cli.sweep_answer import answer_as_json
 from trainyard.config.load import check_config, read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.history_files import read_state
 from trainyard.planning.journal import SessionStarted, Started
+from trainyard.results.answer import answer_sweep
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -115,6 +117,14 @@ def test_without_a_best_trial_it_exits_with_1(ask, capsys):
     assert "failed: ValueError: no; see a.txt" in capsys.readouterr().out
     finish(ask.results, 1.0, name="other")
     assert ask() == 0, "one sweep has"
+
+
+def test_before_a_result_the_json_has_the_metric_and_mode_of_the_config(tmp_path):
+    for named in ({"metric": "auc", "mode": "min"}, {"metric": "auc"}, {}):
+        config = check_config({"sweeps": {"own": CONTENT["sweeps"]["own"] | named}})
+        state = read_state(config.sweeps["own"], "own", tmp_path)
+        answer = answer_as_json(state, answer_sweep(state), config.pricing)
+        assert {key: answer[key] for key in ("metric", "mode")} == {"metric": None, "mode": None} | named
 
 
 def test_a_sweep_that_the_config_does_not_have_is_an_error(ask):

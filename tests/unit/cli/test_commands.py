@@ -51,6 +51,8 @@ def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_mean
         build_call("run", ["--profle", "slurm"])
     with pytest.raises(UserError, match=r"^there is no option '--zzz'; `snakemake --help` lists all$"):
         build_call("plan", ["--zzz=1", "sweeps"])
+    with pytest.raises(UserError, match=r"^there is no option '--json'; `trainyard status --json` and `trainyard best"):
+        build_call("run", ["--json"])
     with pytest.raises(SystemExit):
         build_call("run", ["--retries"])
     assert capsys.readouterr().err.count("\n") == 1
