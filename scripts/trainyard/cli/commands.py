@@ -146,6 +146,8 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     given, options = parser.parse_known_args(words[:end])
     if verb == "plan" and given.json:
         os.environ[AS_JSON] = "1"
+        if quiet := next((word for word in options if re.fullmatch("-q|--quiet(=.*)?", word)), ""):
+            raise UserError(f"{quiet} would hide what --json prints: leave it out")
     if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
         config = given.config or DEFAULT_CONFIG
         if not config.exists():

@@ -81,6 +81,8 @@ def test_every_failure_is_an_object(project):
     program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
     (mistake,) = json.loads(project.run(*program, "best", "--json", "t", check=False).stdout)["error"]["mistakes"]
     assert mistake == {"place": "", "message": "`sweeps` has no 't'; known: s"}
+    done = project.run(*program, "plan", "--json", "--quiet", check=False)
+    assert (done.returncode, "leave it out" in json.loads(done.stdout)["error"]["message"]) == (1, True)
     done = project.run(*program, "plan", "--json", "-p", "--", "absent", check=False)
     assert (done.returncode, "absent" in json.loads(done.stdout)["error"]["message"]) == (1, True)
     (project.folder / "results/sweeps").mkdir(parents=True, exist_ok=True)
