@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
+from trainyard.config.placeholders import GPUS, PORT, TRIAL_PLACEHOLDERS, find_placeholders
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
@@ -277,7 +278,10 @@ def _unread_settings(file: SourceFile, script: Script, started: StartedScript) -
         if is_init or file.name(node) == "wandb.config":
             lines.append(node.lineno)  # type: ignore[attr-defined]
     if lines:
-        message = "takes its settings from `wandb.config`, and nothing of the command line: all trials are equal"
+        named = {name: find_placeholders(text) for name, text in started.variables.items()}
+        varied = ", ".join(name for name, found in named.items() if found.difference(TRIAL_PLACEHOLDERS, (GPUS, PORT)))
+        effect = f"trials differ in the variables {varied} alone" if varied else "all trials are equal"
+        message = f"takes its settings from `wandb.config`, and nothing of the command line: {effect}"
         yield ScriptFinding("wandb", file.path, lines[0], message, "`metrics: wandb` gives them to it")
 
 

@@ -174,6 +174,8 @@ def _find_modules(file: SourceFile, roots: Sequence[Path]) -> Iterator[Path]:
     """The files of the modules that a file imports, or from which it imports a name."""
     packages = [file.path.parent, *file.path.parent.parents]
     for _, full_name, level in file.imports:
+        if not level and full_name.partition(".")[0] == "wandb":  # a copy on PYTHONPATH reads a command line of its own
+            continue
         for name in filter(None, (full_name, full_name.rpartition(".")[0])):
             for folder in packages[level - 1 : level] if level else roots:
                 module = folder / name.replace(".", "/")

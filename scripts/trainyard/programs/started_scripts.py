@@ -4,9 +4,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
@@ -53,7 +53,7 @@ class StartedScript:
     path: Path
     words: tuple[str, ...]  # its arguments, with their placeholders
     roots: tuple[Path, ...] = ()  # where its modules may be, beside its own folder
-    variables: tuple[str, ...] = ()  # that the command sets
+    variables: Mapping[str, str] = field(default_factory=dict)  # that the command sets
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _ShellReader:
         arguments = list[str]()
         for word in rest:
             arguments += [word] if passed is None or word not in _ALL_WORDS else passed
-        self.scripts.append(StartedScript(path, tuple(arguments), tuple(roots), tuple(variables)))
+        self.scripts.append(StartedScript(path, tuple(arguments), tuple(roots), variables))
         return ""
 
 

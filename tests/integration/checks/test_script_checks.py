@@ -234,6 +234,8 @@ def test_a_list_for_an_option_of_one_word_is_a_mistake(look, declared, sweep, mi
 GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
 OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
 ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}
+WANDB = "import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr"
+FROM_CONFIG = "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line:"
 DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
 
 
@@ -265,8 +267,12 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
         ("import signal as s\ns.signal(s.SIGUSR1, handle)", {"stop_signal": "USR1"}, None),
         ("import signal\nsignal.signal(signal.SIGTERM, handle)", {}, None),
         ("import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)", {}, None),
-        ("import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr", {},
-         "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line"),
+        (WANDB, {}, f"{FROM_CONFIG} all trials are equal"),
+        (WANDB, {"command": "PYTHONPATH=lib python train.py {args}"},
+         f"{FROM_CONFIG} all trials are equal"),
+        (WANDB, {"command": "A={lr} B={wd} C=$X D={port} python train.py {args}", "grid": {"wd": [1], "lr": [1, 2]}},
+         f"{FROM_CONFIG} trials differ in the variables A, B alone"),
+        (WANDB, {"command": "A={lr} python train.py"}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb"}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb", "command": "python train.py"}, None),
         (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))",
@@ -290,6 +296,8 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
 )  # fmt: skip
 def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, sweep, warning):
     sweep = {"grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 1}, **sweep}
+    Path("lib").mkdir()
+    Path("lib/wandb.py").write_text("import sys\ndef init(**kwargs):\n    print(sys.argv)\n")
     mistakes, warnings = look(text, **sweep)
     assert not any("no option" in line for line in mistakes)
     assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings
