@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from trainyard.config.placeholders import dotted_items
 from trainyard.config.user_programs import EPOCH_NAMES, Metrics
 from trainyard.programs.metric_rows import ReadingNotes
 from trainyard.programs.wandb_runs import MAGIC, read_history
@@ -236,9 +237,10 @@ _NO_NUMBER: Final = re.compile(r"(?<=[:\[,\s])[+-]?(?:nan|inf(?:inity)?)(?=\s*[,
 
 
 def _checked_row(row: Any) -> dict[str, Any]:
+    """The row, with dotted names for what is within objects, as `train.loss`."""
     if not isinstance(row, dict):
         raise TypeError(f"a row must be a mapping of names to numbers, not {str(row)[:SHOWN_CHARACTERS]}")
-    return row
+    return dict(dotted_items(row))
 
 
 State = tuple[int, int]  # size and time of a file: they change when it is written

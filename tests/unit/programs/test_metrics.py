@@ -546,6 +546,14 @@ def test_rows_of_training_and_validation_that_only_a_text_tells_apart_are_not_re
     assert "loss is of train and of val" in found.unread["loss"]
 
 
+@pytest.mark.parametrize("name", ["m.json", "m.jsonl"])
+def test_metrics_within_objects_have_dotted_names(tmp_path, name):
+    found = reported(tmp_path, file=name)
+    row = '{"epoch": 2, "train": {"loss": 0.3, "top": {"1": 0.7, "all": [1, 2]}, "note": "x"}, "eval/acc": 0.5}\n'
+    (tmp_path / name).write_text(row)
+    assert found.new_rows(final=True) == [{"epoch": 2, "train.loss": 0.3, "train.top.1": 0.7, "eval/acc": 0.5}]
+
+
 def test_rows_of_training_and_validation_with_other_metrics_are_joined(tmp_path):
     found = reported(tmp_path, file="m.jsonl")
     (tmp_path / "m.jsonl").write_text(
