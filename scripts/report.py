@@ -5,12 +5,14 @@ With --watch, it serves this page on this machine until Ctrl-C, and the page fol
 
 import argparse
 import logging
+from itertools import chain
 from pathlib import Path
 
 from trainyard.cli import command_line
 from trainyard.cli.loopback_server import serve
 from trainyard.planning.added_trials import read_current_config
 from trainyard.report.whole_report import LivePage, write_report
+from trainyard.utils.typed_commands import run_call
 
 log = logging.getLogger("report")
 
@@ -24,6 +26,9 @@ def main(arguments: argparse.Namespace) -> None:
     page = Path("report.html")
     write_report(config, arguments.results, page)
     log.info("the report: %s", page.absolute())
+    runs = chain(arguments.results.glob("sweeps/*/*/*.jsonl"), arguments.results.glob("scaling/*/*"))
+    if not any(runs):
+        log.info("nothing has run yet: `%s`", run_call(arguments.config))
 
 
 if __name__ == "__main__":

@@ -494,7 +494,11 @@ class TrialLoop:
         if not running:
             return
         count = count_of(len(running), "running trial")
-        log.info("%s may take up to %g s to save a checkpoint", count, setup.sweep.end_seconds)
+        seconds = setup.sweep.end_seconds
+        if setup.sweep.can_resume:
+            log.info("%s may take up to %g s to save a checkpoint", count, seconds)
+        else:
+            log.info("%s may take up to %g s to end; a trial without a checkpoint starts again", count, seconds)
         deadline = self._clock.monotonic() + setup.sweep.end_seconds + STOP_SECONDS
         for current in running:
             current.slot.request_stop()

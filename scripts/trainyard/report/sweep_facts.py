@@ -190,7 +190,7 @@ def list_next_steps(state: History, answer: Answer) -> list[str]:
             f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."
         )
     if left := len(state.unfinished) - len(state.failed):
-        steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
+        steps.append(f"Run the same command, `trainyard run`, for {count_of(left, 'trial')} without a result.")
     if text := state.describe_budget():
         steps.append(f"{text[0].upper()}{text[1:]}.")
     if ranking.best_trial:

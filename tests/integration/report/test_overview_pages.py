@@ -30,7 +30,7 @@ def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, 
     assert "best rmse (lowest): 3" in sweep.answer
     assert sweep.facts["so far"] == "1 trial finished, 1 failed, 2 to run"
     assert any("RuntimeError: <b>bad</b>" in line for line in sweep.failures)
-    assert "Run the same command for 2 trials without a result." in sweep.next_steps
+    assert "Run the same command, `trainyard run`, for 2 trials without a result." in sweep.next_steps
     assert scaling.facts["so far"] == "1 of 2 scales trained: 1x1"
     assert scaling.answer == "no result yet"
     for each in (sweep, scaling):

@@ -1,5 +1,6 @@
 """What the end of an attempt changes, and when."""
 
+import logging
 import os
 import threading
 import time
@@ -83,6 +84,24 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
         may_sync.set()
         wait_until(journal.is_synced, what="the sync")
         assert not checkpoint.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "1 running trial may take up to 30 s to end; a trial without a checkpoint starts again"),
+        ({"checkpoint": "last.pt"}, "1 running trial may take up to 30 s to save a checkpoint"),
+    ],
+)
+def test_only_a_trial_that_resumes_saves_a_checkpoint_at_its_end(tmp_path, caplog, options, said):
+    caplog.set_level(logging.INFO)
+    with session_of(tmp_path) as journal:
+        loop, slot = loop_beside(journal, **options)
+        start(loop, slot, Task("a", UserProgram(command="true"), {}, 0))
+        slot.request_stop = lambda: None
+        slot.answer = None
+        loop._end_all_trials()
+    assert caplog.messages[-1] == said
 
 
 def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp_path):

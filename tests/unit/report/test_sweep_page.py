@@ -1,11 +1,16 @@
 """The page of a sweep: its answer as a table, its charts and tables, links and commands; and the live page."""
 
 import json
+import logging
+import re
+from argparse import Namespace
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import report
 from sweep_journals import write_session
-from trainyard.config.load import check_config
+from trainyard.config.load import as_given, check_config
 from trainyard.planning.history_files import read_state
 from trainyard.report.pages import Charts, ReportTable, write_page
 from trainyard.report.study_tables import current_study
@@ -102,6 +107,17 @@ def test_the_report_has_all_studies_and_names_their_answers_first(tmp_path):
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert "setInterval" not in text, "only a page from a server follows"
+
+
+def test_the_report_says_that_nothing_has_run(running, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    config = tmp_path / "my.json"
+    config.write_text(json.dumps(as_given(running[0])))
+    for results, is_empty in (("results", False), ("other", True)):
+        caplog.clear()
+        report.main(Namespace(config=config, results=Path(results), watch=False))
+        assert ("nothing has run yet: `trainyard run --config " in caplog.text) == is_empty
+    assert re.search("Run the same command, .*trainyard run.*, for 6 trials", Path("report.html").read_text())
 
 
 def test_few_or_failed_trials_have_no_charts(tmp_path):
