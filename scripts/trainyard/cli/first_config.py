@@ -4,12 +4,14 @@ import math
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_gpus
 from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, write_yaml
@@ -253,7 +255,9 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     notes += [f"TODO: {line}" for line in todos(script, varied, observed)]
     comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     study = re.sub(r"\W+", "_", script.path.stem) or "sweep"
-    return comments + write_yaml({"sweeps": {study: sweep}})
+    text = comments + write_yaml({"sweeps": {study: sweep}})
+    lacks_gpu = not has_gpu() and shutil.which("sinfo") is None
+    return text.removesuffix("\n") + "  # without a GPU: {cpus: 1}" * lacks_gpu + "\n"  # `slots` is the last line
 
 
 # ---- the profile

@@ -220,7 +220,7 @@ def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: s
 def _describe(item: Any) -> str:
     """One validation error as `place: reason`."""
     path = _find(item["loc"]).path
-    if path[2:3] == ("grid",) and path[4:] in (("low",), ("high",), ("min",), ("max",)):
+    if path[2:3] == ("grid",) and path[4:] in (("low",), ("high",), ("min",), ("max",), ("log",)):
         drawn = f"`search: {{values: {{{path[3]}: {{low: , high: }}}}}}`"
         ways = f"list values, give {{start: , stop: , step: }}, or {drawn} (or `sample`)"
         return f"{'.'.join(path[:4])}: a grid has no ranges: {ways}"

@@ -254,6 +254,8 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
     [
         ({}, "name your training script, as in `"),
         ({"train.py": OPTIONS, "trainyard.yaml": "mine"}, "trainyard.yaml exists, and no file is overwritten"),
+        ({"train.py": "print(1)"}, "docs/your-script.md, with `settings:` for settings in a file\n"),
+        ({"train.py": "import json, wandb"}, "docs/trackers.md for those of wandb.config\n"),
         ({"train.py": "print(1)"}, "train.py has no option that a sweep usually varies"),
         ({"run.sh": "python train.py --lr $LR"}, "as in `command: LR={lr} bash run.sh {trial_dir}`"),
     ],

@@ -173,6 +173,15 @@ def test_few_values_are_a_grid(tmp_path, observed):
     assert not {"search", "sample"}.intersection(sweep)
 
 
+@pytest.mark.parametrize(("gpu", "sinfo"), [(False, None), (True, None), (False, "/usr/bin/sinfo")])
+def test_slots_on_a_machine_without_a_gpu_and_slurm_have_a_comment(tmp_path, monkeypatch, gpu, sinfo):
+    monkeypatch.setattr("trainyard.cli.first_config.has_gpu", lambda: gpu)
+    monkeypatch.setattr("shutil.which", lambda name: sinfo)
+    assert written(tmp_path, LR)["slots"] == {"gpus_per_node": 1}
+    line = "    slots: {gpus_per_node: 1}" + "  # without a GPU: {cpus: 1}" * (not gpu and not sinfo)
+    assert (tmp_path / "trainyard.yaml").read_text().endswith(f"\n{line}\n")
+
+
 def test_with_metrics_it_is_a_search(tmp_path):
     metrics = Metrics(pattern="loss (?P<loss>{number})", sample="loss 0.1")
     sweep = written(tmp_path, LR, observed=Observed(metrics, "loss"))

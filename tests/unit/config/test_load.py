@@ -134,7 +134,10 @@ MISTAKES = {
         ([], "sweeps.depth.grid.lr"),
         ({"start": 3, "stop": 1}, "stop (1) is below start (3)"),
         ({"start": 3, "stop": 4, "stepp": 1}, ".stepp: unknown key; did you mean 'step'?"),
-        ({"min": 0.1, "max": 1}, ": a grid has no ranges: list values, give {start: , stop: , step: }, or"),
+        (
+            {"min": 0.1, "max": 1, "log": True},
+            ": a grid has no ranges: list values, give {start: , stop: , step: }, or",
+        ),
         ({"low": 0.1, "high": 1}, "step: }, or `search: {values: {lr: {low: , high: }}}` (or `sample`)"),
         ({"start": 0.1, "end": 1}, ".end: unknown key; known: start, step, stop, when"),
     ],
