@@ -251,7 +251,7 @@ def test_json_is_read_by_its_content_also_while_it_grows(tmp_path, name, text):
 def test_an_indented_mapping_is_one_row(tmp_path):
     found = reported(tmp_path, file="m.json")
     (tmp_path / "m.json").write_text(json.dumps({"acc": 0.5, "of_class": {"cat": 1}}, indent=2))
-    assert found.new_rows() + found.new_rows(final=True) == [{"epoch": 1, "acc": 0.5}]
+    assert found.new_rows() + found.new_rows(final=True) == [{"epoch": 1, "acc": 0.5, "of_class.cat": 1}]
 
 
 @pytest.mark.parametrize(
