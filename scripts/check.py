@@ -26,10 +26,15 @@ def main(arguments: argparse.Namespace) -> int:
     counts = {name: len(getattr(config, name)) for name in ("datasets", "sweeps", "scaling")}
     contents = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
     first = Finding("config", "ok", f"{arguments.config} is valid; {contents}")
-    executor = read_file(find_profile(arguments.profile) / "config.yaml").get("executor", "local")
+    profile = find_profile(arguments.profile)
+    executor = read_file(profile / "config.yaml").get("executor", "local")
     found: Iterable[Finding] = check_use(
         config, arguments.results, has_scheduler=executor != "local", anew=not arguments.quiet
     )
+    if executor == "slurm":
+        from trainyard.checks.site_checks import Site, check_submission
+
+        found = chain(found, check_submission(Site(config, arguments.config, profile, arguments.results)))
     if arguments.drill is not None:
         from trainyard.checks.resume_drill import drill  # imports numpy
 
@@ -51,7 +56,7 @@ if __name__ == "__main__":
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
     parser.add_argument("--profile", default="local", metavar="NAME",
                         help="profile of the run (default: local): nodes of a cluster may have further "
-                        "files")  # fmt: skip
+                        "files, and sbatch is asked whether it accepts the jobs")  # fmt: skip
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--drill", type=float, metavar="MIN", nargs="?", const=5.0,
                          help="instead, interrupt and continue a trial of each sweep of your own programs, and "

@@ -102,7 +102,10 @@ def ask_sbatch(job: str, line: str, *, dataset: str | None = None) -> SbatchRequ
 
 def parse_request(job: str, line: str, *, accepted: bool, response: str, dataset: str | None = None) -> SbatchRequest:
     """A request from its line, and Slurm's response."""
-    options, _ = SBATCH_OPTIONS.parse_known_args(shlex.split(line))
+    try:
+        options, _ = SBATCH_OPTIONS.parse_known_args(shlex.split(line))
+    except (argparse.ArgumentError, ValueError):  # as of `slurm_extra: --time=abc`: the response names it
+        options = SBATCH_OPTIONS.parse_args([])
     return SbatchRequest(job, options, accepted, " ".join(response.split()), dataset)
 
 
@@ -132,7 +135,7 @@ _OPTIONS: Final[dict[tuple[str, ...], Callable[[str], Any]]] = {
     ("-c", "--cpus-per-task"): int,
     ("--cpus-per-gpu",): int,
 }
-SBATCH_OPTIONS: Final = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+SBATCH_OPTIONS: Final = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
 for _flags, _type in _OPTIONS.items():
     SBATCH_OPTIONS.add_argument(*_flags, type=_type)
 SBATCH_OPTIONS.add_argument("-N", "--nodes", type=lambda text: int(text.split("-")[0]), default=1)

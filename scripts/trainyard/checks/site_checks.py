@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -104,6 +105,13 @@ def check_jobs(site: Site) -> Iterator[Finding]:
     for error, jobs in refused.items():
         yield Finding("jobs", "fails", f"Snakemake does not submit {', '.join(jobs)}: {error}", remedy)
     yield from (check_request(each, site.partitions) for each in requests)
+
+
+def check_submission(site: Site) -> Iterator[Finding]:
+    """Only what is wrong with the jobs of the config; nothing away from a cluster."""
+    with suppress(UserError):
+        if site.partitions:
+            yield from [each for each in check_jobs(site) if each.verdict == "fails"]
 
 
 def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:

@@ -43,6 +43,8 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from trainyard.checks.sbatch_requests import parse_request
+from trainyard.checks.site_checks import check_request
 from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.job_resources import USEFUL_JOBS
 from trainyard.cli.profile import Profile
@@ -57,6 +59,7 @@ from trainyard.cluster.slurm_queries import (
     describe_jobs,
     describe_request,
     final_state,
+    list_partitions,
     list_user_jobs,
     run_slurm_command,
 )
@@ -473,7 +476,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._refusals.add(refusal[0])
             self._to_submit.append(job_info.job)
         else:
-            self._record_failure(job_info, _refusal_of(msg), state)
+            self._record_failure(job_info, _explain_refusal(msg, _name(job_info.job)), state)
             super().report_job_error(job_info, msg=msg, **kwargs)
 
     def _record_failure(self, info: Any, refusal: str, state: str) -> None:
@@ -537,6 +540,21 @@ def _refusal_of(message: str | None) -> str:
     said = refused[1] or refused[2]
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines())
     return "; ".join(filter(None, lines))
+
+
+def _explain_refusal(message: str | None, name: str) -> str:
+    """The same for the summary, also with what a plan would have said of the job, where that says more."""
+    refusal = _refusal_of(message)
+    line = (message or "").partition("sbatch call:")[2]
+    if not (refusal and line):
+        return refusal
+    request = parse_request(name, line, accepted=False, response=refusal)
+    try:
+        finding = check_request(request, list_partitions())
+    except UserError:
+        return refusal
+    said = "" if refusal in finding.message else f"; sbatch: {refusal}"
+    return f"{finding.message}: {finding.remedy}{said}"
 
 
 def _read_changes(files: Collection[Any]) -> list[float]:

@@ -51,6 +51,7 @@ REQUESTS = [
     (request("-t", "60", "-p", "old"), "fails", "partition old is not up"),
     (request("-t", "60", "--gpus=h100:3", code="1", response=NO), "fails", f"3 h100 GPUs per node, ? MB, 60 min: {NO}"),
     (request("-t", "60", "-C", "x", code="1", response="Invalid feature"), "fails", "constraint x: Invalid feature"),
+    (request("-t", "abc", code="1", response="Invalid --time"), "fails", "? min: Invalid --time"),
     (request("-t", "60", code="1", response=FULL), "warns", "refuses it for now (AssocMaxSubmitJobLimit)"),
 ]
 

@@ -196,6 +196,22 @@ def test_a_job_that_sbatch_refuses_for_good_is_not_retried_and_the_summary_has_i
     assert logged == [("failed", job), f"Job 4 (sweep depth) cannot be submitted, and is not retried: {words}"]
 
 
+def test_the_summary_says_of_a_refused_job_what_a_plan_says(executor, tmp_path, slurm):
+    slurm.prints("sinfo", "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|(null)")
+    failures = []
+    executor.project = project(note_failure=lambda job, failure: failures.append(failure.why))
+    other = WRONG_PARTITION.replace("-p nope", "-p gpu")
+    for message in (WRONG_PARTITION, other):
+        executor.report_job_error(SubmittedJobInfo(snakemake_job(tmp_path / "s.log")), msg=message)
+    words = (
+        "its job cannot be submitted: there is no partition 'nope': set slurm_partition in the profile; available: gpu "
+    )
+    assert failures[0].startswith(words)
+    assert "; sbatch: invalid partition specified: nope; " in failures[0]
+    assert "invalid partition specified: nope" in failures[1]
+    assert failures[1].count("invalid") == 1
+
+
 @pytest.mark.parametrize("refusal", ["Unable to contact slurm controller", "Resource temporarily unavailable"])
 def test_a_job_that_sbatch_refuses_for_now_waits(executor, logged, refusal):
     job = snakemake_job(restart_times=2, attempt=1, _attempt=1)
