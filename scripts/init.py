@@ -38,6 +38,7 @@ from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
+CONFIGS: Final = (".yaml", ".yml", ".json")
 USUAL: Final = ("train.py", "main.py", "run.py")  # the script, if none is named
 PROFILE: Final = Path("profiles/slurm/config.yaml")
 log = logging.getLogger("init")
@@ -50,6 +51,10 @@ def main(arguments: argparse.Namespace) -> None:
     usual = (path for path in map(Path, USUAL) if path.exists() and not command)
     named = [word for word in command if word.endswith(".py")] or [arguments.source]
     path = Path(named[0]) if named[0] else next(usual, None)
+    if arguments.out.suffix not in CONFIGS:
+        raise UserError(
+            f"--out {arguments.out}: the config that is written ends in .yaml; --out of the script is not needed"
+        )
     if path is None:
         call, here = trainyard_call("init", "path/to/train.py"), f"here is none of {', '.join(USUAL)}"
         why = f"{shlex.join(command)} starts no .py file" if command else here
@@ -72,7 +77,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
     """The sweep of another tool's file; None if it is a training script."""
-    if path.suffix in (".yaml", ".yml", ".json"):
+    if path.suffix in CONFIGS:
         raw = read_file(path)
         if not isinstance(raw, dict) or not isinstance(raw.get("parameters"), dict):
             if isinstance(raw, dict) and not raw.keys().isdisjoint(Config.model_fields):
@@ -80,6 +85,8 @@ def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
             raise UserError(f"{path} is no sweep of Weights & Biases: it has no mapping `parameters`")
         return import_wandb_sweep(raw)
     text = path.read_text(errors="replace")
+    if path.suffix == ".ipynb" or "\0" in text:
+        raise UserError(f"{path} is no script: name a .py file, as `jupyter nbconvert --to script` writes it")
     is_python = path.suffix == ".py" or re.match("#!.*python", text) is not None
     if array or re.search("^#SBATCH" if is_python else "#SBATCH|SLURM_ARRAY", text, re.MULTILINE):
         return import_array_script(path, array)
@@ -161,8 +168,13 @@ if __name__ == "__main__":
     if others and given.source:  # from there on, all options are those of the script
         begin = words.index(given.source)
         command, words = words[begin:], words[:begin]
-    elif given.source and not Path(given.source).exists() and len(quoted := shlex.split(given.source)) > 1:
-        command = quoted
-        words.remove(given.source)
+    elif given.source and not Path(given.source).exists():
+        try:
+            quoted = shlex.split(given.source)
+        except ValueError as error:
+            parser.error(f"{given.source}: {str(error).lower()}")
+        if len(quoted) > 1:
+            command = quoted
+            words.remove(given.source)
     parser.set_defaults(command=command)
     command_line.run_program(main, parser.parse_args(words))

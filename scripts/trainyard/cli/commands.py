@@ -42,6 +42,7 @@ OF_SNAKEMAKE: Final = {  # its options
     "run": [],
 }
 FLAGS: Final = {"-n", "-p", "-q", "-np", "--dry-run", "--json", "--verbose", "--wait", "--watch"}  # without a value
+TAKES_FILE: Final = {"--profile", "--slurm-partition-config"}  # whose value may be a YAML file
 HAS_VALUE: Final = re.compile(r"--.*=.*|-[a-zA-Z]\d+", re.DOTALL)  # an option with its value, as in `--profile=slurm`
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
@@ -50,8 +51,8 @@ WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbos
 def main() -> None:
     """Run the verb of the command line: Snakemake in this process, or a program in place of it."""
     verb = (sys.argv[1:2] or [""])[0]
-    words = sys.argv[2:] if verb == "init" else name_config(sys.argv[2:])
     try:
+        words = sys.argv[2:] if verb == "init" else name_config(sys.argv[2:])
         if verb in ("", "-h", "--help", "help"):
             print(usage())
             sys.exit(0 if verb else 2)
@@ -109,15 +110,23 @@ def find_program(verb: str) -> Path:
 
 
 def name_config(words: Sequence[str]) -> list[str]:
-    """The words with `--config` before a config file that is given without it, as in `trainyard run my.yaml`."""
+    """The words with `--config` before a config file that is given without it, as in `trainyard run my.yaml`.
+
+    Raises:
+        UserError: it may be the value of the option before it.
+    """
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     if any(word.startswith("--config") for word in own):
         return list(words)
     for number, word in enumerate(own):
         before = own[number - 1] if number else ""
-        is_value = before.startswith("-") and before not in FLAGS and not HAS_VALUE.fullmatch(before)
-        if word.endswith((".yaml", ".yml")) and not word.startswith("-") and not is_value:
-            return [*words[:number], "--config", *words[number:]]
+        if word.startswith("-") or not word.endswith((".yaml", ".yml")) or before in TAKES_FILE:
+            continue
+        if before.startswith("-") and before not in FLAGS and not HAS_VALUE.fullmatch(before):
+            raise UserError(
+                f"is {word} the config, or the value of {before}? Write `--config {word}`, or {before}={word}"
+            )
+        return [*words[:number], "--config", *words[number:]]
     return list(words)
 
 

@@ -258,15 +258,31 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
         ({"train.py": "import json, wandb"}, "docs/trackers.md for those of wandb.config\n"),
         ({"train.py": "print(1)"}, "train.py has no option that a sweep usually varies"),
         ({"run.sh": "python train.py --lr $LR"}, "as in `command: LR={lr} bash run.sh {trial_dir}`"),
+        ({"train.ipynb": '{"cells": []}'}, "train.ipynb is no script: name a .py file"),
     ],
 )
 def test_what_cannot_be_done_is_said(project, files, message):
     for name, text in files.items():
         (project.folder / name).write_text(text)
-    named = [name for name in files if name.endswith(".sh")]
+    named = [name for name in files if name.endswith((".sh", ".ipynb"))]
     done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *named, check=False)
     assert (done.returncode, message in done.stdout) == (1, True), done.stdout
     assert {path.name: path.read_text() for path in project.folder.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train.py", "--out", "model.pt"], 1, "--out model.pt: the config that is written ends in .yaml"),
+        (["python train.py --name it's"], 2, "no closing quotation"),
+    ],
+)
+def test_words_that_would_write_elsewhere_or_cannot_be_split_are_refused(project, words, code, message):
+    (project.folder / "train.py").write_text(OPTIONS)
+    done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *words, check=False)
+    said = f"{done.stdout}{done.stderr}"
+    assert (done.returncode, message in said) == (code, True), said
+    assert [path.name for path in project.folder.iterdir()] == ["train.py"]
 
 
 def test_on_a_cluster_the_profile_is_written_unless_there_is_one(slurm, project, init):

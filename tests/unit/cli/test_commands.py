@@ -144,6 +144,13 @@ def test_a_config_file_needs_no_option(words, named):
     assert name_config(words) == named
 
 
+@pytest.mark.parametrize("option", ["--forceall", "-F", "-k", "--report"])
+def test_a_config_file_is_not_lost_behind_an_option_that_may_have_a_value(option):
+    """The default config would run in its place."""
+    with pytest.raises(UserError, match=f"is my.yaml the config, or the value of {option}"):
+        name_config([option, "my.yaml"])
+
+
 @pytest.mark.parametrize("verb", ["best", "status", "report"])
 def test_a_verb_that_needs_no_profile_takes_that_of_the_run(folder, verb):
     line = [sys.executable, str(find_program(verb)), "--profile", "slurm", "--config", "absent.yaml"]
