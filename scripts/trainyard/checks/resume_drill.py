@@ -472,21 +472,23 @@ class _Saves:
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, checkpoints_of(pattern)
         self._before, self._changed = dict[str, tuple[int, int]](), set[str]()
+        self._settled = set[str]()  # files that did not change between two looks
         self._has_one = False
         self.written = ""  # the file, relative to the folder
 
     def look(self) -> bool:
         """Whether a file has changed since the last look, and between the two before, and is one of a checkpoint.
 
-        It may have another name until it is whole, but none of a log.
+        It may have another name until it is whole, but not that of a log or of a file that was there before.
         """
         files, own = list_files(self._folder), set[Path]()
         with suppress(OSError):  # a folder was removed meanwhile
             own = set(self._folder.glob(self._pattern))
         changed = _changes(self._before, files)
         for name in changed & self._changed if self._has_one else ():
-            if own.intersection(self._with_parents(name)) or not _LOGS.search(name):
+            if own.intersection(self._with_parents(name)) or not (_LOGS.search(name) or name in self._settled):
                 self.written = name
+        self._settled.update(files.keys() - changed)
         self._has_one = self._has_one or bool(own.difference(*map(self._with_parents, changed)))
         self._before, self._changed = files, changed
         return bool(self.written)
