@@ -267,7 +267,7 @@ class _Drill:
         if not self._sweep.keeps_output or not self._sweep.checkpoint_pattern:
             return
         runs = self._runs("killed")
-        saves = _Saves(runs.trial_folder, self._sweep.checkpoint_pattern)
+        saves = Saves(runs.trial_folder, self._sweep.checkpoint_pattern)
         is_late = _interruption(whole, runs, checkpoints)
 
         def ends(found: Launch) -> bool:
@@ -466,7 +466,7 @@ def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Ca
     return is_time
 
 
-class _Saves:
+class Saves:
     """Looks for a checkpoint that is being written, once there is one before it."""
 
     def __init__(self, folder: Path, pattern: str) -> None:

@@ -1,7 +1,7 @@
 """Which growing file the drill takes for a checkpoint that is being written."""
 
 import pytest
-from trainyard.checks.resume_drill import _Saves
+from trainyard.checks.resume_drill import Saves
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from trainyard.checks.resume_drill import _Saves
 def test_a_file_that_was_there_before_is_no_save(tmp_path, name, is_save):
     (tmp_path / "epoch-1.pt").write_text("whole")
     (tmp_path / "mlflow.db").write_text("runs")
-    saves = _Saves(tmp_path, "epoch-*.pt")
+    saves = Saves(tmp_path, "epoch-*.pt")
     for _ in range(2):
         assert not saves.look(), "nothing is written"
     found = list[bool]()
