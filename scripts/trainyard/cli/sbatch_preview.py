@@ -23,13 +23,8 @@ from trainyard.checks.findings import Finding
 from trainyard.checks.helper_programs import answer_request
 from trainyard.checks.sbatch_requests import ask_sbatch
 from trainyard.checks.site_checks import check_request
-from trainyard.cli import job_resources
-from trainyard.cli.job_resources import SWEEP_RULES
 from trainyard.cli.slurm_executor import SlurmExecutor, comment_of
 from trainyard.cluster.slurm_queries import list_partitions
-from trainyard.config.config import Config
-from trainyard.planning.attempts import Fold
-from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.utils.errors import UserError
 
 
@@ -74,20 +69,10 @@ def find_refusals(jobs: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding
 
 
-def plan_as_new(config: Config, name: str, results: Path, **limits: Any) -> Plan:
-    """The plan of a sweep; if nothing is pending, that of its first run, with the GPUs that its trials need."""
-    plan = plan_sweep(config, name, results, **limits)
-    if plan.forecast.pending:
-        return plan
-    LineWriter.at_rest.add(name)
-    return plan_sweep(config, name, results, **limits, fold=Fold(results / "sweeps" / name / "none"))
-
-
 class LineWriter(SlurmExecutor):
     """The executor of Snakemake that only writes lines, of jobs that are done as well."""
 
     written: ClassVar[list[dict[str, Any]]] = []
-    at_rest: ClassVar[set[str]] = set()  # sweeps with nothing pending
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         super().__init__(workflow, logger)
@@ -98,9 +83,7 @@ class LineWriter(SlurmExecutor):
 
     def _entry(self, job: Any) -> dict[str, Any]:
         name, receipts = get_job_wildcards(job), [Path(each) for each in job.input if Path(each).name == "meta.json"]
-        at_rest = job.name in SWEEP_RULES and job.wildcards.name in self.at_rest
-        shown = f"{job.name} {name}" + ", nothing pending" * at_rest
-        entry = {"job": shown, "dataset": receipts[0].parent.name if receipts else None}
+        entry = {"job": f"{job.name} {name}", "dataset": receipts[0].parent.name if receipts else None}
         try:
             params = {
                 "run_uuid": self.run_uuid,
@@ -124,7 +107,6 @@ def write_lines(options: list[str]) -> list[dict[str, Any]]:
         # As in a dry run, Snakemake neither makes environments nor removes outputs.
         plugin.common_settings = replace(plugin.common_settings, dryrun_exec=True)
         plugin.executor = LineWriter
-        vars(job_resources)["plan_sweep"] = plan_as_new
         cli.args_to_api(arguments, parser)
     except _WrittenError:
         return LineWriter.written
