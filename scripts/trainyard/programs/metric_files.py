@@ -287,6 +287,23 @@ def metric_files(metrics: Metrics | None, folder: Path, *, earlier: bool = False
     return sorted(each for each in found if each.is_file() and (each.suffix == BEFORE) == earlier)
 
 
+def find_shared_file(metrics: Metrics, folder: Path, began: float) -> str:
+    """What to do about a file of metrics that a program has written since `began` where all trials run.
+
+    "" if there is none, or one in the program's own `folder`.
+    """
+    start = Path.cwd()
+    if (metrics.file or "").startswith("**") or metric_files(metrics, folder):  # `**` may look through all data
+        return ""
+    for path in metric_files(metrics, start):
+        state = file_state(path)
+        is_of_other = start in Path(os.path.commonpath((path, folder.absolute()))).parents  # of another trial
+        if state and state[1] >= began * 1e9 and not is_of_other:
+            remedy = "set `workdir: trial`, and increase `retrain` to run them again"
+            return f"; {path.relative_to(start)} is in {start}, where all trials run: {remedy}"
+    return ""
+
+
 class MatchingFiles:
     """The files that match a pattern: those of earlier attempts, the oldest first, then the newest of this one."""
 

@@ -17,6 +17,7 @@ from trainyard.programs.metric_files import (
     MatchingFiles,
     State,
     file_states,
+    find_shared_file,
     has_changed,
     metric_files,
     suggest_pattern,
@@ -74,6 +75,7 @@ class MetricsCollector:
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
         self.section, self.folder, self.complete = metrics, folder, complete
+        self._began = time.time() if began is None else began
         self._has_line = False  # that says that the program is complete
         self._notes = ReadingNotes()
         self._parser = PatternParser(
@@ -124,7 +126,9 @@ class MetricsCollector:
         places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
         place = next(filter(None, places), "")
         is_text = not self.section.has_event_files
-        left = suggest_pattern(self.section.file or "", self._left_files, self.folder) if is_text else ""
+        left = find_shared_file(self.section, self.folder, self._began)
+        if is_text and not left:
+            left = suggest_pattern(self.section.file or "", self._left_files, self.folder)
         return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}{left}"
 
     @property

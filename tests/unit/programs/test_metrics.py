@@ -1123,6 +1123,39 @@ def test_saved_output_is_read_again_with_other_patterns(tmp_path):
     assert rows[-1] == {"epoch": 10_000, "loss": 9999}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "written", "is_said"),
+    [
+        ("log.jsonl", "log.jsonl", True),
+        ("logs/*/m.csv", "logs/version_3/m.csv", True),
+        ("**/m.csv", "a/m.csv", False),
+        ("runs/*/m.csv", "runs/other/m.csv", False),
+    ],
+)
+def test_a_file_that_all_trials_write_is_named_with_what_keeps_it_apart(
+    tmp_path, monkeypatch, pattern, written, is_said
+):
+    """The same command would read the same saved output for ever."""
+    monkeypatch.chdir(tmp_path)
+    trial = tmp_path / "runs" / "trial"
+    trial.mkdir(parents=True)
+    shared = tmp_path / written
+    shared.parent.mkdir(parents=True, exist_ok=True)
+    shared.write_text("{}")
+    began = shared.stat().st_mtime
+
+    def missing(began):
+        return parse_saved_output(Metrics(file=pattern), trial, trial / "none", seconds=1, began=began).missing
+
+    found = missing(began - 1)
+    remedy = "where all trials run: set `workdir: trial`, and increase `retrain` to run them again"
+    assert found.endswith(f"none were found in {pattern}; {written} is in {tmp_path}, {remedy}") == is_said
+    assert "workdir" not in missing(began + 1), "it is older than the trial"
+    (trial / written).parent.mkdir(parents=True, exist_ok=True)
+    (trial / written).write_text("")
+    assert "workdir" not in missing(began - 1), "the trial has its own"
+
+
 def test_what_is_read_again_has_the_best_epoch_and_the_last_ones_of_many(tmp_path):
     values = [0.5] * 1000
     values[500], values[502] = 0.99, 0.01
