@@ -253,9 +253,8 @@ class RunSummary:
 
     def _next_steps(self) -> list[str]:
         if not self.is_done:
-            states = {job.state for job in self.jobs}
-            is_interrupted = self.interrupted or ("interrupted" in states and "failed" not in states)
-            first = "" if is_interrupted else "correct the cause, then "
+            has_cause = not self.interrupted and any(job.state == "failed" for job in self.jobs)
+            first = "correct the cause, then " * has_cause
             return [f"{first}go on with what has finished: {call_again(self.argv)}"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again

@@ -332,6 +332,9 @@ def test_a_program_that_was_interrupted_has_no_cause_to_correct(tmp_path):
     text = text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
     assert "  failed " not in text
     assert f"  next      go on with what has finished: {shlex.join(ARGV)}" in text
+    run.scheduler.failed = []  # Snakemake starts no jobs after SIGTERM
+    assert "correct the cause" not in text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
+    run.scheduler.failed = [job]
     log.write_text("2026-11-29 01:17:20,123 no space\n")
     text = text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
     assert f"overview: {log} ends with: no space" in text
