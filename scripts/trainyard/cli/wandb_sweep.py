@@ -43,7 +43,7 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     """
     found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
     method, cap = raw.get("method", "grid"), raw.get("run_cap")
-    words = list(raw.get("command") or _DEFAULT_COMMAND)
+    words = _command_words(raw.get("command"), found)
     if has_file := any("${args_json_file}" in str(word) for word in words):
         found.sweep["settings"] = "json"
         if dotted := [name for name in raw.get("parameters") or {} if "." in name]:
@@ -55,6 +55,8 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = name if has_file else key_for(name)
         values = _values(name, parameter, found)
+        if "." in name and name in raw["parameters"]:
+            found.note(f"`{name}`: `wandb.config` has it within a mapping here, and as one key with a dot in W&B")
         if key != name and name not in TRIAL_PLACEHOLDERS:
             found.note(f"`{name}` is {key} in `wandb.config`")
         if isinstance(values, list) and len(values) == 1:
@@ -82,6 +84,15 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
         found.note(f"`{key}`: there is nothing like it")
     return found
+
+
+def _command_words(command: Any, found: ImportedSweep) -> list[Any]:
+    """The words of a `command`, or of the default one."""
+    if isinstance(command, list):
+        return command
+    if command:
+        found.note("`command` is not a list: W&B does not use it either")
+    return list(_DEFAULT_COMMAND)
 
 
 def _parameters(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -225,12 +225,20 @@ def spent_seconds(drivers, cpus=2):
     return sum(run.end - run.job_start for run in runs) * cpus
 
 
+def trials_that(drivers, outcome):
+    return [each for each in Fold(drivers.folder).update().attempts.values() if each.outcome == outcome]
+
+
 def test_two_drivers_spend_no_more_than_the_budget_and_go_on_with_a_larger_one(drivers):
+    """On a busy machine, a trial may take longer than those before, and be interrupted as the budget ends."""
     budgeted(drivers, 80)  # CPU-seconds
     drivers.end(*map(drivers.start, range(2)))
     first = drivers.ran()
     assert 0 < len(first) < 80
-    assert first.total() == len(first), "none was interrupted"
+    assert first.total() == len(first), "none has run twice"
+    finished, late = trials_that(drivers, "finished"), trials_that(drivers, "interrupted")
+    assert len(finished) + len(late) == len(first)
+    assert len(late) <= 4, "those of the four slots"
     assert spent_seconds(drivers) <= 1.01 * 80 + PAUSES
     longest = max(attempt.end - attempt.start for attempt in Fold(drivers.folder).update().attempts.values())
     assert spent_seconds(drivers) > 80 - 2 * 2 * (longest + STOP_SECONDS), "both jobs lacked time for another trial"
@@ -238,11 +246,11 @@ def test_two_drivers_spend_no_more_than_the_budget_and_go_on_with_a_larger_one(d
         assert "trials pending" in drivers.output(driver)
     drivers.end(drivers.start(0))
     assert drivers.ran() == first, "the same budget runs nothing"
-    assert f"budget reached: {len(first)} of 150 trials ran; raise `budget`" in drivers.output(drivers.started[-1])
+    assert f"budget reached: {len(finished)} of 150 trials ran; raise `budget`" in drivers.output(drivers.started[-1])
     budgeted(drivers, 140)
     drivers.end(drivers.start(0))
     assert len(first) < len(drivers.ran()) < 140
-    assert drivers.ran().total() == len(drivers.ran()), "what ran is kept"
+    assert drivers.ran().total() <= len(drivers.ran()) + len(late), "what has finished is kept"
     assert spent_seconds(drivers) <= 1.01 * 140 + PAUSES
 
 

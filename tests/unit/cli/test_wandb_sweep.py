@@ -138,6 +138,20 @@ def test_parameters_are_passed_to_a_script_that_may_read_them(tmp_path, monkeypa
     )
 
 
+def test_a_command_that_is_text_is_not_used_as_in_wandb():
+    found = imported(command="uv run python other.py", parameters={"lr": {"values": [0.1, 0.2]}})
+    assert found.sweep["command"] == imported(parameters={"lr": {"values": [0.1, 0.2]}}).sweep["command"]
+    assert "`command` is not a list: W&B does not use it either" in found.notes
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_a_flat_name_with_a_dot_is_noted(is_flat):
+    values = {"values": [1, 2]}
+    parameters = {"model.width": values} if is_flat else {"model": {"parameters": {"width": values}}}
+    notes = [note for note in imported(parameters=parameters).notes if note.startswith("`model.width`")]
+    assert len(notes) == is_flat
+
+
 def test_values_keep_their_types_for_the_config_of_wandb():
     found = imported(method="grid", parameters={"a": {"values": [True, None, [1, 2], "x", 0.5]}})
     assert found.sweep["grid"]["a"] == [True, None, [1, 2], "x", 0.5]
