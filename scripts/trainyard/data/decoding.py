@@ -80,25 +80,7 @@ def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8]
             size = (2 * target.width, 2 * target.height)
             image.draft(None, size if _orientation(image) < TRANSPOSED else size[::-1])
         image.load()
-        converted: Any = image
-        conversions = []
-        if _orientation(image) > 1:
-            converted = ImageOps.exif_transpose(image)
-            conversions.append("rotated by EXIF")
-        if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
-            conversions.append("first frame")
-        if converted.mode != "RGB":
-            if converted.mode in MODES:
-                conversions.append(MODES[converted.mode])
-            converted = _to_rgb(converted)
-        if converted.size != (target.width, target.height):
-            if not target.is_resized:
-                width, height = converted.size
-                others = f"{height}x{width} pixels, others are {target.height}x{target.width}"
-                raise BadImageError("other size", others)
-            converted = ImageOps.fit(converted, (target.width, target.height), Image.Resampling.BILINEAR)
-            conversions.append("resized")
-        return np.asarray(converted), conversions
+        return _convert(image, target)
     except BadImageError:
         raise
     except UnidentifiedImageError:
@@ -124,6 +106,27 @@ def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8]
     except ValueError:
         return None
     return pixels
+
+
+def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
+    converted: Any = image
+    conversions = []
+    if _orientation(image) > 1:
+        converted = ImageOps.exif_transpose(image)
+        conversions.append("rotated by EXIF")
+    if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
+        conversions.append("first frame")
+    if converted.mode != "RGB":
+        if converted.mode in MODES:
+            conversions.append(MODES[converted.mode])
+        converted = _to_rgb(converted)
+    width, height = converted.size
+    if (width, height) != (target.width, target.height):
+        if not target.is_resized:
+            raise BadImageError("other size", f"{height}x{width} pixels, others are {target.height}x{target.width}")
+        converted = ImageOps.fit(converted, (target.width, target.height), Image.Resampling.BILINEAR)
+        conversions.append("resized")
+    return np.asarray(converted), conversions
 
 
 def _orientation(image: Any) -> int:

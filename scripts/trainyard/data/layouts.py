@@ -40,15 +40,7 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     Raises:
         DataError: no image is in a class folder, or none can be held out for validation.
     """
-    # The path that all images have in common, such as `tiny-imagenet-200/` in its zip, is not part of the layout.
-    base, names = "", [file.name for file in files if _is_image(file.name)]
-    while names:
-        first, _, below = names[0].removeprefix(base).partition("/")
-        deeper = f"{base}{first}/"
-        is_common = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in names)
-        if not is_common or not any("/" in name.removeprefix(deeper) for name in names):
-            break
-        base = deeper
+    base = _common_folder([file.name for file in files if _is_image(file.name)])
     inside = {file.name.removeprefix(base): file for file in files}
     images = {name: file for name, file in inside.items() if _is_image(name)}
     top = {name.split("/")[0] for name in images if "/" in name}
@@ -56,12 +48,7 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
         layout, base = _read_split_folders(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
     else:
         layout = _read_class_folders(images, "", "train")
-    # Classes (a folder, or listed) without a training image, unless they are a problem already.
-    used = {layout.classes[label] for _, label in layout.images["train"]}
-    used |= {each.file.removeprefix(base).split("/")[0] for each in layout.problems}
-    found = {name.removeprefix(base).split("/")[0] for name in collection.folders if name.startswith(base)}
-    for name in sorted((found | set(layout.classes)) - used - {""}):
-        layout.problems.append(Problem(f"{base}{name}", "train", "class without images"))
+    _add_empty_classes(layout, collection, base)
     layout.problems += collection.rejected
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
@@ -83,6 +70,19 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     return layout
 
 
+def _common_folder(images: Sequence[str]) -> str:
+    """The path that all images have in common, such as `tiny-imagenet-200/` in its zip; not part of the layout."""
+    base = ""
+    while images:
+        first, _, below = images[0].removeprefix(base).partition("/")
+        deeper = f"{base}{first}/"
+        is_common = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in images)
+        if not is_common or not any("/" in name.removeprefix(deeper) for name in images):
+            break
+        base = deeper
+    return base
+
+
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
@@ -97,23 +97,8 @@ def _read_split_folders(
     annotations = inside.get(f"val/{ANNOTATIONS}")
     val_folder = "val" if annotations else next((name for name in VAL_FOLDERS if name in top), None)
     if annotations:
-        # Of TinyImageNet, with a line `val_0.JPEG <tab> n03444034 <tab> bounding box` for each image.
-        label_of = {name: label for label, name in enumerate(layout.classes)}
-        by_name = {name.rpartition("/")[2]: file for name, file in images.items() if name.startswith("val/")}
-        labelled: list[tuple[CollectedFile, int]] = []
-        for number, line in enumerate(_lines(collection, annotations), start=1):
-            name, _, rest = line.partition("\t")
-            wnid, file = rest.split("\t")[0], by_name.pop(name, None)
-            if file is None:
-                where = f"line {number} of {annotations.name}"
-                layout.problems.append(Problem(name, "val", "label without image", where))
-            elif wnid not in label_of:
-                layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
-            else:
-                labelled.append((file, label_of[wnid]))
-        missing = f"has no line in {annotations.name}"
-        layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
-        layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
+        val_images = {name: file for name, file in images.items() if name.startswith("val/")}
+        _read_annotations(layout, collection, annotations, val_images)
     elif val_folder:
         val = _read_class_folders(images, f"{val_folder}/", "val", listed=layout.classes)
         layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
@@ -140,6 +125,36 @@ def _read_class_folders(
         else:
             layout.images[split].append((file, label_of[folder]))
     return layout
+
+
+def _add_empty_classes(layout: Layout, collection: Collection, prefix: str) -> None:
+    """Add a problem for each class (a folder, or listed) without a training image."""
+    used = {layout.classes[label] for _, label in layout.images["train"]}
+    used |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # these are already problems
+    found = {name.removeprefix(prefix).split("/")[0] for name in collection.folders if name.startswith(prefix)}
+    for name in sorted((found | set(layout.classes)) - used - {""}):
+        layout.problems.append(Problem(f"{prefix}{name}", "train", "class without images"))
+
+
+def _read_annotations(
+    layout: Layout, collection: Collection, annotations: CollectedFile, images: dict[str, CollectedFile]
+) -> None:
+    """Add TinyImageNet's validation images; a line is `val_0.JPEG <tab> n03444034 <tab> bounding box`."""
+    label_of = {name: label for label, name in enumerate(layout.classes)}
+    by_name = {name.rpartition("/")[2]: file for name, file in images.items()}
+    labelled: list[tuple[CollectedFile, int]] = []
+    for number, line in enumerate(_lines(collection, annotations), start=1):
+        name, _, rest = line.partition("\t")
+        wnid, file = rest.split("\t")[0], by_name.pop(name, None)
+        if file is None:
+            layout.problems.append(Problem(name, "val", "label without image", f"line {number} of {annotations.name}"))
+        elif wnid not in label_of:
+            layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
+        else:
+            labelled.append((file, label_of[wnid]))
+    missing = f"has no line in {annotations.name}"
+    layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
+    layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
 
 
 def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:

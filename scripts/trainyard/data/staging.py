@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -29,9 +29,9 @@ from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
 from trainyard.data.imagefolder import ImageFileSource
 from trainyard.data.mean_std import mean_and_std
-from trainyard.data.problems import count_by_kind, summarize_problems, write_problems
+from trainyard.data.problems import Problem, count_by_kind, summarize_problems, write_problems
 from trainyard.data.python_factory import PythonSource, describe_on_the_fly, module_digest
-from trainyard.data.shards import stage_shards
+from trainyard.data.shards import ShardRecord, stage_shards
 from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, DatasetMeta, Staged, StagedImageMeta, read_meta, write_meta
 from trainyard.data.table import stage_table, table_digest
@@ -154,13 +154,7 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> Made:
             f"{folder.name}: files of its source changed while they were staged: run this again when nothing writes to "
             "them; shards of other files are kept"
         )
-    problems = sorted([*source.problems, *(each for record in records for each in record.problems)], key=astuple)
-    write_problems(folder / "problems.csv", problems)
-    if problems:
-        listed = f"{summarize_problems(problems)}\nall are listed in {folder / 'problems.csv'}"
-        if not skip:
-            raise DataError(f"{folder.name}: {listed}: repair them, or leave them out with `on_bad_image: skip`")
-        log.warning("%s: left out: %s", folder.name, listed)
+    problems = _report_problems(source, records, folder, skip=skip)
     bad: dict[str, list[int]] = {name: [] for name in SPLITS}
     for record in records:
         bad[record.shard.split] += record.bad
@@ -192,6 +186,26 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> Made:
 def _missing_bytes(folder: Path, size: int) -> int:
     """How much of this size is not on the disk; an interrupted run may have written some of it."""
     return max(0, size - sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy")))
+
+
+def _report_problems(source: DataSource, records: Sequence[ShardRecord], folder: Path, *, skip: bool) -> list[Problem]:
+    """Write `problems.csv`, then log the problems or fail; returns them.
+
+    Raises:
+        DataError: there are problems, and `skip` is false.
+    """
+    found = [*source.problems, *(problem for each in records for problem in each.problems)]
+    problems = sorted(found, key=astuple)
+    path = folder / "problems.csv"
+    write_problems(path, problems)
+    if problems and not skip:
+        raise DataError(
+            f"{folder.name}: {summarize_problems(problems)}\nall are listed in {path}: repair them, or leave "
+            "them out with `on_bad_image: skip`"
+        )
+    if problems:
+        log.warning("%s: left out: %s\nall are listed in %s", folder.name, summarize_problems(problems), path)
+    return problems
 
 
 def _drop_bad_rows(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:

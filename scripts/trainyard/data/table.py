@@ -63,19 +63,28 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
         dtype = frame[column].dtype
         if dtype.kind not in "iufb" or isinstance(dtype, pd.ArrowDtype):  # LightGBM refuses the types of Arrow
             frame[column] = _as_feature(frame[column], dataset)
-    strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
-    splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction), strict=True))
-    if not len(splits["val"]):
-        reason, remedy = "it has one row only", ""
-        if len(classes) > 1:
-            reason = f"each of the {len(classes)} classes in the column {dataset.target!r} has one row only"
-            remedy = "; if they are quantities, set `task: regression`"
-        raise DataError(f"{dataset.path}: no row can be held out for validation: {reason}{remedy}")
-    for name, rows in splits.items():
+    for name, rows in _split_rows(frame, classes, dataset).items():
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
             frame.iloc[rows].to_parquet(file)
     files = {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}
     return TableMeta(task=task, classes=classes, columns=[str(name) for name in frame.columns[:-1]], files=files)
+
+
+def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any]:
+    """The numbers of the rows of each split, in ascending order.
+
+    Raises:
+        DataError: no row can be held out.
+    """
+    strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
+    splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction), strict=True))
+    if len(splits["val"]):
+        return splits
+    reason, remedy = "it has one row only", ""
+    if len(classes) > 1:
+        reason = f"each of the {len(classes)} classes in the column {dataset.target!r} has one row only"
+        remedy = "; if they are quantities, set `task: regression`"
+    raise DataError(f"{dataset.path}: no row can be held out for validation: {reason}{remedy}")
 
 
 def _as_feature(column: Any, dataset: Table) -> Any:

@@ -90,20 +90,8 @@ def predict(
     middle = np.median(logs)
     logs -= middle
     count = int(np.clip(HYPOTHESES[1] * (12 / len(logs)) ** 2, *HYPOTHESES))
-    # The terms, x (t, 1, n) and groups (t, n), and the hypotheses: power, mean, error, log offset, (4, t, h, 1)
-    none = np.zeros(wanted + len(evidence), np.intp)
-    costs = centered_logs(relative) if relative is not None and 0 < min(relative) < max(relative) else None
-    terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
-    for x, groups in key_columns([*trials, *(trial for trial, _ in evidence)]):
-        terms.append((x, groups, BESIDE_COST if costs is not None else TEXT if groups.any() else NUMBER))
-    if len(models := list(dict.fromkeys(gpu_models))) > 1:
-        terms.append((none + 1.0, np.array([models.index(each) for each in gpu_models], np.intp), GPU_MODEL))
-    priors = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]
-    power, mean, error = np.stack(priors).transpose(2, 0, 1)[..., None]
-    offset = generator.uniform(*OFFSETS[2:], mean.shape)
-    offset[generator.random(mean.shape) > OFFSETS[costs is not None] * mean] = -np.inf
-    x, groups = (np.stack([term[place] for term in terms]) for place in (0, 1))
-    x, prior = x[:, None], np.stack([power, mean, error, offset])
+    x, groups, prior = _draw_terms([*trials, *(trial for trial, _ in evidence)], relative, gpu_models, count, generator)
+    power, mean, error, offset = prior
     noise = np.maximum(NOISE[0], NOISE[1] * np.exp(NOISE[2] * generator.standard_normal((count, 1))))
 
     columns = np.logaddexp(offset, power * x[..., known]) - np.logaddexp(offset, 0.0)  # (t, h, i)
@@ -151,3 +139,26 @@ def _find_stragglers(covariance: Array, residual: Array, log_odds: float) -> tup
         late = late | ((gain / 2 + log_odds > 0) & (left_out > 0))
         inverse = np.linalg.inv(covariance + error**2 * late[:, :, None] * np.eye(late.shape[1]))
     return late, inverse
+
+
+def _draw_terms(
+    trials: Sequence[Trial],
+    relative: Sequence[float] | None,
+    gpu_models: Sequence[str],
+    count: int,
+    generator: np.random.Generator,
+) -> tuple[Array, Array, Array]:
+    """The terms, (t, 1, n) and (t, n), and a number of hypotheses: power, mean, error, log offset, (4, t, h, 1)."""
+    none = np.zeros(len(trials), np.intp)
+    costs = centered_logs(relative) if relative is not None and 0 < min(relative) < max(relative) else None
+    terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
+    for x, groups in key_columns(trials):
+        terms.append((x, groups, BESIDE_COST if costs is not None else TEXT if groups.any() else NUMBER))
+    if len(models := list(dict.fromkeys(gpu_models))) > 1:
+        terms.append((none + 1.0, np.array([models.index(each) for each in gpu_models], np.intp), GPU_MODEL))
+    drawn = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]
+    power, mean, error = np.stack(drawn).transpose(2, 0, 1)[..., None]
+    offset = generator.uniform(*OFFSETS[2:], mean.shape)
+    offset[generator.random(mean.shape) > OFFSETS[costs is not None] * mean] = -np.inf
+    x, groups = (np.stack([term[place] for term in terms]) for place in (0, 1))
+    return x[:, None], groups, np.stack([power, mean, error, offset])

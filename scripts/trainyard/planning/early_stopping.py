@@ -184,12 +184,7 @@ class _Comparison:
         if curve.values.get(epoch) == value:
             return
         if self._stop.method == "median":
-            # The judged epochs at which the mean of the trial changes, or becomes known.
-            epochs = self._judged_epochs
-            start = bisect_left(epochs, epoch)
-            if curve.values:
-                start = min(start, bisect_right(epochs, curve.last))
-            affected = epochs[start : bisect_right(epochs, max(epoch, curve.last))]
+            affected = self._median_epochs(curve, epoch)
         else:
             is_of_rung = self._score == "last"
             next_rung = self._rung_at(epoch) * self._stop.reduction_factor if is_of_rung else math.inf
@@ -201,6 +196,14 @@ class _Comparison:
                 del self._standings[at][bisect_left(self._standings[at], old)]
             if (new := self._standing(curve, at)) is not None:
                 insort(self._standings[at], new)
+
+    def _median_epochs(self, curve: "_Curve", epoch: float) -> Sequence[float]:
+        """The judged epochs at which the mean of a trial changes, or becomes known, with a value at an epoch."""
+        epochs = self._judged_epochs
+        start = bisect_left(epochs, epoch)
+        if curve.values:
+            start = min(start, bisect_right(epochs, curve.last))
+        return epochs[start : bisect_right(epochs, max(epoch, curve.last))]
 
     def _standing(self, curve: "_Curve", epoch: float) -> float | None:
         """What a trial is compared by at an epoch: for `asha` its last score since the rung, for `median` a mean.
@@ -266,10 +269,7 @@ class _Comparison:
         others = len(means) - 1
         if others < MEDIAN_TRIALS:
             return ""
-        # The median of the others: of all means in ascending order but its own.
-        place = bisect_left(means, curve.mean(epoch))
-        low, high = (means[middle + (middle >= place)] for middle in ((others - 1) // 2, others // 2))
-        best, median = max(curve.until(epoch)), low / 2 + high / 2  # without overflow
+        best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
         if best >= median:
             return ""
         sign = 1 if self._mode == "max" else -1
@@ -308,3 +308,10 @@ class _Curve:
             return math.fsum(values) / len(values)
         except OverflowError:  # values near the largest float
             return math.fsum(value / len(values) for value in values)
+
+
+def _median_without(ascending: Sequence[float], one: float) -> float:
+    """The median of all values but `one`, which is one of them."""
+    place, count = bisect_left(ascending, one), len(ascending) - 1
+    low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
+    return ascending[low] / 2 + ascending[high] / 2  # without overflow

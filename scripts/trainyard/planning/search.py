@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -60,20 +60,20 @@ class OptunaStudy:
         cancelled ones do not count. Running trials are passed to Optuna, too. `evidence` are other trials.
         """
         known = [*evidence, *drawn]
-        bad = list[float]()  # for each objective, a value that is clearly worse than those of all trials so far
-        for metric, mode in self._sweep.goals.items():
-            reported = [end.metrics.get(metric) for end in ends.values() if end.outcome in WITH_RESULT]
-            values = [float(value) for value in reported if value is not None and math.isfinite(value)] or [0.0]
-            spread = (max(values) - min(values)) or abs(values[0]) or 1.0
-            bad.append(min(values) - spread if mode == "max" else max(values) + spread)
-        self._tell([(each, ends.get(each.name)) for each in known], bad=bad)
+        self._tell([(each, ends.get(each.name)) for each in known], bad=self._worse_than_all(ends.values()))
         asked = self._ask(len(drawn))
-        drawn_values = {key: _value(self._search.values[key], param) for key, param in asked.params.items()}
-        return (
-            drawn_values,
-            dict(asked.params),
-            {name: attr for name, attr in asked.system_attrs.items() if name != _GUESS},
-        )
+        values = {key: _value(self._search.values[key], param) for key, param in asked.params.items()}
+        return values, dict(asked.params), {name: attr for name, attr in asked.system_attrs.items() if name != _GUESS}
+
+    def _worse_than_all(self, ends: Iterable[Attempt]) -> list[float]:
+        """For each objective a value that is clearly worse than the values of all trials so far."""
+        found, reported = list[float](), [end.metrics for end in ends if end.outcome in WITH_RESULT]
+        for metric, mode in self._sweep.goals.items():
+            known = [metrics.get(metric) for metrics in reported]
+            values = [float(value) for value in known if value is not None and math.isfinite(value)] or [0.0]
+            spread = (max(values) - min(values)) or abs(values[0]) or 1.0
+            found.append(min(values) - spread if mode == "max" else max(values) + spread)
+        return found
 
     def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: Sequence[float]) -> None:
         """Bring the study up to date with the trials before the next draw. `bad` are the values of a diverged one."""
@@ -91,20 +91,22 @@ class OptunaStudy:
         for number, (each, end) in enumerate(known):
             if number < len(self._told):
                 if end is not None and self._told[number][1] is None:
-                    ended, storage = self._as_known(each, end, bad), self._storage
-                    study = storage.get_study_id_from_name(self._study.study_name)
-                    trial = storage.get_trial_id_from_study_id_trial_number(study, number)
-                    for name, attr in ended.system_attrs.items():  # its constraints are among them
-                        storage.set_trial_system_attr(trial, name, attr)
-                    for epoch, value in ended.intermediate_values.items():
-                        storage.set_trial_intermediate_value(trial, epoch, value)
-                    storage.set_trial_state_values(trial, ended.state, ended.values)
+                    self._finish(number, self._as_known(each, end, bad))
             elif self._search.method == "qmc":
                 self._ask(number)  # the study counts what it has drawn
             else:
                 self._study.add_trial(self._as_known(each, end, bad))
                 self._told.append((each.params, None))
             self._told[number] = (each.params, end)
+
+    def _finish(self, number: int, known: "optuna.trial.FrozenTrial") -> None:
+        study = self._storage.get_study_id_from_name(self._study.study_name)
+        trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
+        for name, attr in known.system_attrs.items():  # its constraints are among them
+            self._storage.set_trial_system_attr(trial, name, attr)
+        for epoch, value in known.intermediate_values.items():
+            self._storage.set_trial_intermediate_value(trial, epoch, value)
+        self._storage.set_trial_state_values(trial, known.state, known.values)
 
     def _ask(self, number: int) -> "optuna.trial.FrozenTrial":
         """Have Optuna draw the next trial; `number` were drawn before."""

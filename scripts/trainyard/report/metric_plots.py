@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
 from trainyard.report import style
 from trainyard.report.plotted_trials import MAX_FACETS, PlottedTrials
@@ -176,32 +177,12 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         style.write_in_center(axes, "no curves: no trial has reported a metric of several epochs")
         return
     trials = epochs["trial"].unique()
-    if ranked.colored_key is None:
-        ranked.add_colorbar(axes)
-    elif is_numeric(values := ranked.table[ranked.colored_key]):
+    if ranked.colored_key:
         ranked.add_key_colorbar(axes)
+        _name_colors(axes, ranked.table[ranked.colored_key])
     else:
-        names = style.distinct_names(values.astype(str), 24).values()
-        handles = [
-            Line2D([], [], color=color, marker="o", markersize=3, label=name)
-            for name, color in zip(names, COLORS, strict=False)
-        ]
-        title = readable_name(ranked.colored_key)
-        style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
-    # A line per trial, all in one artist; the more lines, the paler they are. Many lines are drawn in random order, so
-    # that the last values of the key do not cover the others, and many points without markers.
-    colors = to_rgba_array([ranked.trial_colors[trial] for trial in trials])
-    trial = pd.factorize(epochs["trial"])[0]
-    order = np.argsort(trial, kind="stable")
-    points = epochs[["epoch", curve]].to_numpy(float)[order]
-    lines = np.split(points, 1 + np.flatnonzero(np.diff(trial[order])))
-    many = len(lines) > MANY
-    alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
-    order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
-    style.add_lines(axes, [lines[index] for index in order], colors=colors[order], alpha=alpha, many=many)
-    if len(points) <= MANY:
-        axes.scatter(epochs["epoch"], epochs[curve], s=9, c=colors[trial], alpha=alpha, linewidths=1, zorder=2)
-    axes.autoscale_view()
+        ranked.add_colorbar(axes)
+    _draw_lines(axes, epochs, curve, to_rgba_array([ranked.trial_colors[trial] for trial in trials]))
     if ranked.best is not None and len(trials) > 1:
         rows = epochs[epochs["trial"] == ranked.best["trial"]]
         axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
@@ -266,3 +247,35 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
                 style.set_log_scale(axes, which, table[name])
     style.set_title(panels[0], describe_ranking(ranking)[0].replace("$", r"\$"))
     style.legend_below(panels[0], panels[0].get_legend_handles_labels()[0])
+
+
+def _name_colors(axes: Axes, values: pd.Series) -> None:
+    """Explain the colors of the values of a key that are no numbers, in a legend."""
+    if is_numeric(values):
+        return
+    names = style.distinct_names(values.astype(str), 24).values()
+    handles = [
+        Line2D([], [], color=color, marker="o", markersize=3, label=name)
+        for name, color in zip(names, COLORS, strict=False)
+    ]
+    title = readable_name(str(values.name))
+    style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
+
+
+def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: NDArray[np.float64]) -> None:
+    """A line per trial, all in one artist; the more lines, the paler they are. Colors have the shape (trials, 4).
+
+    Many points are drawn without markers, and many lines in random order, so that the last values of the key do not
+    cover the others.
+    """
+    trial = pd.factorize(epochs["trial"])[0]
+    order = np.argsort(trial, kind="stable")
+    points = epochs[["epoch", metric]].to_numpy(float)[order]
+    lines = np.split(points, 1 + np.flatnonzero(np.diff(trial[order])))
+    many = len(lines) > MANY
+    alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
+    order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
+    style.add_lines(axes, [lines[index] for index in order], colors=colors[order], alpha=alpha, many=many)
+    if len(points) <= MANY:
+        axes.scatter(epochs["epoch"], epochs[metric], s=9, c=colors[trial], alpha=alpha, linewidths=1, zorder=2)
+    axes.autoscale_view()

@@ -202,16 +202,7 @@ class Checkpointer:
                 raise UserError(
                     f"the checkpoint has {saved} images per step, but this training has {global_batch}: {remedy}"
                 )
-            try:
-                state.load_state_dict(found)
-            except (RuntimeError, ValueError, AttributeError) as error:  # the last, of a buffer whose module is gone
-                if is_out_of_memory(error):
-                    raise
-                reason = str(error).strip().splitlines()[-1].strip()
-                remedy = "if the code of the model or the loss has changed, increase `retrain` to start anew"
-                raise UserError(
-                    f"the checkpoint in {store.folder} does not fit the model ({reason}): {remedy}"
-                ) from error
+            _restore(state, found, store)
             if (before := found["precision"]) != precision and state.group.is_main:
                 log.warning("the training goes on in %s: so far, it was in %s", precision, before)
             self._blocked_seconds = found["saving_seconds"]
@@ -312,6 +303,22 @@ def _latest(store: CheckpointStore, group: Group) -> dict[str, Any] | None:
         time.sleep(1)
         found = store.latest()
     return found
+
+
+def _restore(state: TrainingState, found: dict[str, Any], store: CheckpointStore) -> None:
+    """Restore a state.
+
+    Raises:
+        UserError: the model, the optimizer or the user's loss has other tensors.
+    """
+    try:
+        state.load_state_dict(found)
+    except (RuntimeError, ValueError, AttributeError) as error:  # AttributeError: for a buffer of a module that is gone
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).strip().splitlines()[-1].strip()
+        remedy = "if the code of the model or the loss has changed, increase `retrain` to start anew"
+        raise UserError(f"the checkpoint in {store.folder} does not fit the model ({reason}): {remedy}") from error
 
 
 def _steps_so_far(state: dict[str, Any] | None) -> int:

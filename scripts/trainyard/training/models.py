@@ -83,13 +83,7 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
     name, arguments = spec.model, spec.model_args
     try:
         if name.startswith(TIMM):
-            timm, of_timm = import_object("timm", role="model"), name.removeprefix(TIMM)
-            if not timm.is_model(of_timm):
-                known = timm.list_models() if of_timm else ()
-                raise ModelError(f"timm has no model {of_timm!r}; {suggest(of_timm, known)}")
-            is_sized = timm.get_pretrained_cfg(of_timm).fixed_input_size
-            given = {"num_classes": classes, "in_chans": shape[2], **({"img_size": shape[:2]} if is_sized else {})}
-            return cast(nn.Module, timm.create_model(of_timm, **(given | arguments)))
+            return _timm_model(name.removeprefix(TIMM), shape=shape, classes=classes, arguments=arguments)
         if name in BUILT_IN or ":" in name:
             factory = BUILT_IN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
@@ -129,6 +123,7 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 # Smallest image sides that a family of models accepts, in pixels; smaller images are enlarged.
 _MIN_PIXELS = {"alexnet": 63, "inception": 75, "vgg": 32, "densenet": 29, "squeezenet": 17, "convnext": 32}
+_FIXED_PIXELS = {"maxvit": 224}  # windows of 7x7 must fill every stage
 _NO_STEM = ("alexnet", "convnext", "inception", "maxvit", "swin", "vgg", "vit")
 
 
@@ -165,6 +160,22 @@ def _torchvision_model(
     return AdaptedModel(model, channels=channels, enlarged_to=enlarged_to)
 
 
+def _timm_model(name: str, *, shape: tuple[int, int, int], classes: int, arguments: dict[str, Any]) -> nn.Module:
+    """The model `name` of timm with `classes` outputs, for images of `shape` (height, width, channels).
+
+    Raises:
+        UserError: timm is not installed, or has no model of that name.
+    """
+    timm = import_object("timm", role="model")
+    if not timm.is_model(name):
+        raise ModelError(f"timm has no model {name!r}; {suggest(name, timm.list_models() if name else ())}")
+    height, width, channels = shape
+    is_sized = timm.get_pretrained_cfg(name).fixed_input_size
+    size = {"img_size": (height, width)} if is_sized else {}
+    model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels, **(size | arguments))
+    return model
+
+
 class _ValuesOnCpu(TorchFunctionMode):
     """Within the block, tensors of given values are on the CPU, also where parameters are on the meta device."""
 
@@ -176,8 +187,8 @@ class _ValuesOnCpu(TorchFunctionMode):
 def _input_size(name: str, height: int, width: int) -> tuple[int, int]:
     """Height and width of the images after they are enlarged for the model."""
     family = name.split("_")[0].rstrip("0123456789")
-    if family == "maxvit":  # windows of 7x7 must fill every stage
-        return 224, 224
+    if family in _FIXED_PIXELS:
+        return (_FIXED_PIXELS[family],) * 2
     if family == "vit":  # square, in whole patches
         patch = int(name.rsplit("_", 1)[1])
         side = math.ceil(max(height, width) / patch) * patch

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ConstantLR
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.config import Data
-from trainyard.config.train import Training
+from trainyard.config.train import Train, Training
 from trainyard.training import models, numerics, optimizers
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augmentation import Augmenter, Mixer
@@ -113,18 +113,7 @@ class Trainer:
         self._validation = Validation(data.val, self.objective, group)
         self.flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
-        module = models.build_model(spec, shape=data.shape, classes=data.classes)
-        load_pretrained(module, spec, classes=data.classes, downloads=downloads)
-        self.module = module.to(group.device)
-        if channels_last:
-            self.module = self.module.to(memory_format=torch.channels_last)
-        freeze(self.module, spec.freeze)
-        if group.world_size > 1 and data.shape[2] == 1:
-            # By their strides, images with one channel are in channels_last. The gradients of the convolutions that
-            # read them are, too, and DDP warns if the weights, whose strides its buckets have, are not.
-            for layer in self.module.modules():
-                if isinstance(layer, nn.Conv2d) and layer.in_channels == 1:
-                    layer.to(memory_format=torch.channels_last)
+        self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
         parts = (self.module, spec, data, group, self.objective)
         self.forward = ForwardPass(*parts, channels_last=channels_last, ddp=ddp)
         optimizer = optimizers.build_optimizer(spec, self.module)
@@ -457,3 +446,20 @@ class Validation:
                 ahead = moment(group.device)
         synchronize(group.device)
         return total
+
+
+def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:
+    """The model of a training on its device, with pretrained weights and frozen parameters."""
+    module = models.build_model(spec, shape=data.shape, classes=data.classes)
+    load_pretrained(module, spec, classes=data.classes, downloads=downloads)
+    module = module.to(group.device)
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    freeze(module, spec.freeze)
+    if group.world_size > 1 and data.shape[2] == 1:
+        # By their strides, images with one channel are in channels_last. The gradients of the convolutions that read
+        # them are, too, and DDP warns if the weights, whose strides its buckets have, are not.
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d) and layer.in_channels == 1:
+                layer.to(memory_format=torch.channels_last)
+    return module
