@@ -238,51 +238,39 @@ os.kill(worker, signal.SIGKILL)
 """
 
 
-def test_a_user_signal_reaches_the_program_behind_a_shell_and_ends_nothing_before_it():
-    """Neither the filter of its output, nor its workers; what the shell would start next does not run on."""
+def end_by_request(line, stop_signal, *, ready, shell="/bin/bash"):
+    """Start a line of a shell, request its end once it has written `up` so often, and return its exit code and words."""
     output = []
-    line = f'{sys.executable} -c "$PROGRAM" 2>&1 | tee /dev/null; echo evaluating; sleep 600'
     environment = HERE["environment"] | {"PROGRAM": SAVES_AT_USER_SIGNAL}
     process = ProcessGuard().start(
-        ["/bin/bash", "-c", line],
+        [shell, "-c", line],
         **HERE | {"on_output": output.append, "environment": environment},
         grace_seconds=PATIENCE,
-        stop_signal="USR1",
+        stop_signal=stop_signal,
     )
-    wait_until(lambda: b"".join(output).count(b"up") == 2, timeout_seconds=PATIENCE, what="the program")
+    # A shell that is about to start a program would die without it, and the program would have the grace period.
+    wait_until(lambda: b"".join(output).count(b"up") == ready, timeout_seconds=PATIENCE, what="the program")
     process.request_end(PATIENCE)
-    process.wait(PATIENCE)
-    assert b"".join(output).split() in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"evaluating"])
+    return process.wait(PATIENCE), b"".join(output).split()
+
+
+def test_a_user_signal_reaches_the_program_behind_a_shell_and_ends_nothing_before_it():
+    """Neither the filter of its output, nor its workers; what the shell would start next does not run on."""
+    line = f'{sys.executable} -c "$PROGRAM" 2>&1 | tee /dev/null; echo evaluating; sleep 600'
+    _, words = end_by_request(line, "USR1", ready=2)
+    assert words in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"evaluating"])
 
 
 @pytest.mark.parametrize("trap", ["trap : USR1", "trap 'echo cleaned' EXIT"])
 def test_a_shell_with_a_trap_keeps_no_user_signal_from_the_program_behind_it(trap):
     """With a trap of EXIT, bash would handle the signal, too, and end at once."""
-    output = []
-    process = ProcessGuard().start(
-        ["/bin/bash", "-c", f'{trap}; {sys.executable} -c "$PROGRAM"; true'],
-        **HERE | {"on_output": output.append, "environment": HERE["environment"] | {"PROGRAM": SAVES_AT_USER_SIGNAL}},
-        grace_seconds=PATIENCE,
-        stop_signal="USR1",
-    )
-    wait_until(lambda: b"".join(output).count(b"up") == 2, timeout_seconds=PATIENCE, what="the program")
-    process.request_end(PATIENCE)
-    process.wait(PATIENCE)
-    assert b"".join(output).split() in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"cleaned"])
+    _, words = end_by_request(f'{trap}; {sys.executable} -c "$PROGRAM"; true', "USR1", ready=2)
+    assert words in ([b"up", b"up", b"saved"], [b"up", b"up", b"saved", b"cleaned"])
 
 
 def test_a_program_without_a_handler_of_its_stop_signal_gets_sigterm():
-    output = []
-    process = ProcessGuard().start(
-        ["/bin/sh", "-c", "sleep 600 & echo up; wait"],
-        **HERE | {"on_output": output.append},
-        grace_seconds=PATIENCE,
-        stop_signal="USR2",
-    )
-    # A shell that is about to start a program would die without it, and the program would have the grace period.
-    wait_until(lambda: output, timeout_seconds=PATIENCE, what="the program")
-    process.request_end(PATIENCE)
-    assert process.wait(PATIENCE) == -signal.SIGTERM
+    code, _ = end_by_request("sleep 600 & echo up; wait", "USR2", ready=1, shell="/bin/sh")
+    assert code == -signal.SIGTERM
 
 
 def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
