@@ -105,8 +105,8 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
     script = read_script(path)
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
-        uses_wandb = re.search(r"^\s*(import|from)\b.*\bwandb\b", path.read_text(errors="replace"), re.MULTILINE)
-        of_wandb = f", or {SCRIPTS.parent / 'docs/trackers.md'} for those of wandb.config" if uses_wandb else ""
+        of_wandb = f", or {SCRIPTS.parent / 'docs/trackers.md'} for those of wandb.config"
+        of_wandb = of_wandb if "wandb" in script.source.imports else ""
         raise UserError(
             f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
             f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "

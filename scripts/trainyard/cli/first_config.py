@@ -16,7 +16,7 @@ from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_g
 from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, write_yaml
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.script_findings import ScriptFinding, find_gpu_option, find_problems, handled_signals
+from trainyard.programs.script_findings import find_gpu_option, find_problems, handled_signals
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.import_path import SCRIPTS
@@ -200,9 +200,11 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         if _CASES.fullmatch(option.key.lower()):
             means = f"to compare configurations by their mean over several {option.flag}, vary it, too, and add"
             found += [f"{means}, as in\n  average: [{option.key}]"]
-    for problem in _find_problems(script, varied):
-        is_written = problem.topic == "signal" and _stop_signal(script)
-        if problem.topic not in ("port", "memory") and not is_written:  # ports matter where trials share a node
+    # Ports and memory matter where trials share a node or a GPU; `first_config` writes a signal.
+    others = {"port", "memory", *(["signal"] if _stop_signal(script) else [])}
+    started = find_started(build_command(script, varied), Path())
+    for problem in find_problems(started, [(part, script) for part in started.scripts]):
+        if problem.topic not in others:
             found.append(f"{problem.where}: {problem.message}: {problem.remedy}")
     return found
 
@@ -210,11 +212,6 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
 _ENDS_EARLY: Final = re.compile(r"exit[-_](duration|interval)\w*|(max|time)[-_](time|hours|minutes|limit|runtime)\w*")
 _HF_TRAINER: Final = re.compile(r"(transformers|trl)\b.*Trainer")  # writes trainer_state.json last
 _CASES: Final = re.compile(r"(gym_|env_)?env(_?id|_?name)?|gym_id|fold|task(_?name)?")
-
-
-def _find_problems(script: Script, varied: Varied) -> list[ScriptFinding]:
-    started = find_started(build_command(script, varied), Path())
-    return find_problems(started, [(part, script) for part in started.scripts])
 
 
 def _stop_signal(script: Script) -> str:

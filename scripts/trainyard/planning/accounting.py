@@ -21,7 +21,7 @@ from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
-from trainyard.planning.added_trials import read_sweep
+from trainyard.planning.added_trials import recorded_sweep
 from trainyard.planning.attempts import Attempt, Session, find_parts, whole_seconds
 from trainyard.planning.history import History
 from trainyard.planning.order import lower_bound
@@ -295,7 +295,7 @@ class _MeasuredJob:
             return any(each.trial in trials and each.generation >= sweep.retrain for each in self.attempts)
         if not self.run.info.pending:
             return False
-        own = read_sweep(self.state, self.run.info.config)
+        own = recorded_sweep(self.state, self.run.info.config)
         if own is None or own == sweep:
             return True
         space = TrialSpace(own, self.state.space.dataset_digest, self.state.fold.claims.draws)

@@ -41,8 +41,8 @@ def announce_config(config: Config, name: str, results: Path) -> int:
     if not copy.exists():
         write_json(copy, as_given(config))
     if claims.requests.configs:
-        before = read_copy(copy.with_name(claims.requests.configs[-1][1].config))
-        changes = list_changes(before.sweeps[name], config.sweeps[name]) if before and name in before.sweeps else []
+        before = read_sweep(results, name, claims.requests.configs[-1][1].config)
+        changes = list_changes(before, config.sweeps[name]) if before else []
         if changes and Fold(results / "sweeps" / name).update().live:
             log.warning(
                 "jobs of this sweep that run now go on with the config that they know: %s changed, and they take up "
@@ -103,10 +103,15 @@ def read_copy(path: Path) -> Config | None:
         return None
 
 
-def read_sweep(state: History, digest: str | None) -> Sweep | None:
-    """A sweep as the copy of the config with this digest has it, which a session records; None as in `read_copy`."""
-    found = read_copy(state.folder.parents[1] / "configs" / f"{digest}.json")
-    return found.sweeps.get(state.name) if found else None
+def read_sweep(results: Path, name: str, file: str) -> Sweep | None:
+    """A sweep as a copy of the config in the results has it; None as in `read_copy`."""
+    found = read_copy(results / "configs" / file)
+    return found.sweeps.get(name) if found else None
+
+
+def recorded_sweep(state: History, digest: str | None) -> Sweep | None:
+    """The same as the config of a session had it, which records the digest."""
+    return read_sweep(state.folder.parents[1], state.name, f"{digest}.json")
 
 
 def list_changes(before: Sweep, now: Sweep) -> list[str]:

@@ -16,7 +16,7 @@ from trainyard.config.scaling import EFFICIENT, split_scale
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
-from trainyard.planning.added_trials import changed_options, read_sweep
+from trainyard.planning.added_trials import changed_options, recorded_sweep
 from trainyard.planning.history_files import is_trained
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import describe_new_search
@@ -274,7 +274,7 @@ def _describe_again(plan: Plan) -> Iterator[str]:
     if last and code and last.code_digest != code:
         yield f"`code` has changed since the job of {format_time(last.time)}"
     if last and (lost := _count_lost(plan)):
-        before = read_sweep(state, last.config)
+        before = recorded_sweep(state, last.config)
         changed = [f"`{option}`" for option in changed_options(before, state.sweep)] if before else []
         why = f"{' and '.join(changed) or 'more than the values of its trials'} changed"
         yield f"{why}: {count_of(lost, 'trial')} that finished before {'do' if lost > 1 else 'does'} not count"
@@ -295,9 +295,12 @@ def _describe_again(plan: Plan) -> Iterator[str]:
 def _count_lost(plan: Plan) -> int:
     """How many trials with the values of a pending one have a result under another identity."""
     state = plan.state
-    values = {to_json(state.trials[name].values) for name in plan.forecast.pending if name in state.trials}
     ends = [record.end for record in state.earlier]
-    return sum(end is not None and end.outcome in WITH_RESULT and to_json(end.values) in values for end in ends)
+    known = [to_json(end.values) for end in ends if end and end.outcome in WITH_RESULT]
+    if not known:  # as in most plans, whose many pending trials need not be written as text
+        return 0
+    values = {to_json(state.trials[name].values) for name in plan.forecast.pending if name in state.trials}
+    return sum(each in values for each in known)
 
 
 def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
