@@ -239,7 +239,7 @@ os.kill(worker, signal.SIGKILL)
 
 
 def end_by_request(line, stop_signal, *, ready, shell="/bin/bash"):
-    """Start a line of a shell, request its end once it has written `up` so often, and return its exit code and words."""
+    """Start a line of a shell, and request its end once it wrote `up` so often; returns its exit code and its words."""
     output = []
     environment = HERE["environment"] | {"PROGRAM": SAVES_AT_USER_SIGNAL}
     process = ProcessGuard().start(
