@@ -107,9 +107,14 @@ class Launch:
         return self.was_stopped and self.end is not None and self.end.status is TrialStatus.INTERRUPTED
 
     @property
+    def never_began(self) -> bool:
+        """Whether the signal came before the driver had started the program."""
+        return self.was_stopped and self.end is None
+
+    @property
     def failure(self) -> str:
-        """Why the program failed or did not start; "" if neither."""
-        if self.is_finished or self.is_interrupted:
+        """Why the program failed, or could not start; "" if neither."""
+        if self.is_finished or self.is_interrupted or self.never_began:
             return ""
         return (self.end.error if self.end else None) or self.last_line
 
@@ -200,6 +205,10 @@ def config_of_trial(config: Config, name: str, trial: Trial) -> Config:
 # ---- the drill
 
 
+class _TooShort(Exception):
+    """The time of a run was over before the program began."""
+
+
 class _Drill:
     """The drill of one sweep."""
 
@@ -211,6 +220,12 @@ class _Drill:
 
     def findings(self) -> Iterator[Finding]:
         """Run the drill. First the verdict, then what else there is to say of the program."""
+        try:
+            yield from self._try()
+        except _TooShort:
+            yield self._few_rows(0)
+
+    def _try(self) -> Iterator[Finding]:
         shutil.rmtree(self._folder, ignore_errors=True)
         files = [self._list_files()]
         runs, checkpoints = self._runs("undisturbed"), list[float]()
@@ -318,9 +333,12 @@ class _Drill:
         poll_seconds: float = POLL_SECONDS,
     ) -> Launch:
         began = time.monotonic()
-        return runs.launch(
+        found = runs.launch(
             lambda found: bool(ends(found)) or time.monotonic() - began > self._limit, poll_seconds=poll_seconds
         )
+        if found.never_began:
+            raise _TooShort
+        return found
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
         """The files where programs run, but for the results."""
@@ -342,12 +360,15 @@ class _Drill:
             return self._find("unknown", message, "let `metrics` find the number of the epoch in each row")
         if len(whole.rows) >= LEAST_ROWS or (self._sweep.keeps_output and not self._sweep.program_metrics):
             return None
-        rows, limit = count_of(len(whole.rows), "row"), format_duration(self._limit)
         if whole.is_finished:
-            few = f"it reports {rows} of metrics in all"
+            few = f"it reports {count_of(len(whole.rows), 'row')} of metrics in all"
             return self._find("unknown", few, f"{LEAST_ROWS} show whether it resumes")
+        return self._few_rows(len(whole.rows))
+
+    def _few_rows(self, count: int) -> Finding:
+        message = f"it reported {count_of(count, 'row')} of metrics in {format_duration(self._limit)}"
         more = f"`--drill {2 * self._limit / 60:g}` gives it more time; or let its arguments give it less to do"
-        return self._find("unknown", f"it reported {rows} of metrics in {limit}", more)
+        return self._find("unknown", message, more)
 
     # ---- verdicts
 

@@ -80,7 +80,7 @@ CASES = {
     "noisy": (RESUMES, {"": ("ok", "resumes with epoch 7 .* (two undisturbed runs do|less than it varies)")}),
     "shuffles again": (RESUMES, {"": ("ok", "loss differs by .*, less than it varies")}),
     "forgets the schedule": (RESUMES, {"": ("FAILS", "loss then differs by .* from .*, and two .* not at all")}),
-    "ignores": (RESUMES, {"": ("FAILS", "starts over .* gets 06.pt to resume from: check `resume:")}),
+    "ignores": (RESUMES, {"": ("FAILS", "repeats all epochs .* gets 06.pt .*: check `resume: .*, and that it .* its epoch, too")}),
     "saves nothing": ({}, {"": ("warning", "starts over .* have it save a checkpoint to {trial_dir}")}),
     "finds its own": ({"metrics": {"pattern": "loss (?P<loss>{number})"}}, {"": ("ok", AS_BEFORE)}),
     "saves elsewhere": (
@@ -102,9 +102,9 @@ def sweep(kind, **options):
 def drill(project):
     """Runs the drill of sweeps by name; returns their findings by place, and the exit code."""
 
-    def run(sweeps):
+    def run(sweeps, *minutes):
         project.write({"sweeps": sweeps})
-        done = project.run(*project.script("check", "--drill"), check=False)
+        done = project.run(*project.script("check", "--drill", *minutes), check=False)
         found = re.findall(r"^(sweeps\S+) +(ok|warning|FAILS|unknown) +(.*(?:\n {10}.*)*)", done.stdout, re.M)
         print(done.stdout, done.stderr)
         return {place: (verdict, " ".join(text.split())) for place, verdict, text in found}, done.returncode
@@ -192,8 +192,16 @@ def test_a_program_that_cannot_be_judged_is_told_why(drill):
     assert found["sweeps.few"][0] == "unknown"
     assert "it reports 2 rows of metrics in all" in found["sweeps.few"][1]
     assert found["sweeps.back"][0] == "unknown"
-    assert "its epochs go back, in 1, 2, 1, 2" in found["sweeps.back"][1]
+    assert "its epochs go back from 2 to 1 -> let one process report, or" in found["sweeps.back"][1]
     assert code == 1
+
+
+@pytest.mark.parametrize("metrics", [{}, {"metrics": METRICS}])
+def test_a_program_that_had_no_time_to_begin_did_not_fail(drill, metrics):
+    found, code = drill({"own": {"command": "train", **metrics}}, "0.00002")
+    assert found["sweeps.own"][0] == "unknown"
+    assert "it reported 0 rows of metrics in 0 s -> `--drill 4e-05` gives it more time" in found["sweeps.own"][1]
+    assert code == 0
 
 
 def test_what_trainyard_runs_itself_needs_no_drill(tmp_path):
@@ -301,6 +309,17 @@ def test_hidden_files_environments_and_results_are_no_files_of_a_program(tmp_pat
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     assert sorted(list_files(tmp_path, but=tmp_path / "results")) == ["a.txt", "logs/b.txt"]
+
+
+def test_files_that_a_program_overwrites_in_the_results_count_and_those_of_sweeps_do_not(tmp_path, monkeypatch):
+    own = check_config({"sweeps": {"own": {"command": "train"}}})
+    for path in ("model.pt", "drill/own/a", "sweeps/other/sessions/b.jsonl", "scaling/other/c"):
+        (tmp_path / "results" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "results" / path).touch()
+    monkeypatch.chdir(tmp_path)
+    # The exempt folders are those that the drill, and sweeps that run meanwhile, write to.
+    found = resume_drill.SweepDrill(own, "own", tmp_path / "results", 1.0, tmp_path).list_files()
+    assert [*found] == ["results/model.pt"]
 
 
 def test_the_file_with_the_output_of_the_drill_is_none_of_the_program(tmp_path):
