@@ -341,8 +341,8 @@ class _Drill:
         return found
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
-        """The files where programs run, but for the results."""
-        return list_files(Path.cwd(), but=self._results)
+        """The files where programs run."""
+        return list_files(Path.cwd(), results=self._results)
 
     def _find(self, verdict: Verdict, message: str, remedy: str = "") -> Finding:
         return Finding(self._place, verdict, message, remedy)
@@ -354,10 +354,10 @@ class _Drill:
             return self._find("fails", message, f"its output is in {self._folder}")
         if whole.end and whole.end.status is TrialStatus.UNREADABLE:
             return self._find("fails", str(whole.end.error), "correct `metrics`")
-        epochs = [row["epoch"] for row in whole.rows]
-        if epochs != sorted(epochs):
-            message = f"its epochs go back, in {', '.join(map(str, epochs[:5]))}"
-            return self._find("unknown", message, "let `metrics` find the number of the epoch in each row")
+        for before, after in pairwise(row["epoch"] for row in whole.rows):
+            if after < before:
+                remedy = "let one process report, or `metrics` find the number of the epoch in each row"
+                return self._find("unknown", f"its epochs go back from {before:g} to {after:g}", remedy)
         if len(whole.rows) >= LEAST_ROWS or (self._sweep.keeps_output and not self._sweep.program_metrics):
             return None
         if whole.is_finished:
@@ -432,6 +432,7 @@ def describe_start(
     It is a failure if the config says that it resumes. `saved` are the files in its folder when it was interrupted,
     `elsewhere` those that each run has written where it was started.
     """
+    message = "starts over after an interruption"
     own, others = (list(filter(CHECKPOINTS.search, files)) for files in (saved, elsewhere))
     pattern = sweep.checkpoint_pattern
     if not sweep.keeps_output:
@@ -440,7 +441,8 @@ def describe_start(
         message = f"it repeats all epochs but the first, of which {after.checkpoint} is, that it resumed from"
         return "warns", message, "have it save its last state, and not only its best one"
     elif after.checkpoint:
-        remedy = f"it gets {after.checkpoint} to resume from: check {RESUME_OPTION}"
+        message = "repeats all epochs after an interruption"
+        remedy = f"it gets {after.checkpoint} to resume from: check {RESUME_OPTION}, and that it loads the epoch, too"
     elif others and not own:
         remedy = f"it saves {others[0]}, outside of its folder: have it save to {{trial_dir}}"
     elif pattern and not whole.is_finished:
@@ -453,7 +455,7 @@ def describe_start(
         remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
     else:
         remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"
-    return "fails" if sweep.can_resume else "warns", "starts over after an interruption", remedy
+    return "fails" if sweep.can_resume else "warns", message, remedy
 
 
 def _first_epoch_until(launch: Launch) -> float:
@@ -579,13 +581,17 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
 # ---- files
 
 
-def list_files(folder: Path, *, but: Path | None = None) -> dict[str, tuple[int, int]]:
-    """Time and size of the files in a folder and those below it, but for some that do not count; none of very many."""
+def list_files(folder: Path, *, results: Path | None = None) -> dict[str, tuple[int, int]]:
+    """Time and size of the files in a folder and those below it, but for some that do not count; none of very many.
+
+    In the results, those of the drill do not count, nor those of studies, which may run meanwhile.
+    """
     found: dict[str, tuple[int, int]] = {}
+    own = [results / name for name in (FOLDER, "sweeps", "scaling")] if results else []
     own_outputs = [os.fstat(each) for each in (1, 2)]  # of this process, which a shell may have redirected to a file
     for root, folders, names in os.walk(folder):
         here = Path(root)
-        folders[:] = [each for each in folders if here / each != but and not _is_skipped(here / each)]
+        folders[:] = [each for each in folders if here / each not in own and not _is_skipped(here / each)]
         for name in names:
             with suppress(OSError):  # it was removed meanwhile
                 status = (here / name).stat()
