@@ -16,7 +16,8 @@ from trainyard.utils.errors import UserError
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the answers; returns 1 if there is no best trial yet."""
-    config, results = read_config(arguments.config), arguments.results
+    config = read_config(arguments.config)
+    results = arguments.results
     names = arguments.sweeps or list(config.sweeps)
     if not names:
         raise UserError(f"{arguments.config} has no sweeps")

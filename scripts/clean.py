@@ -31,7 +31,8 @@ log = logging.getLogger("clean")
 
 def main(arguments: argparse.Namespace) -> None:
     """List what can be removed, and remove it if this is wanted."""
-    config, results = read_config(arguments.config), arguments.results
+    config = read_config(arguments.config)
+    results = arguments.results
     wanted = arguments.what or KINDS
     if unknown := [each for each in wanted if each not in KINDS]:
         raise UserError(f"{unknown[0]!r} cannot be removed; {suggest(unknown[0], KINDS)}")

@@ -25,7 +25,9 @@ SHOWN: Final = 3  # names of trials in an error
 
 def main(arguments: argparse.Namespace) -> None:
     """Record the request, and print what follows from it."""
-    config, name, kind = read_config(arguments.config), arguments.sweep, arguments.request
+    config = read_config(arguments.config)
+    name = arguments.sweep
+    kind = arguments.request
     command_line.check_name(config, "sweeps", name)
     fold = Fold(arguments.results / "sweeps" / name)
     state = read_state(config.sweeps[name], name, arguments.results, fold=fold)
@@ -59,7 +61,8 @@ def _find_trial(given: str, state: History) -> str:
 
 def _check_trial(request: UserRequest, state: History) -> None:
     """Raise a UserError if the state of the trial does not allow the request."""
-    record, is_cancelled = state.record(request.trial), request.trial in state.requests.cancelled
+    record = state.record(request.trial)
+    is_cancelled = request.trial in state.requests.cancelled
     what = ""
     if request.kind == "restore":
         what = "is not cancelled: there is nothing to resume" if not is_cancelled else ""
@@ -75,7 +78,8 @@ def _check_trial(request: UserRequest, state: History) -> None:
 
 def _describe(request: UserRequest, state: History, live: Collection[str]) -> str:
     """What follows from a request; `live` are the sessions that may run."""
-    trial, running = request.trial, count_of(len(live), "job")
+    trial = request.trial
+    running = count_of(len(live), "job")
     goes_on = "the jobs that run go on with it" if live else "the same command as before goes on with it"
     match request.kind:
         case "cancel":

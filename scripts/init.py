@@ -56,7 +56,8 @@ def main(arguments: argparse.Namespace) -> None:
             f"--out {arguments.out}: the config that is written ends in .yaml; --out of the script is not needed"
         )
     if path is None:
-        call, here = trainyard_call("init", "path/to/train.py"), f"here is none of {', '.join(USUAL)}"
+        call = trainyard_call("init", "path/to/train.py")
+        here = f"here is none of {', '.join(USUAL)}"
         why = f"{shlex.join(command)} starts no .py file" if command else here
         raise UserError(f"name your training script, as in `{call}`: {why}")
     if arguments.out.exists():
@@ -64,7 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
     if not path.is_file():
         raise UserError(f"{path}: {'this is a folder' if path.is_dir() else 'there is no such file'}")
     if not command and (sweep := _read_sweep(path, arguments.array)):
-        text, left = sweep.text(path), sweep.notes
+        text = sweep.text(path)
+        left = sweep.notes
     else:
         text, left = _read_script(path, arguments)
     _write(arguments.out, text)
@@ -167,7 +169,8 @@ if __name__ == "__main__":
     command = list[str]()
     if others and given.source:  # from there on, all options are those of the script
         begin = words.index(given.source)
-        command, words = words[begin:], words[:begin]
+        command = words[begin:]
+        words = words[:begin]
     elif given.source and not Path(given.source).exists():
         try:
             quoted = shlex.split(given.source)

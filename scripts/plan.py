@@ -29,7 +29,8 @@ log = logging.getLogger("plan")
 
 def main(arguments: argparse.Namespace) -> None:
     """Plan all pending work."""
-    config, results = read_config(arguments.config), arguments.results
+    config = read_config(arguments.config)
+    results = arguments.results
     for name in config.sweeps:
         _count_flops(config, name, results)
     limits = {f"limit_{what}": getattr(arguments, f"limit_{what}") for what in ("minutes", "gpus")}

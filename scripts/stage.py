@@ -21,7 +21,8 @@ def main(arguments: argparse.Namespace) -> None:
     gc.disable()  # a list of a million file names makes every collection slow
     config = read_config(arguments.config)
     command_line.check_name(config, "datasets", arguments.dataset)
-    dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
+    dataset = config.datasets[arguments.dataset]
+    folder = arguments.results / "data" / arguments.dataset
     with record_memory(folder, processes=1), made_for(folder / "meta.json", staging_terms(dataset)):
         staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.meta, staged.folder)

@@ -28,7 +28,8 @@ LIST_SECONDS: Final = 10  # for which a listing of Slurm's queue holds
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the progress once, or until interrupted, or until all sweeps have ended."""
-    config, results = read_config(arguments.config), arguments.results
+    config = read_config(arguments.config)
+    results = arguments.results
     if not (config.sweeps or config.scaling):
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     if arguments.wait and not config.sweeps:
@@ -41,7 +42,8 @@ def main(arguments: argparse.Namespace) -> None:
     def view(height: int | None = None) -> RenderableType:
         other = describe_other_run(config, arguments.config, results)
         lines = [Text(line, style="yellow") for line in textwrap.wrap(other, console.width)]
-        left, jobs = height and height - len(lines), list_jobs(int(time.monotonic() / LIST_SECONDS))
+        left = height and height - len(lines)
+        jobs = list_jobs(int(time.monotonic() / LIST_SECONDS))
         return Group(*lines, status_view(config, results, folds, jobs=jobs, height=left))
 
     def read_states() -> list[History]:

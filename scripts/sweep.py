@@ -28,7 +28,8 @@ log = logging.getLogger("sweep")
 
 def main(arguments: argparse.Namespace) -> None:
     """Run the pending trials, then write the best configuration and the tables; a job of several writes none."""
-    name, results = arguments.sweep, arguments.results
+    name = arguments.sweep
+    results = arguments.results
     read = partial(read_current_config, results=results, study=name) if arguments.tables else read_config
     config = read(arguments.config)
     command_line.check_name(config, "sweeps", name)

@@ -85,7 +85,8 @@ def _check_budgets(config: Config, results: Path) -> Iterator[Finding]:
 
 def _check_trials(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
     """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
-    sweep, trials = checked.study, expand(checked.study).trials
+    sweep = checked.study
+    trials = expand(checked.study).trials
     cost = f", their cost by {sweep.cost}" if sweep.cost else ""
     yield Finding(checked.place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
     equal = count_configured(sweep) - sweep.draw_count - len(trials)
@@ -113,7 +114,8 @@ def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
     sweep = checked.study
     if sweep.goal is not None or sweep.slots.node_share <= 1:
         return
-    slots, used = sweep.slots, sweep.slots.count * int(sweep.slots.node_share)
+    slots = sweep.slots
+    used = sweep.slots.count * int(sweep.slots.node_share)
     if idle := slots.gpus_per_node - used:
         message = f"{idle} of {slots.gpus_per_node} GPUs of each node idle, as a trial has {int(slots.node_share)}"
         yield Finding(f"{checked.place}.slots", "warns", message, f"request {used}, or {used + int(slots.node_share)}")
@@ -125,12 +127,15 @@ def _count_trials(sweep: Sweep) -> int:
 
 def _check_folder(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """Whether nothing in the config keeps the files of several trials or scales apart."""
-    study, own = checked.study, checked.study.own_folders
+    study = checked.study
+    own = checked.study.own_folders
     if isinstance(study, Sweep):
-        what, count = "trials", _count_trials(study)
+        what = "trials"
+        count = _count_trials(study)
     else:
         assert isinstance(study, ScriptScaling)
-        what, count = "runs", study.run_count
+        what = "runs"
+        count = study.run_count
     if count < 2 or "workdir" in study.model_fields_set or own & study.used_names:
         return
     if "TRAINYARD_TRIAL_DIR" not in str(study.started_command):
@@ -143,7 +148,8 @@ def _check_folder(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
 
 def _check_completing_file(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """Whether the program can write the file that completes it where it counts: not where all trials run."""
-    study, folder = checked.study, max(checked.study.own_folders)
+    study = checked.study
+    folder = max(checked.study.own_folders)
     file = study.complete.file if study.complete else None
     has_folder = folder in study.used_names or "TRAINYARD_TRIAL_DIR" in str(study.started_command)
     if file and study.workdir == "keep" and not has_folder:
@@ -168,7 +174,9 @@ def _check_model_arguments(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
 
 def _check_batches(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
     """The largest global batch is not larger than the number of training images."""
-    study, place, images = checked.study, f"{checked.place}.train.batch_size", checked.images
+    study = checked.study
+    place = f"{checked.place}.train.batch_size"
+    images = checked.images
     batch, where = max(map(study.largest_step, trainings(study)))
     if images.training_images is None:
         message = f"{batch:,} images per step{where}: the number of images is known once they are staged"
@@ -182,7 +190,8 @@ def _check_batches(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
 
 def _check_average(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
     """Averages of the weights in trainings that are too short for their decay."""
-    study, images = checked.study, checked.images.training_images
+    study = checked.study
+    images = checked.images.training_images
     if images is None:
         return
     findings: dict[Finding, None] = {}  # each once
@@ -201,7 +210,8 @@ def _check_average(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
 
 def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """What the patterns find in the sample; that each matches was checked when the config was read."""
-    place, metrics = f"{checked.place}.metrics.pattern", checked.study.program_metrics
+    place = f"{checked.place}.metrics.pattern"
+    metrics = checked.study.program_metrics
     if metrics is None or not metrics.patterns or not metrics.sample_lines:
         return
     notes = ReadingNotes()
@@ -219,7 +229,8 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     else:
         listed = ", ".join(f"{name} = {value:.6g}" for name, value in numbers.items())
         yield Finding(place, "ok", f"finds {listed} in the sample")
-    study, complete = checked.study, checked.study.complete
+    study = checked.study
+    complete = checked.study.complete
     last = complete.epoch if complete else None
     counts = [value for key, values in study.argument_values.items() if "epoch" in key for value in values]
     counts += map(float, re.findall(r"epochs?\W+(\d+)", str(study.started_command)))
@@ -242,7 +253,8 @@ def _check_throughput(checked: CheckedStudy[ScriptScaling]) -> Iterator[Finding]
 
 def _check_ranking(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
     """Which metric ranks the trials, and whether a smaller or a larger one is taken to be better, by its name."""
-    study, place = checked.study, checked.place
+    study = checked.study
+    place = checked.place
     is_by_seconds = study.keeps_output and not study.program_metrics and study.target[0] is None
     if is_by_seconds and _count_trials(study) > 1:
         remedy = "say where they are, as in metrics: {pattern: 'acc=(?P<acc>{number})'}, or set `metric: seconds`"

@@ -64,7 +64,8 @@ Rows = Mapping[str, Mapping[str, Any]]  # numbers by name: of an epoch, or the f
 def find_effects(config: Config, results: Path, *, seconds: float) -> Iterator[Finding]:
     """A finding per varied key of each sweep; a run takes `seconds`, or longer if it has reported little by then."""
     for name, sweep in config.sweeps.items():
-        place, tries = f"sweeps.{name}", _Tries(config, name, results.absolute() / "data", seconds)
+        place = f"sweeps.{name}"
+        tries = _Tries(config, name, results.absolute() / "data", seconds)
         pairs = _pairs(trial.values for trial in trials_to_check(sweep))
         least = format_duration((len(pairs) + 2) * seconds)
         log.info("%s: %s for %d varied keys, or up to %d times as long", place, least, len(pairs), EXTENSION)
@@ -75,7 +76,8 @@ def find_effects(config: Config, results: Path, *, seconds: float) -> Iterator[F
 
 def _pairs(configurations: Iterable[Values]) -> dict[str, tuple[Values, Any]]:
     """By key: the first configuration that has it, and the last other value of it."""
-    bases, pairs = dict[str, Values](), dict[str, tuple[Values, Any]]()
+    bases = dict[str, Values]()
+    pairs = dict[str, tuple[Values, Any]]()
     for values in configurations:
         for key, value in values.items():
             base = bases.setdefault(key, values)
@@ -143,7 +145,8 @@ class _Tries:
         sweep = self.config.sweeps[self.name]
         config = config_of_trial(self.config, self.name, make_trial(sweep, dict(values)))
         runs = Runs(folder / "results", config, self.name, data=self.data, temporary=folder)
-        output, began = runs.trial_folder / output_name(1), math.inf
+        output = runs.trial_folder / output_name(1)
+        began = math.inf
         probe = folder / "probe" / "sitecustomize.py"
         record = probe.with_name(effect_probe.RECORD.name)
         probe.parent.mkdir()
@@ -177,7 +180,8 @@ class _Tries:
             except _Enough as enough:
                 found = enough.args[0]
         steps = _read_steps(record)
-        end, reported = found.end, report(found)
+        end = found.end
+        reported = report(found)
         if reported and not end:
             reported.popitem()  # the last epoch may go on
         rows = {
@@ -197,7 +201,8 @@ class _Tries:
 
 def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]]:
     """The numbers in the output of a run."""
-    rows, count = defaultdict[str, dict[str, Any]](dict), Counter[str]()
+    rows = defaultdict[str, dict[str, Any]](dict)
+    count = Counter[str]()
     for line in read_saved_lines(output, torn=is_torn):
         for found in _NUMBER.finditer(line.replace(str(output.parent), "")):
             name = found[1] or ""
@@ -223,7 +228,8 @@ def _judge(tries: _Tries, key: str, base: Values, value: Any) -> tuple[Verdict, 
             verdict: Verdict = "fails" if values is base else "warns"
             return verdict, f"is not known: {_text(values)} fails: {failure}", ""
     alike = tries.run(base, 2)
-    first, other = alike[0], tries.run(changed)[0]
+    first = alike[0]
+    other = tries.run(changed)[0]
     if any(name for name, *_ in _differences(*alike)):
         alike = tries.run(base, 3)
     noise = _measure_noise(alike)
@@ -245,7 +251,8 @@ def _judge_same(
 ) -> tuple[Verdict, str, str]:
     """What it means that two values of a key give the same."""
     changed = {**base, key: value}
-    first, other = tries.run(base)[0], tries.run(changed)[0]
+    first = tries.run(base)[0]
+    other = tries.run(changed)[0]
     longer = f"`--effect {EXTENSION * tries.seconds:g}` gives it more time"
     report = _same_report(first, other)
     if not report.rows:
@@ -273,7 +280,8 @@ def _judge_same(
 def _differences(one: _Try, two: _Try) -> Iterator[tuple[str, str, float, float]]:
     """Name and place of the numbers that differ; if both runs ended by themselves, also of those that only one has."""
     for at in one.shown | two.shown:
-        first, second = one.shown.get(at, {}), two.shown.get(at, {})
+        first = one.shown.get(at, {})
+        second = two.shown.get(at, {})
         for name in {**first, **second}:
             if (one.is_whole and two.is_whole) or (name in first and name in second):
                 pair = first.get(name, math.inf), second.get(name, math.inf)

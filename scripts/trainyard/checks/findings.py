@@ -76,9 +76,12 @@ def print_findings(
     from rich.markup import escape
     from rich.table import Table
 
-    failed, unknown, last_remedy = 0, 0, ""
+    failed = 0
+    unknown = 0
+    last_remedy = ""
     for each in findings:
-        failed, unknown = failed + (each.verdict == "fails"), unknown + (each.verdict == "unknown")
+        failed = failed + (each.verdict == "fails")
+        unknown = unknown + (each.verdict == "unknown")
         if quiet and each.verdict != "fails":
             continue
         row = Table.grid(padding=(0, 2))

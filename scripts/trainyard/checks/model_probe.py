@@ -100,7 +100,8 @@ def probe_training(spec: Train, images: KnownImages) -> Iterator[tuple[Verdict, 
 
 def _try_model(spec: Train, images: KnownImages) -> str:
     """Build the model and try what depends on it; returns what was built."""
-    shape, outputs = images.shape or _SHAPE, images.outputs or _OUTPUTS
+    shape = images.shape or _SHAPE
+    outputs = images.outputs or _OUTPUTS
     model = _build(spec, shape, outputs)
     if not isinstance(model, nn.Module):
         raise UserError(f"model {spec.model!r} is a {type(model).__name__}: return a torch.nn.Module")
@@ -146,7 +147,8 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     returned = f"model {spec.model!r} returns"
     if not isinstance(outputs, Tensor):
         raise UserError(f"{returned} {type(outputs).__name__}: return a tensor, one row of outputs per image")
-    found, wanted = tuple(outputs.shape), (_IMAGES, images.outputs)
+    found = tuple(outputs.shape)
+    wanted = (_IMAGES, images.outputs)
     # Embeddings for an own loss may have any width, and a head more outputs than there are classes.
     is_matrix = len(found) == 2 and found[0] == _IMAGES and not images.numeric
     fits = found == wanted or (is_matrix and (found[1] > wanted[1] or spec.has_user_loss))

@@ -77,7 +77,8 @@ def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
 
 def _wait_for_end(job: str, folder: Path, seconds: float, notify: Callable[[str], None]) -> bool:
     """Wait until the job has left the queue, and report each change of its state; False if it has not in time."""
-    end, last = time.monotonic() + seconds, ""
+    end = time.monotonic() + seconds
+    last = ""
     while time.monotonic() < end:
         with contextlib.suppress(UserError):  # Slurm does not respond; it may next time
             state = slurm_queries.job_state(job)

@@ -30,7 +30,10 @@ from trainyard.utils.import_path import SCRIPTS, helper_command
 from trainyard.utils.locks import LockHeldError, hold
 from trainyard.utils.text import describe_exit
 
-JOB, LOCK, LOG = "job.json", "lock", "job.log"  # files of the job, besides the reports of the nodes
+# Files of the job, besides the reports of the nodes.
+JOB = "job.json"
+LOCK = "lock"
+LOG = "job.log"
 STEP_SECONDS = 150  # for a step; Python, torch and Ray may come from a slow file system
 LAST_CHARACTERS = 600  # of the output of a step that fails
 MIN_TMP_GIB = 1  # for Ray's files
@@ -100,8 +103,10 @@ def probe_job(folder: Path) -> None:
         report.has_ended = True
         report.write(folder)
         return
-    report.allocation, report.nodes = str(allocation), list(allocation.nodes)
-    report.cpus_per_node, report.gpus_per_node = allocation.cpus_per_node, allocation.gpus_per_node
+    report.allocation = str(allocation)
+    report.nodes = list(allocation.nodes)
+    report.cpus_per_node = allocation.cpus_per_node
+    report.gpus_per_node = allocation.gpus_per_node
     report.write(folder)
     _probe_nodes(allocation, report, folder)
     for check in (_let_nodes_meet, _start_ray):
@@ -283,7 +288,8 @@ def _check_gpus(wanted: int) -> Finding:
     """Torch computes on each GPU of the job."""
     import torch
 
-    names, problem = list[str](), ""
+    names = list[str]()
+    problem = ""
     for index in range(torch.cuda.device_count()):
         try:
             assert torch.ones(8, device=f"cuda:{index}").sum().item() == 8

@@ -107,13 +107,15 @@ def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
 
 def check_program(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding]:
     """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
-    sweep, place = checked.study, f"{checked.place}.command"
+    sweep = checked.study
+    place = f"{checked.place}.command"
     absent: Verdict = "warns" if checked.may_be_elsewhere else "fails"
     try:
         environment = program_environment(find_interpreter(sweep))
     except UserError:  # another finding reports it
         return
-    command, path = sweep.command, environment.get("PATH")
+    command = sweep.command
+    path = environment.get("PATH")
     if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
         message = f"there is no {SHELL} on your PATH, which runs a command that is text"
         yield Finding(place, "fails", message, "a list of words needs none")
@@ -142,9 +144,11 @@ def _absent_program(command: Command, environment: Mapping[str, str]) -> str:
 
 def check_environment(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     """Whether a program's environment has an interpreter, and for a distributed script its launcher."""
-    study, place = checked.study, checked.place
+    study = checked.study
+    place = checked.place
     try:
-        found, package = find_interpreter(study), ""
+        found = find_interpreter(study)
+        package = ""
         if isinstance(study, ScriptScaling):
             found = script_interpreter(study)
             package = (LAUNCHER_MODULES.get(study.launcher_name) or "").partition(".")[0]
@@ -161,7 +165,8 @@ def check_environment(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding
 def describe_environment(study: Sweep | Scaling) -> str:
     """Which Python a command or script runs with, for messages, as in `; python is /home/me/env/bin/python`; or ""."""
     try:
-        name, path = "python", None
+        name = "python"
+        path = None
         if isinstance(study, ScriptScaling):
             path = script_interpreter(study)
         elif isinstance(study, CommandSweep):

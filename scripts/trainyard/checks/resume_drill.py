@@ -128,7 +128,9 @@ class Runs:
     """The launches of one trial, with results of their own."""
 
     def __init__(self, folder: Path, config: Config, name: str, *, data: Path, temporary: Path) -> None:
-        self._folder, self._name, self._temporary = folder, name, temporary
+        self._folder = folder
+        self._name = name
+        self._temporary = temporary
         self._sweep = config.sweeps[name]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -136,7 +138,8 @@ class Runs:
         write_json(folder / "config.json", config.model_dump(mode="json", exclude_unset=True))
         state = read_state(self._sweep, name, folder)
         trial = next(iter(state.trials))
-        self._fold, self.trial_folder = Fold(state.folder), state.folder / "trials" / trial
+        self._fold = Fold(state.folder)
+        self.trial_folder = state.folder / "trials" / trial
         self._checkpoints = (state.folder / "checkpoints" / trial, "*")  # of a function
         if self._sweep.keeps_output:
             self._checkpoints = (self.trial_folder, self._sweep.checkpoint_pattern or "")
@@ -150,8 +153,11 @@ class Runs:
 
     def launch(self, ends: Callable[[Launch], bool], *, poll_seconds: float = POLL_SECONDS) -> Launch:
         """Run the trial to its end, or until `ends` holds: then the driver gets SIGTERM, as from Slurm."""
-        found, began, kept = Launch(), time.monotonic(), self._kept_rows()
-        config, folder = str(self._folder / "config.json"), str(self._folder)
+        found = Launch()
+        began = time.monotonic()
+        kept = self._kept_rows()
+        config = str(self._folder / "config.json")
+        folder = str(self._folder)
         options = ["--config", config, "--results", folder, "--sweep", self._name]
         output = self._folder / "sweep.log"
         with processes_ended() as mark, open(output, "ab") as file:
@@ -183,7 +189,8 @@ class Runs:
                 case Ended():
                     found.end = event
                     if event.status is TrialStatus.FAILED and event.retried and found.checkpoint:
-                        found.damage, found.checkpoint = f"{found.checkpoint}: {event.error}", ""
+                        found.damage = f"{found.checkpoint}: {event.error}"
+                        found.checkpoint = ""
 
     def _kept_rows(self) -> int:
         """The rows that a file of metrics has before a launch, which reports them again if its program resumes."""
@@ -213,8 +220,12 @@ class _Drill:
     """The drill of one sweep."""
 
     def __init__(self, config: Config, name: str, results: Path, limit_seconds: float, temporary: Path) -> None:
-        self._name, self._results, self._limit, self._temporary = name, results.absolute(), limit_seconds, temporary
-        self._place, self._folder = f"sweeps.{name}", self._results / FOLDER / name
+        self._name = name
+        self._results = results.absolute()
+        self._limit = limit_seconds
+        self._temporary = temporary
+        self._place = f"sweeps.{name}"
+        self._folder = self._results / FOLDER / name
         self._config = config_of_trial(config, name, trials_to_check(config.sweeps[name])[0])
         self._sweep = self._config.sweeps[name]
 
@@ -228,7 +239,8 @@ class _Drill:
     def _try(self) -> Iterator[Finding]:
         shutil.rmtree(self._folder, ignore_errors=True)
         files = [self._list_files()]
-        runs, checkpoints = self._runs("undisturbed"), list[float]()
+        runs = self._runs("undisturbed")
+        checkpoints = list[float]()
 
         def watch(found: Launch) -> None:
             if not checkpoints and (written := runs.checkpoint_time()):
@@ -295,7 +307,8 @@ class _Drill:
         if not saves.written:
             return
         after = self._launch(runs, lambda found: bool(found.rows))
-        place, when = f"{self._place}.checkpoint", f"killed while it wrote {saves.written}, it"
+        place = f"{self._place}.checkpoint"
+        when = f"killed while it wrote {saves.written}, it"
         starts = f"then resumes from {after.checkpoint}" if after.checkpoint else "then starts over"
         if after.failure:
             yield Finding(place, "fails", f"{when} fails when it continues: {after.failure}", RENAME)
@@ -474,7 +487,8 @@ def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Ca
 
     A program that reports nothing is interrupted after half of the time.
     """
-    began, count = time.monotonic(), len(whole.rows) // 2
+    began = time.monotonic()
+    count = len(whole.rows) // 2
     saved_at = sum(each <= checkpoints[0] for each in whole.times) + 1 if checkpoints else len(whole.rows)
     waits = saved_at < len(whole.rows) - 1
     count = max(count, saved_at) if waits else count
@@ -493,8 +507,10 @@ class Saves:
     """Looks for a checkpoint that is being written, once there is one before it."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
-        self._folder, self._pattern = folder, checkpoints_of(pattern)
-        self._before, self._changed = dict[str, tuple[int, int]](), set[str]()
+        self._folder = folder
+        self._pattern = checkpoints_of(pattern)
+        self._before = dict[str, tuple[int, int]]()
+        self._changed = set[str]()
         self._settled = set[str]()  # files that did not change between two looks
         self._has_one = False
         self.written = ""  # the file, relative to the folder
@@ -504,7 +520,8 @@ class Saves:
 
         It may have another name until it is whole, but not that of a log or of a file that was there before.
         """
-        files, own = list_files(self._folder), set[Path]()
+        files = list_files(self._folder)
+        own = set[Path]()
         with suppress(OSError):  # a folder was removed meanwhile
             own = set(self._folder.glob(self._pattern))
         changed = _changes(self._before, files)
@@ -513,7 +530,8 @@ class Saves:
                 self.written = name
         self._settled.update(files.keys() - changed)
         self._has_one = self._has_one or bool(own.difference(*map(self._with_parents, changed)))
-        self._before, self._changed = files, changed
+        self._before = files
+        self._changed = changed
         return bool(self.written)
 
     def _with_parents(self, name: str) -> list[Path]:
@@ -572,7 +590,8 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
         (epochs, values), (at, reported) = np.array(known).T, np.array(new[1:] if len(new) >= 3 else new).T
         differences = np.abs(reported - np.interp(at, epochs, values))
         varies = float(np.median(np.abs(np.diff(values, 2)))) if len(values) > 2 else 0.0
-        span, rounding = float(np.ptp(values)), ROUNDING * float(np.abs(values).max())
+        span = float(np.ptp(values))
+        rounding = ROUNDING * float(np.abs(values).max())
         allowed = max((3 if len(at) >= 3 else 6) * varies, NEAR * span, rounding)
         found.append(Difference(name, float(np.median(differences)), float(differences.max()), allowed, span, rounding))
     return found

@@ -57,7 +57,8 @@ class SbatchRequest:
     @property
     def resources(self) -> dict[str, float]:
         """The requested resources on all nodes together, as Slurm names them; memory is in MB."""
-        nodes, model = self.options.nodes, self.gpus.rpartition(":")[0]
+        nodes = self.options.nodes
+        model = self.gpus.rpartition(":")[0]
         names = ["gres/gpu", f"gres/gpu:{model}"] if model else ["gres/gpu"]
         gpus = dict.fromkeys(names, nodes * self.gpu_count)
         return {"cpu": nodes * self.cpus, "mem": nodes * self.mem_mb, "node": nodes, **gpus}
@@ -84,7 +85,8 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
     entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
         return [], {first_error(done.stderr): ["any job"]}
-    requests, refused = list[SbatchRequest](), dict[str, list[str]]()
+    requests = list[SbatchRequest]()
+    refused = dict[str, list[str]]()
     for entry in entries:
         if "error" in entry:
             refused.setdefault(entry["error"], []).append(entry["job"])

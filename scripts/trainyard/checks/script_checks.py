@@ -39,7 +39,8 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
 
     An absent script is a warning if another program gets its path: that may be one in a container.
     """
-    study, command = checked.study, checked.study.started_command
+    study = checked.study
+    command = checked.study.started_command
     assert command is not None
     place = f"{checked.place}.{study.command_key}"
     started = find_started(command, Path())
@@ -183,7 +184,8 @@ class _OptionChecks:
 
     def _unknown(self, script: Script, flag: str) -> Iterator[Finding]:
         """An option that the script does not have; if that is uncertain, only one that seems misspelt."""
-        key, others = flag[2:].replace("-", "_"), f"it has {list_some(script.flags, most=8)}"
+        key = flag[2:].replace("-", "_")
+        others = f"it has {list_some(script.flags, most=8)}"
         names = {name.lstrip("-").replace("-", "_"): name for name in script.flags}
         names = {plain: name for plain, name in names.items() if plain.startswith("no_") == key.startswith("no_")}
         remedy = suggest(key, names, otherwise=others)

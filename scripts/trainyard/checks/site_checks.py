@@ -116,7 +116,8 @@ def check_submission(site: Site) -> Iterator[Finding]:
 
 def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:
     """Slurm accepts a job, and its walltime is within the limit of its partition."""
-    names, available = request.options.partition or "", "; ".join(map(str, partitions))
+    names = request.options.partition or ""
+    available = "; ".join(map(str, partitions))
     kinds = slurm_queries.named_partitions(partitions, names)
     if not kinds:
         where = f"there is no partition {names!r}"

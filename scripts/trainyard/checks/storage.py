@@ -60,7 +60,8 @@ def check_home() -> Iterator[Finding]:
 
 def free_space(folder: Path) -> Space:
     """The space that a user has in a folder, by its file system and the quota, if one is found."""
-    space, files = shutil.disk_usage(folder), os.statvfs(folder)
+    space = shutil.disk_usage(folder)
+    files = os.statvfs(folder)
     free_files = files.f_favail if files.f_files else math.inf
     if quota := parse_quota(_quota_output(folder), _device(folder)):
         return Space(min(space.free / 2**30, quota.gib), min(free_files, quota.files), has_quota=True)
@@ -97,7 +98,8 @@ def parse_quota(output: str, device: str) -> Space | None:
     if columns is None:
         return None
     kib, soft, hard, _, files, soft_files, hard_files, _ = (int(re.sub(r"\D", "", each) or 0) for each in columns)
-    space, count = soft or hard, soft_files or hard_files
+    space = soft or hard
+    count = soft_files or hard_files
     if not (space or count):
         return None
     free_gib = max(0, space - kib) / 2**20 if space else math.inf

@@ -105,7 +105,9 @@ def parse_array(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
         if not match:
             raise UserError(f"--array {text}: {part!r} is neither a task ID nor a range of them such as 0-9")
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        first = int(match[1])
+        last = int(match[2] or match[1])
+        step = int(match[3] or 1)
         if first > last or not step:
             raise UserError(f"--array {text}: the range {part.strip()!r} has no task IDs")
         tasks += range(first, last + 1, step)
@@ -114,7 +116,8 @@ def parse_array(text: str) -> list[int]:
 
 def _common_lines(body: str) -> list[str]:
     """The commands before the training that mention neither the task nor a variable that depends on it."""
-    names, found = [TASK], list[str]()
+    names = [TASK]
+    found = list[str]()
     for line in map(str.strip, body.replace("\\\n", " ").splitlines()):
         assigned = _ASSIGNMENT.match(line)
         if re.search(rf"\b({'|'.join(names)})\b", line):
@@ -138,7 +141,8 @@ def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep
     given = options.gpus_per_node or options.gpus or options.gpus_per_task
     requested = f"gpu:{given}" if given else options.gres or ""
     gpus = next((count for _, count in parse_gpus(requested)), int("gpu" in requested))
-    cpus, limit = options.cpus_per_task or gpus * (options.cpus_per_gpu or 0) or 1, array.partition("%")[2]
+    cpus = options.cpus_per_task or gpus * (options.cpus_per_gpu or 0) or 1
+    limit = array.partition("%")[2]
     slots: dict[str, Any] = {"gpus_per_node": gpus} if gpus else {"gpus_per_node": 0}
     slots |= ({"gpus_per_trial": gpus} if gpus > 1 else {}) | ({"cpus_per_trial": cpus} if cpus > 1 else {})
     found.sweep["slots"] = {"jobs": min(int(limit or JOBS), MAX_JOBS), **slots}

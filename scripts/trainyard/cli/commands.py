@@ -179,8 +179,11 @@ def _check_options(options: Sequence[str]) -> None:
 
     from trainyard.config.parser import read_file
 
-    parser, known, unknown = get_argument_parser(), argparse.Namespace(configfile=[]), list[str]()
-    parser.prog, parser.usage = "trainyard", argparse.SUPPRESS  # in its other errors
+    parser = get_argument_parser()
+    known = argparse.Namespace(configfile=[])
+    unknown = list[str]()
+    parser.prog = "trainyard"
+    parser.usage = argparse.SUPPRESS  # in its other errors
     with suppress(CliException):  # of a value, which Snakemake then reports
         known, unknown = parser.parse_known_args(options)
     if unknown:

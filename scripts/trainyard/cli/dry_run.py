@@ -59,7 +59,8 @@ class _Plan(logging.Filter):
 
     def filter(self, record: Any) -> bool:
         """Whether Snakemake prints a record."""
-        event, as_json = getattr(record, "event", None), AS_JSON in os.environ
+        event = getattr(record, "event", None)
+        as_json = AS_JSON in os.environ
         is_at_rest = record.getMessage() == NOTHING_TO_BE_DONE_MSG
         if event == LogEvent.JOB_INFO:
             self._jobs.append(record)
@@ -111,8 +112,11 @@ class _Plan(logging.Filter):
 
     def _parts(self) -> list[str]:
         """The table, a line for each sweep with its first command, and what to know before the jobs are submitted."""
-        shown, parts, remarks = self._shown(), list[str](), dict[str, list[str]]()
-        rows, commands = self._rows(shown), self._commands(shown)
+        shown = self._shown()
+        parts = list[str]()
+        remarks = dict[str, list[str]]()
+        rows = self._rows(shown)
+        commands = self._commands(shown)
         if rows:
             from trainyard.cli.plan_table import draw_plan  # imports rich, which takes a tenth of a second
 
@@ -120,7 +124,8 @@ class _Plan(logging.Filter):
         planned = {row.job for row in rows}
         jobs = {"stage": self._project.stage, "train": self._project.train}
         for job in shown:
-            name, study = LINES[job.rule_name].format_map(job.wildcards), job.wildcards.get("name", "")
+            name = LINES[job.rule_name].format_map(job.wildcards)
+            study = job.wildcards.get("name", "")
             if name not in planned:
                 parts.append(job.rule_msg.partition(REQUESTS)[0])
                 continue

@@ -118,7 +118,8 @@ class Observed:
 
 def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ()) -> str:
     """The command line of a trial: the varied options, its folder where the script takes one, and given `inputs`."""
-    words, inputs = [*map(shlex.quote, script.program), shlex.quote(str(script.path))], [*inputs, *script.given]
+    words = [*map(shlex.quote, script.program), shlex.quote(str(script.path))]
+    inputs = [*inputs, *script.given]
     flags = {key: option.flag for key, (option, _) in varied.items()}
     if script.uses_hydra:
         return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}", *map(shlex.quote, inputs)])
@@ -149,7 +150,8 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
     for option in (script.output, find_gpu_option(script)):
         if option:
             ours[option.flag] = option
-    kept, words = list[str](), list(after)
+    kept = list[str]()
+    words = list(after)
     while words:
         word = words.pop(0)
         name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32

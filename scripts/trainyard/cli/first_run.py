@@ -61,8 +61,10 @@ class _Output:
     """The output of a run, which ends once it has shown enough."""
 
     def __init__(self, stop: StopRequest) -> None:
-        self._stop, self._began = stop, time.monotonic()
-        self._first, self._last = list[str](), deque[str](maxlen=LAST_LINES)
+        self._stop = stop
+        self._began = time.monotonic()
+        self._first = list[str]()
+        self._last = deque[str](maxlen=LAST_LINES)
         self._values = dict[str, set[float | int | None]]()
 
     @property
@@ -94,7 +96,8 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         closing(ProcessGuard()) as guard,
         host.reserved_port() as port,
     ):
-        here, own = Path(folder, "here"), Path(folder, "trial")
+        here = Path(folder, "here")
+        own = Path(folder, "trial")
         here.mkdir()
         own.mkdir()
         environment = trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd())

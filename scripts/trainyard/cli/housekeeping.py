@@ -72,7 +72,8 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
             "nothing: the next run stages it again, first" if known else "it is not in this config: another may have it"
         )
         found.append(_of_paths("data", f"dataset {path.name}", [path], loss))
-    drills, loss = _listed(results / DRILL), "what its resume drill did, to look into"
+    drills = _listed(results / DRILL)
+    loss = "what its resume drill did, to look into"
     found += (_of_paths("drill", f"sweep {path.name}", [path], loss) for path in drills)
     root = results.resolve()
     inside = (
@@ -93,11 +94,13 @@ def _of_trials(state: History, keep: str) -> Removable:
 
 def _of_scaling(study: Scaling, name: str, results: Path) -> Removable:
     """The checkpoints of the finished runs of a scaling study."""
-    folder, dataset = results / "scaling" / name, dataset_digest(results, study)
+    folder = results / "scaling" / name
+    dataset = dataset_digest(results, study)
     runs = [run for scale in study.scales for run in study.runs(scale) if is_trained(study, run, folder, results)]
     if isinstance(study, TrainScaling) and study.keep_checkpoints == "all":
         runs = []
-    digests, paths = {run: result_digest(study, run, dataset) for run in runs}, list[Path]()
+    digests = {run: result_digest(study, run, dataset) for run in runs}
+    paths = list[Path]()
     for run, digest in digests.items():
         if study.trains:
             paths += (path for path in sorted((folder / run).glob("checkpoints/*/*")) if path.name not in RESULTS)
@@ -132,7 +135,8 @@ def _listed(folder: Path) -> list[Path]:
 
 def space_of(paths: Iterable[Path]) -> tuple[int, int]:
     """Bytes on the disk and number of files; of a file with several names, the bytes count once. Links lead nowhere."""
-    used, files = dict[tuple[int, int], int](), 0
+    used = dict[tuple[int, int], int]()
+    files = 0
     for path in paths:
         is_folder = path.is_dir() and not path.is_symlink()
         inner = (Path(top, name) for top, _, names in os.walk(path) for name in names) if is_folder else (path,)
@@ -164,7 +168,8 @@ def check_unused(results: Path) -> None:
 def _running_sessions(results: Path) -> Iterator[str]:
     """The processes that run trials of a sweep, as far as can be seen from here."""
     for beat in sorted(path for pattern in _BEATS for path in results.glob(pattern)):
-        holder, modified = Holder.parse(beat.read_bytes()), beat.stat().st_mtime
+        holder = Holder.parse(beat.read_bytes())
+        modified = beat.stat().st_mtime
         if holder and holder.is_here():
             has_ended_here = holder.has_ended()
         elif holder and holder.job:

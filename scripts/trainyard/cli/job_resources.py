@@ -75,7 +75,9 @@ class Jobs(ABC):
     rule: ClassVar[str]
 
     def __init__(self, config: Config, results: Path, profile: Profile) -> None:
-        self._config, self._results, self._profile = config, results, profile
+        self._config = config
+        self._results = results
+        self._profile = profile
 
     @abstractmethod
     def job(self, wildcards: Wildcards, attempt: int) -> Job:
@@ -110,7 +112,8 @@ class Jobs(ABC):
 
         On several nodes, `mpi` has the plugin leave `srun` to the program; `gpu` would then be a number per task.
         """
-        profile, rule = self._profile, self.rule
+        profile = self._profile
+        rule = self.rule
 
         def gpu(job: Job) -> int | None:
             return job.gpus if job.gpus and job.nodes == 1 and not profile.needs_own_option(job.gpus) else None
@@ -156,7 +159,8 @@ class StagingJobs(Jobs):
 
     @override
     def memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
-        cpus, node = self.cpus(wildcards, attempt), self._profile.node_memory(self.rule, 0)
+        cpus = self.cpus(wildcards, attempt)
+        node = self._profile.node_memory(self.rule, 0)
         return staging_memory(wildcards.name, cpus, self._results, node)
 
     @override
@@ -218,7 +222,8 @@ class SweepJobs(Jobs):
         What is pending decides only how many are submitted. With another number of jobs, Snakemake would make the
         tables again, because their inputs would be others.
         """
-        state, sweep = self.plan(name).state, self._config.sweeps[name]
+        state = self.plan(name).state
+        sweep = self._config.sweeps[name]
         least = sweep.slots if sweep.goal is None else Slots(jobs=sweep.slots.jobs)
         return useful_jobs(least, count_configured(sweep) if sweep.search else len(state.trials))
 
@@ -251,7 +256,8 @@ class SweepJobs(Jobs):
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
         plan = self.plan(wildcards.name)
-        state, forecast = plan.state, plan.forecast
+        state = plan.state
+        forecast = plan.forecast
         table = state.folder / "trials.csv"
         is_made = table.exists() and not is_outdated(table, state.space.digest)
         if is_made and self._shows_plans() and 0 < len(forecast.failed) == len(forecast.pending):
@@ -266,7 +272,8 @@ class SweepJobs(Jobs):
 
     @override
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
-        number, plan = int(getattr(wildcards, "job", 0)), self.plan(wildcards.name, attempt)
+        number = int(getattr(wildcards, "job", 0))
+        plan = self.plan(wildcards.name, attempt)
         if number or not self._shows_plans():
             if not hasattr(wildcards, "job"):
                 return f"sweep {wildcards.name}"
@@ -333,7 +340,8 @@ class SweepJobs(Jobs):
         minutes = self._profile.fixed_minutes(self.rule) or self._profile.partition_minutes(self.rule)
         if math.isinf(minutes) and not any(each.walltime for each in self._config.sweeps.values()):
             return None
-        jobs, gpus = 1, self._profile.limits(self.rule).gpus
+        jobs = 1
+        gpus = self._profile.limits(self.rule).gpus
         for name in self._config.sweeps:
             limits: dict[str, Any] = {"limit_minutes": minutes, "limit_gpus": gpus, "gpu_models": self.gpu_models(name)}
             jobs = max(jobs, plan_sweep(self._config, name, self._results, **limits).jobs)
@@ -392,7 +400,8 @@ class TrainJobs(Jobs):
 
     def _only_rereads(self, wildcards: Wildcards) -> bool:
         """Whether a job only parses the saved output of a script again."""
-        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        study = self._config.scaling[wildcards.name]
+        folder = self._results / "scaling" / wildcards.name
         if not isinstance(study, ScriptScaling):
             return False
         return UserScript(study, wildcards.scale, folder, self._results).has_ended
@@ -403,7 +412,8 @@ class TrainJobs(Jobs):
 
     @override
     def lacks_results(self, wildcards: Wildcards) -> bool:
-        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        study = self._config.scaling[wildcards.name]
+        folder = self._results / "scaling" / wildcards.name
         return not is_trained(study, wildcards.scale, folder, self._results)
 
     @override

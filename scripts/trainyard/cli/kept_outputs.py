@@ -17,7 +17,8 @@ from snakemake.jobs import Job
 Version = tuple[int, int]  # of a file: inode, and time of its last change in nanoseconds
 
 _decided_on: dict[str, Version | None] = {}  # by output: the version that is out of date; None if there was none
-_remove_all, _clean_up = Job.remove_existing_output, Job.cleanup
+_remove_all = Job.remove_existing_output
+_clean_up = Job.cleanup
 
 
 def keep_outputs_of_others(dag: Any) -> None:
@@ -26,7 +27,8 @@ def keep_outputs_of_others(dag: Any) -> None:
         missing = dag.reason(job).missing_output
         for output in job.output:
             _decided_on[str(output)] = None if output in missing else _version(output)
-    Job.remove_existing_output, Job.cleanup = _remove_outdated, _clean_up_outdated
+    Job.remove_existing_output = _remove_outdated
+    Job.cleanup = _clean_up_outdated
 
 
 def _version(path: Any) -> Version | None:

@@ -39,7 +39,8 @@ def serve(application: WSGIApplication, port: int, what: str) -> None:
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not from 0 to 65535"
         raise UserError(f"port {port}: {reason}; --port gives another one") from None
-    port, node = server.server_port, os.uname().nodename
+    port = server.server_port
+    node = os.uname().nodename
     log.info("http://%s:%d/ shows %s until you press Ctrl-C", LOOPBACK, port, what)
     log.info("from another machine, first: ssh -N -L %d:%s:%d %s@%s", port, LOOPBACK, port, host.user_name(), node)
     log.info("whoever is logged in to %s can open it, too: it has no password, and nothing can be changed in it", node)

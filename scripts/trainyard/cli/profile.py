@@ -44,10 +44,12 @@ class Profile:
         is_main: bool = True,
     ) -> None:
         """`is_main`: no other Snakemake has started this one, as in a job."""
-        self._defaults, self._set = default_resources or {}, set_resources or {}
+        self._defaults = default_resources or {}
+        self._set = set_resources or {}
         self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
         self.gpu_type, self.has_scheduler = self.default("gpu_type"), bool(self.default("runtime"))
-        self.is_main, self.submits = is_main, is_main and self.has_scheduler  # a message then states what a job costs
+        self.is_main = is_main
+        self.submits = is_main and self.has_scheduler  # a message then states what a job costs
 
     def default(self, name: str) -> str:
         """A resource of `default-resources`; "" if it is not there."""
@@ -130,7 +132,8 @@ class Profile:
         longest = self.limit_minutes(rule, gpus)
         if minutes is None or minutes <= longest:
             return ""
-        walltime, most = format_duration(60 * minutes), format_duration(60 * longest)
+        walltime = format_duration(60 * minutes)
+        most = format_duration(60 * longest)
         return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: lower it"
 
     def limits(self, rule: str) -> JobLimits:
@@ -171,7 +174,8 @@ class Profile:
 
         If there is none, those for one such GPU, because a sweep with `slots: auto` may request fewer, or else all.
         """
-        file, names = self._partition_file(), ("slurm_cluster", "cluster", "clusters", "constraint")
+        file = self._partition_file()
+        names = ("slurm_cluster", "cluster", "clusters", "constraint")
         given = {name: text for name in names if (text := self.setting(rule, name))}
         for count in (gpus, min(gpus, 1)):
             job = SimpleNamespace(resources={**given, "gpu": count, "gpu_model": self.gpu_type}, threads=1)

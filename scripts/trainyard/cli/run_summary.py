@@ -68,7 +68,8 @@ def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -
 
     `failures` are by Snakemake's numbers of jobs. If nothing had to run, these are the jobs whose outputs were kept.
     """
-    dag, scheduler = workflow.dag, workflow.scheduler
+    dag = workflow.dag
+    scheduler = workflow.scheduler
 
     def read(job: Any) -> RunJob:
         states: dict[State, bool] = {
@@ -185,7 +186,8 @@ class RunSummary:
     def _why_killed(self, job: RunJob) -> str:
         """That the program of a sweep was killed on this machine, which its log cannot say; "" if it was not."""
         state = self._states.get(job.name) if job.rule in ("sweep", "sweep_job") else None
-        begin, node = time.time() - self.seconds, host.node_name()
+        begin = time.time() - self.seconds
+        node = host.node_name()
         ended = [run for run in state.sessions if run.name in state.fold.live and not may_run(run)] if state else []
         killed = [run for run in ended if run.start >= begin and run.info.node == node]  # not by an earlier run
         if not killed:
@@ -318,7 +320,8 @@ def call_again(argv: Sequence[str], *options: str) -> str:
 
 def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Collection[str] = ()) -> str:
     """The command of this run with another config file and other targets; `but` are the targets of this run."""
-    words, is_value = list[str](), False
+    words = list[str]()
+    is_value = False
     for word in argv[1:]:
         if word == "--":
             break

@@ -82,7 +82,8 @@ class LineWriter(SlurmExecutor):
         raise _WrittenError
 
     def _entry(self, job: Any) -> dict[str, Any]:
-        name, receipts = get_job_wildcards(job), [Path(each) for each in job.input if Path(each).name == "meta.json"]
+        name = get_job_wildcards(job)
+        receipts = [Path(each) for each in job.input if Path(each).name == "meta.json"]
         entry = {"job": f"{job.name} {name}", "dataset": receipts[0].parent.name if receipts else None}
         try:
             params = {

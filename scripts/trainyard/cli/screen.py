@@ -53,11 +53,13 @@ class Screen:
 
     def show_progress(self, describe: Callable[[], Sequence[str]], jobs: str) -> None:
         """Show the progress if it is due: what `describe` returns, and the `jobs` in the queue."""
-        now, is_terminal = time.monotonic(), sys.stdout.isatty()
+        now = time.monotonic()
+        is_terminal = sys.stdout.isatty()
         wait = REDRAW_SECONDS if is_terminal or jobs != self._jobs else LINE_SECONDS
         if now < self._shown_at + wait:
             return
-        self._shown_at, self._jobs = now, jobs
+        self._shown_at = now
+        self._jobs = jobs
         line = "; ".join([*describe(), jobs])
         if is_terminal:
             print(f"{ERASED}{line[: shutil.get_terminal_size().columns - 1]}", end="\r", flush=True)

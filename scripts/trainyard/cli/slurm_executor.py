@@ -147,7 +147,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         if listed is None:
             self._to_submit.append(job)
             return
-        self._failed_nodes, self._submitted_at = self._excluded_nodes(), time.monotonic()
+        self._failed_nodes = self._excluded_nodes()
+        self._submitted_at = time.monotonic()
         if job.is_group():
             self._submit(job)
             return
@@ -200,7 +201,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return True
         with self._listing:  # jobs are submitted in several threads
             used = self._used.setdefault((Path(job.output[0]).parent, job.attempt), set())
-            own, live = comment_of(job), self._live_jobs(listed)
+            own = comment_of(job)
+            live = self._live_jobs(listed)
             if job.attempt == 1:
                 used |= {each.comment for each in live if each.shares_sweep_with(own)}
             is_live = any(each.comment == own for each in live)
@@ -255,7 +257,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _program_step(self, job: Any) -> str:
         """A step on the first node of a job whose first process is the program of the job's rule."""
-        python, script = self.get_python_executable(), shlex.quote(job_script.__file__)
+        python = self.get_python_executable()
+        script = shlex.quote(job_script.__file__)
         modules, _, program = job.shellcmd.partition(f"exec {python} ")
         has_gpus = bool(job.resources.get("gpu"))  # requested with --gpus
         options = [get_cpu_setting(job, has_gpus), get_gpu_setting(job)]
@@ -330,7 +333,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._end(info, final_state(info.external_jobid))
             if info.external_jobid not in self._settled:
                 yield info
-        jobs, self._to_submit = self._to_submit, []
+        jobs = self._to_submit
+        self._to_submit = []
         for each in jobs:
             if self._to_submit or not self.wait:  # one has just been refused, or Snakemake ends
                 self._to_submit.append(each)
@@ -481,7 +485,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _record_failure(self, info: Any, refusal: str, state: str) -> None:
         """Record for the summary why a job was refused or ended by Slurm, or that its program never started."""
-        job, printed = info.job, (info.aux or {}).get("slurm_logfile")
+        job = info.job
+        printed = (info.aux or {}).get("slurm_logfile")
         if refusal:
             failure = JobFailure(f"its job cannot be submitted: {refusal}")
             self._refused.add(job.jobid)

@@ -75,7 +75,8 @@ def status_view(
     lines = len(best) + len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
-        count, is_shared = len(_running(plan)), plan.state.sweep.slots.jobs > 1
+        count = len(_running(plan))
+        is_shared = plan.state.sweep.slots.jobs > 1
         title = f"sweep {plan.state.name}: " + f"{count_of(count, 'job')} " * is_shared
         title += "running" if _all_live(plan) else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
@@ -91,7 +92,8 @@ def _best(plan: Plan) -> str:
 
 def _notes(state: History, jobs: Sequence[UserJob]) -> list[str]:
     """Its jobs in Slurm's queue, what users have requested and still holds, and what makes values hard to compare."""
-    requests, parts = state.requests, list[str]()
+    requests = state.requests
+    parts = list[str]()
     if requests.paused_at:
         parts.append(f"paused since {format_time(requests.paused_at)}")
     if budget := state.describe_budget():
@@ -111,7 +113,8 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
     for name, fold in folds.items():
         plan = plan_sweep(config, name, results, fold=fold)
         *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
-        ended, failures = int(total) - len(plan.state.unfinished), f", {failed} failed" * (failed != "0")
+        ended = int(total) - len(plan.state.unfinished)
+        failures = f", {failed} failed" * (failed != "0")
         line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
         lines += [line] * bool(plan.forecast.pending)
     return lines
@@ -173,7 +176,8 @@ def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
 
 def _count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
     """The trials of a sweep, by what has become of them; `opened` are its attempts that run."""
-    state, pending = plan.state, plan.forecast.pending
+    state = plan.state
+    pending = plan.forecast.pending
     running = len({attempt.trial for attempt in opened}.intersection(pending))
     outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
     failed = outcomes.count(TrialStatus.FAILED)
@@ -191,7 +195,8 @@ def _count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
 
 def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
-    seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
+    seconds = plan.forecast.seconds
+    running = {each.trial: each for each in opened}
     slots = sum(run.info.slots or 0 for run in _running(plan))
     if not slots or not seconds:
         return plan.predicted_seconds
@@ -233,7 +238,8 @@ def _all_live(plan: Plan) -> bool:
 
 def may_run(session: Session) -> bool:
     """Whether this driver may still run: its walltime has not passed, and its process, if on this node, exists."""
-    info, now = session.info, time.time()
+    info = session.info
+    now = time.time()
     if info.walltime_seconds is not None:
         limit = session.job_start + info.walltime_seconds + CLOCKS_SECONDS
         if session.end <= limit < now:  # with a later event, the walltime was extended

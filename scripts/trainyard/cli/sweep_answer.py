@@ -25,7 +25,8 @@ def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str
         lines += filter(None, [answer.deciding, describe_mismatch(state)])
     lines += describe_spoiled_results(state.sweep)
     if ranking.best_trial:
-        files, line = find_files(state, ranking), paste_line(state, ranking)
+        files = find_files(state, ranking)
+        line = paste_line(state, ranking)
         its = "the first one's" if ranking.front else "its"
         lines += [f"{its} files: {files}"] * bool(files)
         lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)

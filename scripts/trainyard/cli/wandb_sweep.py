@@ -42,7 +42,8 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
         UserError: the configuration is not valid for W&B either.
     """
     found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
-    method, cap = raw.get("method", "grid"), raw.get("run_cap")
+    method = raw.get("method", "grid")
+    cap = raw.get("run_cap")
     words = _command_words(raw.get("command"), found)
     if has_file := any("${args_json_file}" in str(word) for word in words):
         found.sweep["settings"] = "json"
@@ -51,7 +52,9 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
     scripts = read_started(find_started(["python", str(raw.get("program"))], Path()))
     if scripts and all(ignores_command_line(script) for _, script in scripts):
         words = [word for word in words if word != "${args}"]
-    fixed, varied, names = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    fixed = dict[str, Any]()
+    varied = dict[str, Any]()
+    names = dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = name if has_file else key_for(name)
         values = _values(name, parameter, found)
@@ -138,17 +141,21 @@ def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> li
 
 def _bounds(name: str, shape: str, parameter: Mapping[str, Any], found: ImportedSweep) -> tuple[float, float, bool]:
     """The range of a distribution, and whether it is drawn on a logarithmic scale."""
-    low, high = parameter.get("min"), parameter.get("max")
+    low = parameter.get("min")
+    high = parameter.get("max")
     if shape not in _DISTRIBUTIONS:
         raise UserError(f"parameters.{name}: there is no distribution {shape!r} here: give values, or min and max")
     if shape.endswith("normal"):
         found.note(f"`{name}`: drawn evenly from two standard deviations around the mean of its {shape} distribution")
-        mean, deviation = parameter.get("mu", 0), parameter.get("sigma", 1)
-        low, high = mean - 2 * deviation, mean + 2 * deviation
+        mean = parameter.get("mu", 0)
+        deviation = parameter.get("sigma", 1)
+        low = mean - 2 * deviation
+        high = mean + 2 * deviation
     if low is None or high is None:
         raise UserError(f"parameters.{name}: {shape} needs min and max")
     if shape in ("log_uniform", "log_normal"):
-        low, high = math.exp(low), math.exp(high)
+        low = math.exp(low)
+        high = math.exp(high)
     return low, high, shape.startswith("log")
 
 
@@ -213,7 +220,8 @@ def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], found
 
 def _literal(word: str, raw: Mapping[str, Any]) -> str:
     """A word of the command for a shell, with variables of the environment in place of their macros."""
-    text, position = "", 0
+    text = ""
+    position = 0
     for match in _MACRO.finditer(word):
         text += shlex.quote(word[position : match.start()]) if match.start() > position else ""
         if match[1] == "program":

@@ -96,12 +96,15 @@ class Workflow:
         `is_main`: no other Snakemake has started this one. `make_again` has Snakemake make an output again.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
-        self._began, self._is_interrupted = time.monotonic(), False
+        self._began = time.monotonic()
+        self._is_interrupted = False
         self._failures = dict[int, JobFailure]()  # by Snakemake's numbers of jobs
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
-        self._declared, self._results = results, prefixed or results
+        self._declared = results
+        self._results = prefixed or results
         self._folds = {name: Fold(self._results / "sweeps" / name) for name in self.config.sweeps}
-        self._is_main, self._make_again = is_main, make_again
+        self._is_main = is_main
+        self._make_again = make_again
         self._deployment = {method.name for method in deployment}
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
         self._profile.check()
@@ -109,7 +112,8 @@ class Workflow:
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
         self.config_file = config_copy(self.config, self._results)
         site = (self.config, self._results, self._profile)
-        self.stage, self.train = StagingJobs(*site), TrainJobs(*site)
+        self.stage = StagingJobs(*site)
+        self.train = TrainJobs(*site)
         self.sweep = SweepJobs(*site, is_dry_run=is_dry_run)
 
     def program(self, name: str) -> Callable[..., str]:
@@ -223,7 +227,8 @@ class Workflow:
             if isinstance(thread, threading.Timer):  # of Snakemake, for jobs to submit: it would wait a second for it
                 thread.cancel()
         try:
-            jobs, targets = read_jobs(run, self._failures), frozenset(run.dag_settings.targets)
+            jobs = read_jobs(run, self._failures)
+            targets = frozenset(run.dag_settings.targets)
             summary = RunSummary(
                 self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
@@ -383,7 +388,8 @@ class Workflow:
 
     def summaries(self, wildcards: Wildcards) -> list[str]:
         """The summary of every run of every scale of a study, in the config's order."""
-        folder, study = self._declared / "scaling" / wildcards.name, self.config.scaling[wildcards.name]
+        folder = self._declared / "scaling" / wildcards.name
+        study = self.config.scaling[wildcards.name]
         return list(map(str, chain(*study.summaries(folder).values())))
 
     def conclusion(self, kind: str) -> Callable[[Wildcards], Conclusion]:

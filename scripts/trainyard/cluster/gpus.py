@@ -22,7 +22,8 @@ from trainyard.utils.guarded_process import processes_ended
 from trainyard.utils.text import describe_exit
 
 CONTROL: Final = "nvidia-cuda-mps-control"
-PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+LOGS = "CUDA_MPS_LOG_DIRECTORY"
 LONGEST_FOLDER: Final = 60  # the daemon makes Unix sockets there, whose paths have at most 107 characters
 START_SECONDS: Final = 60  # for the daemon, and for a first program to use it
 QUIT_SECONDS: Final = 5

@@ -68,7 +68,8 @@ def record_memory(folder: Path, *, processes: int, order_job: int = 0) -> Iterat
     if allocation is None:
         yield
         return
-    path, earlier = folder / (f"memory-{order_job}.json" if order_job else "memory.json"), read_records(folder)
+    path = folder / (f"memory-{order_job}.json" if order_job else "memory.json")
+    earlier = read_records(folder)
     record = MemoryRecord(
         job=allocation.job,
         processes=max(1, processes),
@@ -88,9 +89,12 @@ def record_memory(folder: Path, *, processes: int, order_job: int = 0) -> Iterat
 def _keep_record(path: Path, record: MemoryRecord, stopped: threading.Event) -> None:
     """Sample until the end, and write the record when its peak has grown; a failure costs it, never the job."""
     try:
-        usage, written_mib, ends = JobUsage(record.job), -1, False
+        usage = JobUsage(record.job)
+        written_mib = -1
+        ends = False
         while not ends:
-            began, ends = time.perf_counter(), stopped.is_set()
+            began = time.perf_counter()
+            ends = stopped.is_set()
             record = replace(record.with_sample(usage.used_mib(), usage.oom_kills()), ended=ends)
             if ends or record.peak_mib > NOTED_GROWTH * written_mib:
                 write_json(path, asdict(record))

@@ -19,8 +19,11 @@ from trainyard.cluster.slurm_queries import (
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
-WALLTIME, RUNNING, QUEUED = "minutes of walltime", "jobs running", "jobs in the queue"
-PER_JOB, IN_ALL_JOBS = "per job", "in all jobs"
+WALLTIME = "minutes of walltime"
+RUNNING = "jobs running"
+QUEUED = "jobs in the queue"
+PER_JOB = "per job"
+IN_ALL_JOBS = "in all jobs"
 # sacctmgr's columns, and what they limit; the strictest counts where a level has several.
 _COMMON_LIMITS = {"GrpTRES": IN_ALL_JOBS, "MaxTRES": PER_JOB, "MaxWall": WALLTIME, "GrpJobs": RUNNING,
                   "GrpSubmit": QUEUED}  # fmt: skip
@@ -68,7 +71,8 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
         allowed = next((names for charged, names in list_associations(user) if charged == account), [])
         qos = (allowed[0] if len(allowed) == 1 else "") or "normal"
     associations = {f"{user} in account {account}": own} if own else {}
-    accounts, name = {row["Account"]: row for row in find_associations("user=")}, account
+    accounts = {row["Account"]: row for row in find_associations("user=")}
+    name = account
     while name in accounts:
         row = associations[f"account {name}"] = accounts.pop(name)
         name = row["ParentName"]

@@ -313,7 +313,8 @@ def list_partition_settings() -> list[PartitionSettings]:
     for fields in map(parse_fields, run_slurm_command("scontrol", "show", "partitions", "--oneliner").splitlines()):
         if "PartitionName" not in fields:
             continue
-        qos, grace = fields.get("QoS", "N/A"), fields.get("GraceTime", "0")
+        qos = fields.get("QoS", "N/A")
+        grace = fields.get("GraceTime", "0")
         settings = PartitionSettings(
             name=fields["PartitionName"],
             qos="" if qos == "N/A" else qos,
@@ -332,7 +333,8 @@ def controller_settings() -> dict[str, str]:
 
 def controller_status() -> str:
     """Slurm's version, and the state of its controllers as `scontrol ping` prints it."""
-    version, ping = run_slurm_command("sinfo", "--version"), run_slurm_command("scontrol", "ping")
+    version = run_slurm_command("sinfo", "--version")
+    ping = run_slurm_command("scontrol", "ping")
     return f"{version.strip()}; {'; '.join(ping.strip().splitlines())}"
 
 

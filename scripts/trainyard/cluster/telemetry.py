@@ -181,7 +181,9 @@ class ProcessTree:
         last sample counts with all of its CPU time.
         """
         time.sleep(max(0.0, self._sampled_at + SHORTEST_SECONDS - time.monotonic()))
-        before, seconds, resident = self._spent, 0.0, 0
+        before = self._spent
+        seconds = 0.0
+        resident = 0
         self._spent = {}
         for process in self._family():
             with contextlib.suppress(psutil.Error):  # the process has just ended
@@ -189,7 +191,8 @@ class ProcessTree:
                 seconds += spent - before.get(process, 0.0)
                 resident += process.memory_info().rss
                 self._spent[process] = spent
-        previous, self._sampled_at = self._sampled_at, time.monotonic()
+        previous = self._sampled_at
+        self._sampled_at = time.monotonic()
         percent = 100 * seconds / (self._sampled_at - previous)
         return [round(percent, 1), round(resident / 2**20, 1), len(self._spent)]
 
@@ -265,7 +268,8 @@ class Gpu:
 
     def joules(self) -> float | None:
         """The energy that the GPU has used since this object was made; None where NVML does not count it."""
-        first, now = self._first_millijoules, self._millijoules()
+        first = self._first_millijoules
+        now = self._millijoules()
         return None if first is None or now is None else (now - first) / 1000
 
     def _millijoules(self) -> float | None:
@@ -332,7 +336,8 @@ def energy_kwh(folder: Path) -> float | None:
     last: dict[tuple[str, str], float] = {}
     for node, row in _samples(folder, "gpu"):
         if row.get("energy_joules"):
-            gpu, joules = (node, row["gpu"]), float(row["energy_joules"])
+            gpu = (node, row["gpu"])
+            joules = float(row["energy_joules"])
             before = last.get(gpu, 0.0)
             total += joules - before if joules >= before else joules
             last[gpu] = joules

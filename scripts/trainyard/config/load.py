@@ -229,7 +229,8 @@ def _describe(item: Any) -> str:
 
 def _reason(item: Any) -> str:
     """The reason of an error, with the value found or a suggestion."""
-    place, kind = _find(item["loc"]), item["type"]
+    place = _find(item["loc"])
+    kind = item["type"]
     if kind == "extra_forbidden":
         return _unknown_key(_find(item["loc"][:-1]), str(item["loc"][-1]))
     if kind in ("union_tag_invalid", "literal_error"):
@@ -245,7 +246,8 @@ def _reason(item: Any) -> str:
             return GUESS
         return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
     if kind == "missing":
-        section, key = _find(item["loc"][:-1]), item["loc"][-1]
+        section = _find(item["loc"][:-1])
+        key = item["loc"][-1]
         fields = {kind: _fields(model).get(key) for kind, model in section.kinds.items()}
         without = [f"a `{kind}`" for kind, field in fields.items() if not (field and field.is_required())]
         if section.kind == "train" and without:

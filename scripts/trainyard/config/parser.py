@@ -34,7 +34,8 @@ def read_file(path: Path) -> Any:
     Raises:
         ConfigError: it cannot be read or parsed.
     """
-    kind, text = "JSON" if path.suffix == ".json" else "YAML", ""
+    kind = "JSON" if path.suffix == ".json" else "YAML"
+    text = ""
     try:
         text = path.read_text(encoding="utf-8-sig")
         raw = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else _parse_yaml(text)

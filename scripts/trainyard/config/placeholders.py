@@ -27,7 +27,9 @@ PLACEHOLDER: Final = re.compile(
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
 # Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
-PORT, GPUS = "port", "gpus"  # a free port, and the number of GPUs, unless an argument has this name
+# A free port, and the number of GPUs, unless an argument has this name.
+PORT = "port"
+GPUS = "gpus"
 SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
                       PORT)  # fmt: skip
 # What Hydra reads as text without quotes, unless it is one of the words after that.
@@ -174,7 +176,8 @@ def _script_index(words: list[str]) -> int | None:
     shell = next((index for index, word in enumerate(words) if PurePath(word).name in _SHELLS), len(words))
     has_script = takes_value = False
     for index, word in enumerate(words[shell + 1 :], start=shell + 1):
-        is_value, takes_value = takes_value, bool(_VALUE_OPTION.fullmatch(word)) and not takes_value
+        is_value = takes_value
+        takes_value = bool(_VALUE_OPTION.fullmatch(word)) and not takes_value
         if is_value:
             continue
         if not _SHELL_OPTION.fullmatch(word):

@@ -92,7 +92,8 @@ class Settings(Section):
         """The content with these arguments, and the keys of those for which it has no place."""
         if self.text is None:
             return args, []
-        content, absent = self.content, list[str]()
+        content = self.content
+        absent = list[str]()
         for key, value in dotted_items(args):
             changed = _with_value(content, key, value)
             if changed is None:

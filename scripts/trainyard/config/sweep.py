@@ -1151,7 +1151,8 @@ class TrainSweep(Sweep):
         if self.search and self.slots.ranks > 1 and isinstance(self.search.values.get("batch_size"), Uniform):
             problem = f"{self.slots.ranks} GPUs cannot share each size evenly"
             raise invalid(f"search draws batch_size from a range, and {problem}: give a list")
-        own, metric = self.train.further_metrics, self.epoch_metric(self.train)
+        own = self.train.further_metrics
+        metric = self.epoch_metric(self.train)
         best = [f"best_{metric}"] if metric else []
         self._check_metric(final=(*TRAINING_METRICS, *own, *best), epoch=(*EPOCH_METRICS, *own))
         return self
@@ -1190,11 +1191,13 @@ class TrainSweep(Sweep):
 
         Its metric is the default unless its result depends on it, so that another metric trains nothing again.
         """
-        spec, gpus = Train.model_validate(settings), self.slots.ranks
+        spec = Train.model_validate(settings)
+        gpus = self.slots.ranks
         if spec.batch_size % gpus:
             message = f"batch_size {spec.batch_size} cannot be shared evenly by the {gpus} GPUs of a trial"
             raise ValueError(f"{message} ({'nodes' if self.slots.nodes_per_trial > 1 else 'gpus'}_per_trial)")
-        metric, modes = self.epoch_metric(spec), dict([self.compared_by]) | self.objectives
+        metric = self.epoch_metric(spec)
+        modes = dict([self.compared_by]) | self.objectives
         if not (spec.patience or f"best_{metric}" in [*modes, *self.constraints]):
             return spec.judged_by(DEFAULT_METRIC)
         if metric is None:

@@ -472,7 +472,8 @@ class Train(TrialSpec):
             raise invalid(f"metric_args: there is no metric {unknown[0]}; known: {', '.join(self.metrics) or 'none'}")
         if self.loss_args and not self.has_user_loss:
             raise invalid("loss_args are for a loss of your own")
-        weights, problem = self.pretrained or "", ""
+        weights = self.pretrained or ""
+        problem = ""
         if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
             problem = f"includes the name of the model: write {name[1]}"
         elif weights == "DEFAULT":

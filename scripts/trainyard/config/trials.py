@@ -210,7 +210,8 @@ def count_configured(sweep: Sweep) -> int:
 def _counts(sweep: Sweep) -> dict[str, int]:
     """The number of configurations in each part of the sweep."""
     lengths = (each.count if isinstance(each, Range) else len(options_of(each)) for each in sweep.grid.values())
-    levels, average = len(sweep.averaged), set(sweep.average)
+    levels = len(sweep.averaged)
+    average = set(sweep.average)
     listed = sum(1 if values.keys() >= average else levels for values in sweep.trials)
     counts = {"grid": math.prod(lengths) if sweep.runs_grid else 0, "trials": listed}
     counts |= {"sample": levels * sweep.sample.count} if sweep.sample else {}
@@ -221,7 +222,8 @@ def _counts(sweep: Sweep) -> dict[str, int]:
 def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place in the config and values of the varied keys of each configuration."""
     if sweep.runs_grid:
-        choices, conditions = [options_of(values) for values in sweep.grid.values()], _conditions(sweep.grid)
+        choices = [options_of(values) for values in sweep.grid.values()]
+        conditions = _conditions(sweep.grid)
         for combination in itertools.product(*choices):
             found = dict[str, Any]()
             for key, value in _applicable(conditions, dict(zip(sweep.grid, combination, strict=True))).items():
@@ -230,7 +232,8 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:
-        generator, conditions = random.Random(sweep.sample.seed), _conditions(sweep.sample.values)
+        generator = random.Random(sweep.sample.seed)
+        conditions = _conditions(sweep.sample.values)
         for _ in range(sweep.sample.count):
             drawn = {key: _draw(generator, choice) for key, choice in sweep.sample.values.items()}
             yield "sample", _applicable(conditions, drawn)

@@ -530,7 +530,9 @@ class CommandOptions(ProgramOptions):
 
         `program` is what the error calls it, such as "the command".
         """
-        used, names, error = self.find_names(command), [*args, *predefined, "args"], ""
+        used = self.find_names(command)
+        names = [*args, *predefined, "args"]
+        error = ""
         check_all_arguments(command, args)
         options = {"resume": "the option that replaces it", SETTINGS: "the file that it is made from"}
         known = {*names, *STYLES, *(name for name in options if getattr(self, name) is not None)}

@@ -94,7 +94,8 @@ class Folder(Collection):
             raise DataError(f"{self.path}: no such folder")
         state = self.path.stat()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
-            found, pending = list[CollectedFile](), {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
+            found = list[CollectedFile]()
+            pending = {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
             while pending:
                 listed = list(zip(pool.map(self._list, pending), pending.values(), strict=True))
                 pending = {}
@@ -106,7 +107,8 @@ class Folder(Collection):
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
         """The files in a folder, and the names and identities of the folders in it."""
-        files, folders = list[CollectedFile](), list[tuple[str, tuple[int, int]]]()
+        files = list[CollectedFile]()
+        folders = list[tuple[str, tuple[int, int]]]()
         try:
             with os.scandir(self.path / folder) as entries:
                 for entry in entries:

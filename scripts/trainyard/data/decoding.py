@@ -44,7 +44,8 @@ class BadImageError(Exception):
 
     def __init__(self, problem: str, detail: str = "") -> None:
         super().__init__(problem, detail)
-        self.problem, self.detail = problem, detail
+        self.problem = problem
+        self.detail = detail
 
 
 @dataclass(frozen=True)

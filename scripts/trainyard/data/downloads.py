@@ -47,7 +47,8 @@ def download(remote: RemoteFile, folder: Path) -> Path:
     """
     from requests import RequestException
 
-    target, failures = folder / remote.name, []
+    target = folder / remote.name
+    failures = []
     with storage_errors(target):
         if target.exists() and has_checksum(target, remote.checksum):
             return target  # without the lock, whose file a folder of another user does not store
@@ -128,7 +129,8 @@ class _Downloader:
 
 
 def _write(response: Any, path: Path, name: str) -> None:
-    size, free = int(response.headers.get("Content-Length", 0)), shutil.disk_usage(path.parent).free
+    size = int(response.headers.get("Content-Length", 0))
+    free = shutil.disk_usage(path.parent).free
     if size > free:
         folder = path.parent.parent
         raise DownloadError(f"{folder}: {name} needs {size / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free")

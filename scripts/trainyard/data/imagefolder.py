@@ -127,7 +127,8 @@ def _decode_images(
     images = np.zeros((count, *image_format.shape), np.uint8)
     labels = np.fromiter((label for _, label in files), np.int64, count)
     is_good = np.ones(count, np.bool_)
-    problems, handled = list[Problem](), Counter[str]()
+    problems = list[Problem]()
+    handled = Counter[str]()
     for row, (file, _) in enumerate(files):
         try:
             if file.size > MAX_FILE_BYTES:

@@ -45,7 +45,8 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     images = {name: file for name, file in inside.items() if _is_image(name)}
     top = {name.split("/")[0] for name in images if "/" in name}
     if TRAIN_FOLDER in top:
-        layout, base = _read_split_folders(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
+        layout = _read_split_folders(collection, inside, images, top)
+        base = f"{base}{TRAIN_FOLDER}/"
     else:
         layout = _read_class_folders(images, "", "train")
     _add_empty_classes(layout, collection, base)
@@ -103,7 +104,8 @@ def _read_split_folders(
         val = _read_class_folders(images, f"{val_folder}/", "val", listed=layout.classes)
         layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
     layout.ignored += sum(name.split("/")[0] not in (TRAIN_FOLDER, val_folder) for name in images)
-    words, classes = _lines(collection, inside.get("words.txt")), set(layout.classes)
+    words = _lines(collection, inside.get("words.txt"))
+    classes = set(layout.classes)
     layout.titles = {name: title for name, _, title in (line.partition("\t") for line in words) if name in classes}
     return layout
 
@@ -145,7 +147,8 @@ def _read_annotations(
     labelled: list[tuple[CollectedFile, int]] = []
     for number, line in enumerate(_lines(collection, annotations), start=1):
         name, _, rest = line.partition("\t")
-        wnid, file = rest.split("\t")[0], by_name.pop(name, None)
+        wnid = rest.split("\t")[0]
+        file = by_name.pop(name, None)
         if file is None:
             layout.problems.append(Problem(name, "val", "label without image", f"line {number} of {annotations.name}"))
         elif wnid not in label_of:

@@ -44,7 +44,8 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
     if parent is None:
         yield LocalCopy(staged, message)
         return
-    path, messages = _copy_path(staged, parent), list[str]()
+    path = _copy_path(staged, parent)
+    messages = list[str]()
     with ExitStack() as stack:
         try:
             shared = node_folders.shared_folder(
@@ -74,12 +75,14 @@ def choose_local_folder(staged: Staged, policy: str) -> tuple[Path | None, str]:
     size = _size_bytes(staged)
     reasons = []
     for folder in folders:
-        kind, needed = host.file_system_type(folder), 1.1 * size + MARGIN_BYTES
+        kind = host.file_system_type(folder)
+        needed = 1.1 * size + MARGIN_BYTES
         if policy == "auto" and host.is_network_file_system(kind):
             reasons.append(f"{folder} is on {kind}")
             continue
         if host.is_in_memory(kind):
-            memory, needed = slurm_allocation.available_memory_bytes(), size
+            memory = slurm_allocation.available_memory_bytes()
+            needed = size
             if size > MEMORY_FRACTION * memory:
                 share = f"{MEMORY_FRACTION:.0%} of the {memory / 2**30:,.1f} GiB that this job has"
                 reasons.append(f"{folder} is in host memory, and {size / 2**30:,.1f} GiB are more than {share}")
@@ -105,7 +108,8 @@ def _not_copied(staged: Staged, reason: str) -> str:
 
 def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:
     """Copy the files and verify their digests; `meta.json` comes last."""
-    began, size = time.perf_counter(), _size_bytes(staged)
+    began = time.perf_counter()
+    size = _size_bytes(staged)
     with show_progress(f"{host.node_name()}: copying {staged.folder.name}", size, unit="bytes") as advance:
         for name, digest in staged.meta.files.items():
             with open(staged.folder / name, "rb") as source, open(folder / name, "wb") as target:

@@ -182,7 +182,8 @@ def cached_datasets(source: str) -> dict[str, Any]:
 
 def _read_images(source: str, split: str, rows: range, shape: tuple[int, int, int]) -> Block:
     dataset = cached_datasets(source)[split]
-    images, labels = np.empty((len(rows), *shape), np.uint8), np.empty(len(rows), np.int64)
+    images = np.empty((len(rows), *shape), np.uint8)
+    labels = np.empty(len(rows), np.int64)
     for row, index in enumerate(rows):
         image, label = read_item(dataset, index)
         labels[row] = as_class(label, index)
@@ -220,7 +221,8 @@ def _measure_sample(dataset: Any) -> tuple[tuple[int, int, int], list[float], li
     Raises:
         DataError: the images are not alike.
     """
-    found, totals = list[tuple[Any, ...]](), list[tuple[list[int], list[int]]]()
+    found = list[tuple[Any, ...]]()
+    totals = list[tuple[list[int], list[int]]]()
     for index in range(0, len(dataset), -(-len(dataset) // SAMPLE_IMAGES)):
         image = read_item(dataset, index)[0]
         normalized = as_normalized(image, index)

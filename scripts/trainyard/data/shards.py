@@ -88,7 +88,8 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> lis
     tasks = {shard: source.block_task(shard.split, shard.start, shard.stop) for shard in shards}
     with event_log.EventLog.opened(work / SHARDS_FILE) as events:
         recorded = read_shard_records(work) if allocate_files(source, work) else {}
-        records, missing = list[ShardRecord](), list[Shard]()
+        records = list[ShardRecord]()
+        missing = list[Shard]()
         for shard, task in tasks.items():
             record = recorded.get(shard)
             if record and record.key == task.key:
@@ -97,7 +98,8 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> lis
             missing.append(shard)
             if record:  # the source has changed: the rows are about to be overwritten
                 events.append("void", durable=True, shard=asdict(shard))
-        total, pending = sum(map(len, tasks)), sum(map(len, missing))
+        total = sum(map(len, tasks))
+        pending = sum(map(len, missing))
         if records:
             log.info("%s: %d of %d shards are already staged", name, len(records), len(tasks))
         is_small = source.is_in_memory or pending * math.prod(source.shape) <= SHARD_BYTES
@@ -124,7 +126,8 @@ def _make_shards(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(cpus, len(shards)), context, _end_with_parent) as pool:
-        waiting, running = iter(shards), dict[Future[ShardRecord], Shard]()
+        waiting = iter(shards)
+        running = dict[Future[ShardRecord], Shard]()
         try:
             while True:
                 for shard in waiting:

@@ -80,7 +80,8 @@ def _is_staged(folder: Path, source: dict[str, Any]) -> bool:
 
 def _open_source(dataset: Dataset, folder: Path, data: Data) -> tuple[dict[str, Any], Callable[[], Made]]:
     """The state of a source, with which the dataset is staged again, and the function that stages it in `folder`."""
-    work, skip = folder / ".staging", False
+    work = folder / ".staging"
+    skip = False
     images: DataSource
     match dataset:
         case Table():
@@ -134,11 +135,13 @@ def download_dataset(dataset: Dataset, data: Data) -> Path:
 
 
 def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> Made:
-    work, cpus = folder / ".staging", slurm_allocation.available_cpus()
+    work = folder / ".staging"
+    cpus = slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
     count = sum(source.sizes.values())
     size = count * math.prod(source.shape)
-    missing, free = _missing_bytes(folder, size), shutil.disk_usage(folder).free
+    missing = _missing_bytes(folder, size)
+    free = shutil.disk_usage(folder).free
     if missing > free:
         raise DataError(
             f"{folder}: staging needs {missing / 2**30:,.1f} GiB of disk space, {free / 2**30:,.1f} GiB are free"

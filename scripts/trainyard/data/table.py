@@ -80,7 +80,8 @@ def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any
     splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction), strict=True))
     if len(splits["val"]):
         return splits
-    reason, remedy = "it has one row only", ""
+    reason = "it has one row only"
+    remedy = ""
     if len(classes) > 1:
         reason = f"each of the {len(classes)} classes in the column {dataset.target!r} has one row only"
         remedy = "; if they are quantities, set `task: regression`"

@@ -52,7 +52,8 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
     copy_files = _copy_batches if hasattr(published, "train_list") else _copy_files
     work.mkdir(parents=True, exist_ok=True)
     state = copy_files(dataset, root, work)
-    splits, classes = {}, [str(digit) for digit in range(10)]  # SVHN and USPS do not name their classes
+    splits = {}
+    classes = [str(digit) for digit in range(10)]  # SVHN and USPS do not name them
     for split in SPLITS:
         is_train = split == "train"
         try:

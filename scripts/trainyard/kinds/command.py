@@ -45,7 +45,9 @@ class CommandTrials(ProgramTrials):
 
     def run(self, request: TrialRequest, report: Report) -> TrialEnded:
         """Run the command of a trial, from its newest checkpoint if it has one."""
-        setup, sweep, folder = self.setup, self.setup.sweep, request.folder
+        setup = self.setup
+        sweep = self.setup.sweep
+        folder = request.folder
         assert isinstance(sweep, CommandSweep)
         if request.taken_over and sweep.checkpoint:
             copy_matching(request.taken_over[0], checkpoints_of(sweep.checkpoint), folder)

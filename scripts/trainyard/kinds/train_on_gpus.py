@@ -49,7 +49,8 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
 
     def run(self, request: TrialRequest, report: Report) -> TrialEnded:
         """Start the ranks; the file to which rank 0 writes epochs is read as that of a user's program."""
-        setup, dataset = self.setup, self.dataset
+        setup = self.setup
+        dataset = self.dataset
         assert dataset is not None
         assert isinstance(setup.sweep, TrainSweep)
         check_weights(request.spec, request.trial, dataset.digest)
@@ -97,11 +98,13 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
 def end_of_ranks(end: TrialEnded, launch: Path) -> TrialEnded:
     """How a training on several GPUs ended: as rank 0 reports, unless something else ended it or a rank failed."""
     report = json.loads((launch / END).read_text()) if (launch / END).exists() else {}
-    status, error = end.status, end.error
+    status = end.status
+    error = end.error
     if status is TrialStatus.FAILED:
         error = failure_reason(launch) or error
     elif status not in (TrialStatus.STOPPED, TrialStatus.INTERRUPTED):
-        status, error = TrialStatus(report["status"]), report["error"]
+        status = TrialStatus(report["status"])
+        error = report["error"]
     return TrialEnded(
         status=status,
         metrics=report.get("metrics", end.metrics if status is TrialStatus.STOPPED else {}),

@@ -48,15 +48,19 @@ def train_trial(launch: Path) -> None:
             stop_request=stop_request,
             downloads=given["downloads"],
         )
-        earlier_seconds, status, error = trainer.seconds, TrialStatus.FINISHED, ""
+        earlier_seconds = trainer.seconds
+        status = TrialStatus.FINISHED
+        error = ""
         try:
             _report(trainer, launch, 0)
             for row in train_epochs(trainer, study, store):
                 _report(trainer, launch, row.epoch - 1)
         except TrainingInterrupted as interruption:
-            status, error = TrialStatus.INTERRUPTED, str(interruption)
+            status = TrialStatus.INTERRUPTED
+            error = str(interruption)
         except Diverged as divergence:
-            status, error = TrialStatus.DIVERGED, str(divergence)
+            status = TrialStatus.DIVERGED
+            error = str(divergence)
         if group.is_main:
             end = {"status": status, "error": error, "precision": trainer.precision, "metrics": trainer.trial_metrics}
             write_json(launch / END, end | {"earlier_seconds": earlier_seconds})

@@ -21,7 +21,8 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
 
     With at least as many slots as trials, the order does not matter.
     """
-    state, forecast = plan.state, plan.forecast
+    state = plan.state
+    forecast = plan.forecast
     is_unknown = state.sweep.trains and any(name not in state.flops for name in forecast.pending)
     return is_unknown and not forecast.seconds and state.sweep.cost is None and len(forecast.pending) > slots
 
@@ -41,7 +42,8 @@ def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: 
         return {name: spec.epochs for name, spec in specs.items()}
     from trainyard.training.gpu_utilization import count_flops  # torch: only where models differ
 
-    counted, end = dict[str, float](), time.monotonic() + seconds
+    counted = dict[str, float]()
+    end = time.monotonic() + seconds
     for key in _spread(list(examples)):
         flops = count_flops(specs[examples[key]], shape=meta.shape, classes=len(meta.classes), trains=False)
         if flops is None or time.monotonic() > end:

@@ -65,7 +65,8 @@ def start_workers(
     plan: Plan, config: Config, parent: WorkerParent | None, *, order_job: int
 ) -> Iterator[tuple[Any, dict[str, float]]]:
     """Start Ray for the block; returns the workers of the slots, and the seconds of each step."""
-    slots, copies = plan.state.sweep.slots, config.data.local
+    slots = plan.state.sweep.slots
+    copies = config.data.local
     counted, _ = measured_processes(plan.state.sweep, slots)
     with (
         environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
@@ -223,7 +224,8 @@ def _run_until_done(session: DriverSession) -> tuple[Plan, SharedOrder]:
 
 def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
     """Run the pending trials that this session may run; returns the plan afterwards."""
-    journal, fold = session.journal, session.fold
+    journal = session.journal
+    fold = session.fold
     plan = session.plan()
     sweep = plan.state.sweep
     parent = None
@@ -265,7 +267,8 @@ def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
 
 def _fix_slots(plan: Plan) -> Plan:
     """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs or CPUs."""
-    slots, allocation = plan.slots, slurm_allocation.current_allocation()
+    slots = plan.slots
+    allocation = slurm_allocation.current_allocation()
     if plan.state.sweep.goal and plan.forecast.pending and allocation:
         given = {"gpus_per_node": allocation.gpus_per_node}
         if not slots.has_gpus:
@@ -291,7 +294,8 @@ def _check_can_run(found: Plan) -> None:
 
 def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent: WorkerParent | None) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
-    journal, config = session.journal, session.find_config()
+    journal = session.journal
+    config = session.find_config()
     variables = session.variables
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
@@ -310,8 +314,10 @@ def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent:
 
 
 def _record_session(session: DriverSession, plan: Plan) -> None:
-    journal, config = session.journal, config_copy(session.find_config(), session.results).stem
-    sweep, slots = plan.state.sweep, plan.state.sweep.slots
+    journal = session.journal
+    config = config_copy(session.find_config(), session.results).stem
+    sweep = plan.state.sweep
+    slots = plan.state.sweep.slots
     allocation = slurm_allocation.current_allocation()
     # A job may go on in another session, as after it was suspended; users start programs in allocations of their own.
     is_new_job = slurm_job_of(journal.session) not in {slurm_job_of(run.name) for run in plan.state.sessions}

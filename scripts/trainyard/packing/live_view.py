@@ -40,7 +40,8 @@ class LiveView:
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
         self._total = len(plan.forecast.pending)
         self._ended = 0  # trials that will not run again
-        self._finished, self._finished_seconds = 0, 0.0  # trials, and the sum of their durations
+        self._finished = 0  # trials
+        self._finished_seconds = 0.0  # the sum of their durations
 
     @contextmanager
     def show(self) -> Iterator[None]:
@@ -137,7 +138,8 @@ class LiveView:
         """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
         if not self._finished:
             return ""
-        mean, now = self._finished_seconds / self._finished, read_clock()
+        mean = self._finished_seconds / self._finished
+        now = read_clock()
         waiting = self._waiting_seconds if self._plan.forecast.seconds else len(self._waiting) * mean
         running = [
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
@@ -151,7 +153,8 @@ class LiveView:
         if console.width != self._width:  # the terminal has wrapped the lines of the last picture
             console.clear()
             self._width = console.width
-        total, since = self._left, format_duration(read_clock() - self._began)
+        total = self._left
+        since = format_duration(read_clock() - self._began)
         done = f"{self._ended} of {count_of(total, 'trial')} done"
         head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
         bar = Padding(ProgressBar(total=total, completed=self._ended, width=60), 0)  # which ends its line
@@ -209,7 +212,8 @@ def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[dic
     judged = state.sweep.ranking_metric([name for name in metrics if name != "epoch"])
     if judged is None or metrics.get(judged[0]) is None:
         return ""
-    name, value = judged[0], metrics[judged[0]]
+    name = judged[0]
+    value = metrics[judged[0]]
     words = {"val_accuracy": "validation accuracy"}.get(name, name)
     shown = f"{value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{value:.4g}"
     reports = [row for row in epochs if row.get(name) is not None and "epoch" in row]
@@ -238,7 +242,8 @@ def slot_table(running: list[Attempt], state: History, *, max_rows: int | None =
 
 
 def _cells(attempt: Attempt, state: History) -> dict[str, str]:
-    where, trial = attempt.location, state.trials.get(attempt.trial)
+    where = attempt.location
+    trial = state.trials.get(attempt.trial)
     of = f"/{trial.epochs}" if trial and trial.epochs else ""
     return {
         "slot": str(where.slot),

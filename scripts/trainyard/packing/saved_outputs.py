@@ -88,9 +88,11 @@ def read_outputs(journal: Journal, state: History) -> bool:
             continue
         else:
             parsed = ParsedOutput()
-            outcome, error = attempt.outcome, attempt.error
+            outcome = attempt.outcome
+            error = attempt.error
             if outcome in CONCLUSIVE:
-                outcome, error = TrialStatus.UNREADABLE, LOST
+                outcome = TrialStatus.UNREADABLE
+                error = LOST
         tries = state.attempts[attempt.trial]
         tries[tries.index(attempt)] = _record(journal, state, recorded, parsed, outcome=outcome, error=error)
         has_read = True
@@ -129,7 +131,8 @@ def _record(
 def _parse(state: History, attempt: Attempt) -> ParsedOutput:
     """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
     output = output_file(state.folder, attempt)
-    metrics, complete = state.sweep.program_metrics, state.sweep.completion
+    metrics = state.sweep.program_metrics
+    complete = state.sweep.completion
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
     is_whole = attempt.is_readable and attempt.outcome is not TrialStatus.STOPPED
     parsed = parse_saved_output(

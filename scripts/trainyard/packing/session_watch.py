@@ -65,7 +65,8 @@ class SessionWatch:
 
     def __init__(self, folder: Path, session: str) -> None:
         """`folder`: of the sessions' files."""
-        self._folder, self._session = folder, session
+        self._folder = folder
+        self._session = session
         self._signs: dict[str, _Sign] = {}
         self._names = set[str]()  # of the others
         self._looked_at = time.monotonic()  # when the last look ended
@@ -153,10 +154,12 @@ class SessionWatch:
             beat_file(self._folder, session).unlink()
 
     def _look_at(self, session: str) -> None:
-        content, modified = b"", 0
+        content = b""
+        modified = 0
         # Opening the file makes a network file system query its server, which `stat` does not.
         with suppress(OSError), open(beat_file(self._folder, session), "rb") as file:
-            content, modified = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            content = file.read()
+            modified = os.fstat(file.fileno()).st_mtime_ns
         holder = Holder.parse(content)
         with self._lock:
             sign = self._signs.get(session)
@@ -165,7 +168,9 @@ class SessionWatch:
                 return
             sign.holder = sign.holder or holder  # it may have been read while it was written
             if modified != sign.modified and modified:
-                sign.modified, sign.changes, sign.silent_looks = modified, sign.changes + 1, 0
+                sign.modified = modified
+                sign.changes = sign.changes + 1
+                sign.silent_looks = 0
             else:
                 sign.silent_looks += 1
 

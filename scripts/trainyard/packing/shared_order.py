@@ -72,7 +72,8 @@ class SharedOrder:
         self._journal = journal
         self._watch = watch
         self._find_sweep = find_sweep or (lambda: state.space.sweep)
-        self._session, self._run = journal.session, run_of_snakemake(state)
+        self._session = journal.session
+        self._run = run_of_snakemake(state)
         # By trial that had ended before: its last attempt. Clocks of nodes may differ.
         self._ended_before = {trial: fold.last_attempt(trial) for trial, _ in fold.attempts if fold.end_of(trial)}
         self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
@@ -92,7 +93,8 @@ class SharedOrder:
 
     def use(self, state: History) -> None:
         """Use a newer state of the sweep, made from the same fold."""
-        self._state, self._configs = state, 0
+        self._state = state
+        self._configs = 0
         self._follow_requests()
 
     @property
@@ -271,7 +273,8 @@ class SharedOrder:
 
     def spending(self) -> Spending | None:
         """What was spent of the budget by now, and is reserved; None without one."""
-        budget, now = self._state.sweep.budget, time.time()
+        budget = self._state.sweep.budget
+        now = time.time()
         if budget is None:
             return None
         live = [self._session, *(name for name in self._others() if self._watch.life_of(name) is not Life.GONE)]
@@ -325,7 +328,8 @@ class SharedOrder:
         """Read what was recorded since."""
         entries = len(self._fold.claims.entries)
         events = self._fold.news()
-        over, again = set[str](), dict[str, None]()  # sessions that have ended; trials that may be free
+        over = set[str]()  # sessions that have ended
+        again = dict[str, None]()  # trials that may be free
         added = self._fold.claims.entries[entries:]
         for entry in added:
             over |= entry.given_up.keys()
@@ -366,9 +370,11 @@ class SharedOrder:
 
     def _follow_requests(self) -> None:
         """Do what users have requested since, as far as it concerns which trials may be claimed."""
-        requests, space = self._fold.claims.requests, self._state.space
+        requests = self._fold.claims.requests
+        space = self._state.space
         self._taken |= requests.cancelled - self.cancelled
-        restored, self.cancelled = self.cancelled - requests.cancelled, frozenset(requests.cancelled)
+        restored = self.cancelled - requests.cancelled
+        self.cancelled = frozenset(requests.cancelled)
         added = list[str]()
         if len(requests.configs) > self._configs:
             self._configs = len(requests.configs)
@@ -424,8 +430,10 @@ class SharedOrder:
 
     def take_changes(self) -> tuple[set[str], list[Task]]:
         """Trials that others have claimed or users cancelled since the last call, and tasks that may be claimed."""
-        taken, self._taken = self._taken, set()
-        opened, self._opened = self._opened, {}
+        taken = self._taken
+        self._taken = set()
+        opened = self._opened
+        self._opened = {}
         names = [name for name in opened if name in self._state.trials and self._is_free(name)]
         if not names:
             return taken, []
@@ -504,7 +512,9 @@ class SharedOrder:
 
     def _given_up(self, session: str, *, is_gone: bool) -> GivenUp:
         """That a session is given up, with the ends of its attempts: of the open ones, the last output of a program."""
-        run, ends, state = self._fold.run_of(session), dict[str, float](), self._state
+        run = self._fold.run_of(session)
+        ends = dict[str, float]()
+        state = self._state
         deadline = time.monotonic() + state.sweep.trial_grace_seconds
         for key in run.attempts if run else ():
             attempt = self._fold.attempts[key]

@@ -229,7 +229,8 @@ class SlotPool:
         return True  # it was woken: without this, a trial on a dead worker would lose an attempt
 
     def _handle_started(self, slot: Slot, started: WorkerStarted) -> bool:
-        run, failures = self._run, self._run.failures
+        run = self._run
+        failures = self._run.failures
         allocation = run.limits.allocation
         gpu_model = allocation.gpu_model if allocation else ""
         slot.process = started.process
@@ -250,7 +251,8 @@ class SlotPool:
 
     def _handle_checked(self, slot: Slot, check: GpuChecked) -> bool:
         """Retire a slot whose GPU, or without GPUs node, is broken."""
-        failures, place = self._run.failures, slot.place
+        failures = self._run.failures
+        place = slot.place
         count = failures.failures_in_a_row(place)
         finding = f"check of its GPU: {check.finding}" if place.gpu else ""
         if len(self.all_places) > 1 and (check.is_broken or failures.is_likely_broken(place)):

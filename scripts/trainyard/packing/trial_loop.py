@@ -115,7 +115,9 @@ class TrialLoop:
 
     def _run_until_idle(self) -> None:
         """Run trials until no worker will send a message, or no trial may run any more."""
-        run, queue, slots = self._run, self.queue, self.slots
+        run = self._run
+        queue = self.queue
+        slots = self.slots
         while busy := slots.busy:
             if queue.poll():
                 self._end_cancelled_trials()
@@ -181,7 +183,8 @@ class TrialLoop:
 
         If there is none, the slot keeps its GPU, since a failed trial may be retried on it.
         """
-        run, setup = self._run, self._run.setup
+        run = self._run
+        setup = self._run.setup
         task = self.queue.take(slot.place, self.slots.places)
         if task is None:
             return
@@ -244,7 +247,8 @@ class TrialLoop:
 
     def _handle_message(self, current: CurrentTrial, message: TrialMessage) -> None:
         """Record a message of a running trial. Let the trial continue or stop, or start the next one."""
-        slot, task = current.slot, current.task
+        slot = current.slot
+        task = current.task
         match message:
             case TrialEnded():
                 if self._end(current, message):
@@ -289,7 +293,8 @@ class TrialLoop:
 
     def _end(self, current: CurrentTrial, end: TrialEnded) -> bool:
         """Record how an attempt ended, and do what follows; returns whether the slot is ready for the next trial."""
-        slot, task = current.slot, current.task
+        slot = current.slot
+        task = current.task
         is_cancelled = current.is_cancelled and not self.queue.is_closed
         goes_on = end.status is TrialStatus.INTERRUPTED and end.error.startswith(INCOMPLETE)
         if goes_on and (why := why_given_up(_pieces(task, current.attempt, end))):
@@ -303,7 +308,8 @@ class TrialLoop:
         status, error = self._judge_end(end)
         if is_cancelled and end.status in (TrialStatus.FAILED, TrialStatus.INTERRUPTED):
             has_lost = self._run.order.has_lost(task.trial, current.attempt.number)
-            status, error = TrialStatus.INTERRUPTED, LOST if has_lost else CANCELLED
+            status = TrialStatus.INTERRUPTED
+            error = LOST if has_lost else CANCELLED
         output = end.output
         if has_failed and not output:
             output = str(self._write_log(current.attempt, end.traceback or end.error))
@@ -367,7 +373,8 @@ class TrialLoop:
     def _decide_retry(self, current: CurrentTrial, end: TrialEnded) -> bool:
         seconds = self._clock.monotonic() - current.began
         task = current.task
-        attempt, before = current.attempt, [row["epoch"] for each in task.earlier for row in each.epochs[-1:]]
+        attempt = current.attempt
+        before = [row["epoch"] for each in task.earlier for row in each.epochs[-1:]]
         is_further = bool(attempt.epochs) and attempt.epochs[-1]["epoch"] > max(before, default=-math.inf)
         resumed = attempt.resumed is not None and not is_further
         place = current.slot.place
@@ -455,7 +462,8 @@ class TrialLoop:
         Raises:
             FinalError: they do.
         """
-        run, now = self._run, self._clock.monotonic()
+        run = self._run
+        now = self._clock.monotonic()
         running_seconds = [now - current.began for current in self.slots.running]
         failure = run.failures.common_failure([*self.slots.known_places, *run.order.places], running_seconds)
         if failure and (failure.is_of_start or not self.queue.awaits_probe(failure.trial)):
@@ -488,7 +496,8 @@ class TrialLoop:
 
     def _end_all_trials(self) -> None:
         """End the running trials, which may save a checkpoint within the grace period, and start no others."""
-        setup, workers = self._run.setup, self._workers
+        setup = self._run.setup
+        workers = self._workers
         self.queue.is_closed = True
         running = self.slots.running
         if not running:
@@ -535,7 +544,8 @@ class TrialLoop:
         Raises:
             UserError: they are left, and none does.
         """
-        order, queue = self._run.order, self.queue
+        order = self._run.order
+        queue = self.queue
         interrupted = self._interrupted + late
         left = queue.waiting + interrupted
         if not left and not queue.is_closed:

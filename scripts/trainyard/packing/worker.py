@@ -100,7 +100,8 @@ class Worker:
 
     def _run_trial(self, request: TrialRequest) -> None:
         """Run a trial; its last message says how it ended. An exception is a failure."""
-        before, began = self._read_joules(), time.perf_counter()
+        before = self._read_joules()
+        began = time.perf_counter()
         self._kind.seconds_before = 0.0
         try:
             if request.taken_over:

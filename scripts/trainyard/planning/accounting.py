@@ -79,7 +79,8 @@ def estimate_others(
     A job starts its program, which takes `startup` seconds up to its first step, and ends with its trial. A separate
     job requests `PADDING` times as much walltime, a task of the array `PADDING` times that of the longest trial.
     """
-    units, count = max(1, math.ceil(units_per_trial)), len(durations)  # Slurm allocates whole GPUs
+    units = max(1, math.ceil(units_per_trial))  # Slurm allocates whole GPUs
+    count = len(durations)
     longest = max(durations, default=0.0)
     requested: dict[str, Sequence[float]] = {"separate_jobs": durations, "job_array": [longest] * count}
     return [
@@ -244,7 +245,8 @@ class _MeasuredJob:
         return [self.state.as_read(attempt) for attempt in attempts if attempt]
 
     def _measured(self) -> dict[str, float | None]:
-        run, predicted = self.run, self.run.info.predicted_seconds
+        run = self.run
+        predicted = self.run.info.predicted_seconds
         measured = gap = None
         if run.last_end and run.first_start and self.attempts:
             measured = max(other.last_end for other in self.beside) - run.first_start
@@ -290,7 +292,8 @@ class _MeasuredJob:
         A job that had trials to run and started none, as for lack of walltime or because other jobs took them, counts
         if trials of its config do.
         """
-        sweep, trials = self.state.sweep, self.state.trials
+        sweep = self.state.sweep
+        trials = self.state.trials
         if self.run.attempts:
             return any(each.trial in trials and each.generation >= sweep.retrain for each in self.attempts)
         if not self.run.info.pending:
@@ -367,11 +370,13 @@ def compare_strategies(state: History, runs: Sequence[Session], records: Mapping
 
 def describe_cost(state: History, pricing: Pricing) -> str:
     """What the jobs of a sweep used so far, its price, and what they requested; "" before its first job."""
-    sessions, unit = state.sessions, state.sweep.slots.unit
+    sessions = state.sessions
+    unit = state.sweep.slots.unit
     if not sessions:
         return ""
     packed = compare_strategies(state, sessions, fetch_records(sessions))[-1]
-    used, requested = packed.used_unit_seconds, packed.requested_unit_seconds
+    used = packed.used_unit_seconds
+    requested = packed.requested_unit_seconds
     if state.counted_unit == "slot" and all(run.info.job in ("", "local") for run in sessions):
         return f"{format_duration(used)} of slots on CPUs used, no GPU time"
     price = pricing.per_hour(unit)
@@ -391,7 +396,8 @@ def _most_at_once(runs: Sequence[Session], amounts: Sequence[int]) -> int:
 
 def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """The seconds that one of these spans covers, or several."""
-    covered, until = 0.0, -math.inf
+    covered = 0.0
+    until = -math.inf
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, until))
         until = max(until, end)

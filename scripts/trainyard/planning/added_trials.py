@@ -33,7 +33,8 @@ def announce_config(config: Config, name: str, results: Path) -> int:
     Raises:
         StorageError: it cannot be written.
     """
-    claims, run = ClaimLog(results / "sweeps" / name), os.environ.get(RUN)
+    claims = ClaimLog(results / "sweeps" / name)
+    run = os.environ.get(RUN)
     claims.read()
     if entry := claims.requests.entry_of(run):
         return entry
@@ -59,7 +60,8 @@ def announce_end(name: str, results: Path) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    claims, run = ClaimLog(results / "sweeps" / name), os.environ.get(RUN)
+    claims = ClaimLog(results / "sweeps" / name)
+    run = os.environ.get(RUN)
     claims.read()
     if claims.requests.entry_of(run):
         claims.request(UserRequest("end", time.time(), run=run))
@@ -83,7 +85,8 @@ def read_current_config(path: Path, results: Path, *, study: str | None = None) 
     Raises:
         ConfigError: it cannot be read, or has errors.
     """
-    config, run = read_config(path), os.environ.get(RUN)
+    config = read_config(path)
+    run = os.environ.get(RUN)
     for name in [each for each in config.sweeps if study in (None, each)]:
         claims = ClaimLog(results / "sweeps" / name)
         claims.read()
@@ -126,7 +129,8 @@ def list_changes(before: Sweep, now: Sweep) -> list[str]:
 
 def changed_options(before: Sweep, now: Sweep) -> list[str]:
     """The names of the options that differ between two configs of a sweep, without those that have its trials."""
-    old, new = _comparable(before), _comparable(now)
+    old = _comparable(before)
+    new = _comparable(now)
     return [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
 
 

@@ -145,11 +145,15 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.why = event.why or ""
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
-    attempt.exit_code, attempt.is_retried = event.exit_code, bool(event.retried)
+    attempt.exit_code = event.exit_code
+    attempt.is_retried = bool(event.retried)
     attempt.progress = Progress(**event.progress) if event.progress else None
-    attempt.metrics, attempt.units = event.metrics or {}, event.units or {}
-    attempt.metrics_digest, attempt.rule = event.metrics_digest, event.rule
-    attempt.energy_kwh, attempt.has_saved = event.energy_kwh, bool(event.has_saved)
+    attempt.metrics = event.metrics or {}
+    attempt.units = event.units or {}
+    attempt.metrics_digest = event.metrics_digest
+    attempt.rule = event.rule
+    attempt.energy_kwh = event.energy_kwh
+    attempt.has_saved = bool(event.has_saved)
 
 
 def read_again(attempt: Attempt, reading: Reread) -> Attempt:
@@ -251,7 +255,8 @@ class Fold:
 
         It is, by who was there: the session itself, or one that has seen its process end.
         """
-        last, owner = self.last_attempt(trial), self.claims.owners.get(trial)
+        last = self.last_attempt(trial)
+        owner = self.claims.owners.get(trial)
         if owner is None or (trial, last) in self.attempts:
             return last + 1
         _, given_up = self.claims.given_up.get(owner.session, (0, GivenUp()))
@@ -414,14 +419,16 @@ def find_continued(attempts: Sequence[Attempt], last: Attempt) -> list[tuple[Att
     reports all epochs and seconds again when it resumes, so its attempts continue none.
     """
     found: list[tuple[Attempt, float]] = []
-    current, checkpoint_time = last, _checkpoint_time(last)
+    current = last
+    checkpoint_time = _checkpoint_time(last)
     for attempt in attempts_before(attempts, last):
         kept = checkpoint_time if current.resumed else _last_epoch_before(attempt, current)
         if kept is None:
             break
         if kept >= attempt.start:
             found.append((attempt, min(kept, attempt.end) - attempt.start))
-            current, checkpoint_time = attempt, _checkpoint_time(attempt)
+            current = attempt
+            checkpoint_time = _checkpoint_time(attempt)
     return found[::-1]
 
 
@@ -488,7 +495,8 @@ def why_given_up(pieces: Sequence[Piece]) -> str:
     One makes progress if its last epoch is later than those of the pieces before it. Without epochs, it does if it has
     saved another checkpoint.
     """
-    reached, stalls = -math.inf, 0
+    reached = -math.inf
+    stalls = 0
     for epoch, has_saved in pieces:
         is_further = has_saved if epoch is None else epoch > reached
         stalls = 0 if is_further else stalls + 1

@@ -38,7 +38,8 @@ class Spending:
 
     def latest_end(self, session: str) -> float:
         """When another trial of a job that runs must have ended, in Unix seconds, to fit beside all that runs."""
-        left, run = self.left_unit_seconds, next((each for each in self.sessions if each.name == session), None)
+        left = self.left_unit_seconds
+        run = next((each for each in self.sessions if each.name == session), None)
         if left <= 0:
             return -math.inf
         return min(self.end_time, self.ends[session] + left / run.units(self.slots) if run else math.inf)

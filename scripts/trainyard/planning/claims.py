@@ -232,7 +232,8 @@ class ClaimLog:
             request,
             round(time.time() + seconds, 4) if take and seconds else None,
         )
-        path, draft = self._path(entry.number), self._folder / f".{entry.token}.tmp"
+        path = self._path(entry.number)
+        draft = self._folder / f".{entry.token}.tmp"
         with storage_errors(path):
             try:
                 self._folder.mkdir(exist_ok=True)

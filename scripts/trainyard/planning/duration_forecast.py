@@ -113,7 +113,8 @@ class DurationForecast:
         """
         if not names:
             return None
-        trials, evidence = self._history.trials, self.evidence
+        trials = self._history.trials
+        evidence = self.evidence
         known = {name: seconds for name, seconds in (evidence.seconds | dict(finished)).items() if seconds}
         if not known:
             return None

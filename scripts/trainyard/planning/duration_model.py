@@ -84,7 +84,8 @@ def predict(
     if not evidence:
         return None
     # Shapes: t terms, h hypotheses, d draws, g groups (the values of a text), i and j trials of the evidence, n all
-    wanted, generator = len(trials), np.random.default_rng(0)
+    wanted = len(trials)
+    generator = np.random.default_rng(0)
     known = wanted + np.unique(np.linspace(0, len(evidence) - 1, MAX_EVIDENCE).round().astype(int))
     logs = np.log([max(evidence[place - wanted][1], 1e-6) for place in known])
     middle = np.median(logs)
@@ -109,7 +110,8 @@ def predict(
     chosen = np.searchsorted(weights, (np.arange(draws) + 0.5) / draws * weights[-1])
 
     (power, mean, error, offset), columns = prior[:, :, chosen], columns[:, chosen]
-    noise, late = noise[chosen], late[chosen]
+    noise = noise[chosen]
+    late = late[chosen]
     coefficients = mean + error * generator.standard_normal((len(x), draws, groups.max() + 1))  # (t, d, g)
     drawn = (np.take_along_axis(coefficients, groups[:, None, known], axis=2) * columns).sum(axis=0)  # (d, i)
     drawn += noise * generator.standard_normal(late.shape) + late * generator.normal(*EXCESS, late.shape)

@@ -39,7 +39,8 @@ class EarlyStoppingRule:
         self._metric = metric
         self._is_ignored = is_ignored
         self.content = stop.rule(metric, mode, score)  # what it decides by, for the journal
-        first, factor = stop.grace_period, stop.reduction_factor
+        first = stop.grace_period
+        factor = stop.reduction_factor
         rungs = [first]  # at which trials are first compared: of each bracket
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
             rungs.append(rungs[-1] * factor)
@@ -140,7 +141,9 @@ class _Comparison:
     """ASHA and the median rule. A verdict looks at a sorted list of what trials have at the epoch."""
 
     def __init__(self, stop: Stop, mode: Mode, score: Score) -> None:
-        self._stop, self._mode, self._score = stop, mode, score
+        self._stop = stop
+        self._mode = mode
+        self._score = score
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
         # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
         self._standings: dict[float, list[float]] = {}
@@ -239,14 +242,16 @@ class _Comparison:
         the epoch of the rung is judged by its first report after it, and compared with the last values that others had
         reported since the rung by then.
         """
-        rung, values = self._rung_at(epoch), self._curves[trial].values
+        rung = self._rung_at(epoch)
+        values = self._curves[trial].values
         if not rung or self._stop.is_last(epoch, self._curves[trial].first):
             return ""
         first = min(at for at in values if rung <= at <= epoch)
         if first < epoch and (trial, rung) in self._judged:
             return ""
         self._judged.add((trial, rung))
-        value, reached = self._score_at(self._curves[trial], first), self._standings_at(first)
+        value = self._score_at(self._curves[trial], first)
+        reached = self._standings_at(first)
         places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
@@ -265,11 +270,13 @@ class _Comparison:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
         if epoch < self._stop.grace_period or self._stop.is_last(epoch, self._curves[trial].first):
             return ""
-        curve, means = self._curves[trial], self._standings_at(epoch)
+        curve = self._curves[trial]
+        means = self._standings_at(epoch)
         others = len(means) - 1
         if others < MEDIAN_TRIALS:
             return ""
-        best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
+        best = max(curve.until(epoch))
+        median = _median_without(means, curve.mean(epoch))
         if best >= median:
             return ""
         sign = 1 if self._mode == "max" else -1
@@ -312,6 +319,7 @@ class _Curve:
 
 def _median_without(ascending: Sequence[float], one: float) -> float:
     """The median of all values but `one`, which is one of them."""
-    place, count = bisect_left(ascending, one), len(ascending) - 1
+    place = bisect_left(ascending, one)
+    count = len(ascending) - 1
     low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
     return ascending[low] / 2 + ascending[high] / 2  # without overflow

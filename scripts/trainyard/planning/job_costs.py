@@ -151,7 +151,8 @@ def _cost(hours: float | None, price: float | None) -> float | None:
 def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> PlannedJob:
     """The job of a scale, predicted between ideal scaling from the nearest measured scale and the efficiency limit."""
     study, (nodes, per_node) = config.scaling[name], split_scale(run)
-    gpus, paths = nodes * per_node, chain(*study.summaries(results / "scaling" / name).values())
+    gpus = nodes * per_node
+    paths = chain(*study.summaries(results / "scaling" / name).values())
     # A script is no evidence for a training that has taken its place, nor the reverse; only scripts have a launcher.
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     known = sorted((each for each in found if ("launcher" in each) != study.trains), key=lambda each: each["gpus"])
@@ -166,7 +167,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
         if train:  # `patience` may have ended it, and a quick test may have had fewer epochs
             ideal *= train.epochs / summary.get("epochs", train.epochs)
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
-    hours, basis = None if ideal is None else gpus * ideal / 3600, "no evidence"
+    hours = None if ideal is None else gpus * ideal / 3600
+    basis = "no evidence"
     if summary:
         where = ", which ran on CPUs" if summary["device"] == "cpu" else ""
         basis = f"ideal scaling from {summary['scale']}{where}"
@@ -235,7 +237,9 @@ def brief_plan(plan: Plan, *, on_cpus: bool = False) -> str:
 
 def _describe_pending(plan: Plan, *, on_cpus: bool = False) -> str:
     """How many trials of a sweep are left to run, on which slots, and why trials run again."""
-    state, slots, pending = plan.state, plan.slots, plan.forecast.pending
+    state = plan.state
+    slots = plan.slots
+    pending = plan.forecast.pending
     again = ", ".join(filter(None, [*_describe_again(plan), describe_new_search(plan.state)]))
     what = f"sweep {state.name}: {len(pending)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
     if reread := state.unread_count:
@@ -257,9 +261,11 @@ def _describe_budget(plan: Plan) -> str:
     """What is left of the budget, and how many trials are expected to fit it; "" without one."""
     if (spending := plan.state.spending) is None:
         return ""
-    parts, count = [], plan.trials_in_budget
+    parts = []
+    count = plan.trials_in_budget
     if math.isfinite(most := spending.budget.unit_seconds):
-        left, unit = f"{spending.left_unit_seconds / 3600:.3g} of {most / 3600:g}", plan.state.sweep.slots.unit
+        left = f"{spending.left_unit_seconds / 3600:.3g} of {most / 3600:g}"
+        unit = plan.state.sweep.slots.unit
         parts.append(f"{left} {unit}-hours left")
     if math.isfinite(spending.end_time):
         parts.append(f"until {format_time(spending.end_time)}")
@@ -270,7 +276,8 @@ def _describe_budget(plan: Plan) -> str:
 def _describe_again(plan: Plan) -> Iterator[str]:
     """Why trials run again, how many of the pending ones have run before, and which results do not count any more."""
     state = plan.state
-    last, code = state.sessions[-1].info if state.sessions else None, state.sweep.code_digest
+    last = state.sessions[-1].info if state.sessions else None
+    code = state.sweep.code_digest
     if last and code and last.code_digest != code:
         yield f"`code` has changed since the job of {format_time(last.time)}"
     if last and (lost := _count_lost(plan)):
@@ -305,7 +312,8 @@ def _count_lost(plan: Plan) -> int:
 
 def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
     """What a slot has, as in `0.5 GPU and 4 CPUs`."""
-    slots, cpus = plan.slots, count_of(plan.slots.cpus_per_trial, "CPU")
+    slots = plan.slots
+    cpus = count_of(plan.slots.cpus_per_trial, "CPU")
     if on_cpus or not slots.has_gpus:
         return cpus
     if slots.nodes_per_trial > 1:
@@ -326,8 +334,10 @@ def _describe_prediction(plan: Plan) -> str:
 
 def _describe_gpu_models(plan: Plan) -> str:
     """The GPU models for which a prediction holds, if trials were measured on others; "" otherwise."""
-    models, evidence = plan.state.gpu_models, plan.forecast.evidence
-    known, missing = set(evidence.gpu_models.values()) - {""}, evidence.unmeasured_models
+    models = plan.state.gpu_models
+    evidence = plan.forecast.evidence
+    known = set(evidence.gpu_models.values()) - {""}
+    missing = evidence.unmeasured_models
     if not models or (len(models) == 1 and known <= set(models)):
         return ""
     measured = f"predicted as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)}"
@@ -341,7 +351,8 @@ def summarize_cost(plan: Plan) -> str:
     unit = f"{plan.state.sweep.slots.unit}-hours"
     used = "" if plan.used_hours is None else f", {plan.used_hours:.3g} of them predicted to be used"
     cost = "" if plan.price is None else f" (costs {(plan.used_hours or hours) * plan.price:.2f})"
-    units, minutes = count_of(plan.slots.units, plan.slots.unit), plan.walltime_minutes
+    units = count_of(plan.slots.units, plan.slots.unit)
+    minutes = plan.walltime_minutes
     size = f" ({plan.parallel_jobs} x {units} x {minutes} min)" if plan.slots.jobs > 1 else ""
     parts = [f"{hours:.3g} {unit} requested{size}{used}{cost}"]
     for each in planned_alternatives(plan):

@@ -97,7 +97,8 @@ class MeasuredDurations:
 
     def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
         """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""
-        cost, flops = self._history.sweep.cost, self._history.flops
+        cost = self._history.sweep.cost
+        flops = self._history.flops
         if cost is not None:
             return {name: relative_cost(cost, self._history.trials[name]) for name in names}
         return {name: flops[name] for name in names} if flops.keys() >= set(names) else {}

@@ -68,9 +68,11 @@ def request_memory(
     if exhausted > wanted:
         least = wanted = exhausted
         basis = f"{GROWTH:g} times the {_gb(exhausted / GROWTH)} that the last job ran out of"
-    limit, whose = USABLE * node.share, "the share of a node"
+    limit = USABLE * node.share
+    whose = "the share of a node"
     if (per_process or exhausted) and least > limit:  # this is known to be needed
-        limit, whose = max(limit, min(least, USABLE * node.largest)), "a whole node"
+        limit = max(limit, min(least, USABLE * node.largest))
+        whose = "a whole node"
     if wanted > limit:
         return MemoryRequest(int(limit), f"{basis}, limited to {whose}")
     return MemoryRequest(int(min(STEP_MB * math.ceil(wanted / STEP_MB), USABLE * node.largest)), basis)
@@ -105,7 +107,8 @@ def node_memory(partitions: Sequence[Partition], gpus: int, gpu_type: str = "") 
 
 def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) -> MemoryRequest:
     """The memory of a sweep's job."""
-    sweep, slots = plan.state.sweep, plan.slots
+    sweep = plan.state.sweep
+    slots = plan.slots
     if not plan.forecast.pending:
         return tables_memory(node)
     records = read_records(plan.state.folder)

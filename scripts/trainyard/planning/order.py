@@ -46,10 +46,12 @@ def jobs_needed(durations: Sequence[float], slots: int, *, seconds: float) -> in
     In each job, a slot runs the next trial, in the given order, that ends within the job's `seconds`. A longer trial
     counts as if it took exactly that long.
     """
-    left, jobs = [min(each, seconds) for each in durations], 0
+    left = [min(each, seconds) for each in durations]
+    jobs = 0
     while left:
         jobs += 1
-        free, postponed = [0.0] * slots, []
+        free = [0.0] * slots
+        postponed = []
         for each in left:
             if free[0] + each <= seconds:
                 heapq.heapreplace(free, free[0] + each)
@@ -71,7 +73,8 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     numbers = np.stack([logs / (np.ptp(logs) or 1.0) for logs, _ in keys])  # (keys, trials)
     texts = np.stack([groups for _, groups in keys])
     middle = (numbers.min(axis=1) + numbers.max(axis=1))[:, None] / 2
-    distance, found = np.abs(numbers - middle).sum(axis=0), list[int]()
+    distance = np.abs(numbers - middle).sum(axis=0)
+    found = list[int]()
     while len(found) < min(count, len(trials)):
         found.append(int(distance.round(9).argmax()))  # rounding errors decide no tie
         last = slice(found[-1], found[-1] + 1)

@@ -55,7 +55,8 @@ class Plan:
 
         A job that only writes tables has one CPU.
         """
-        limit, sweep = self.state.sweep.slots, self.state.sweep
+        limit = self.state.sweep.slots
+        sweep = self.state.sweep
         if not self.forecast.pending:
             return Slots(gpus_per_node=0)
         if sweep.goal is None:
@@ -131,7 +132,8 @@ class Plan:
     @cached_property
     def predicted_range(self) -> tuple[float, float] | None:
         """The 90 % interval of the makespan; None without evidence."""
-        expected, samples = self.predicted_seconds, self._samples
+        expected = self.predicted_seconds
+        samples = self._samples
         if expected is None or not samples:
             return None
         low, high = (_quantile(samples, share) for share in INTERVAL)
@@ -195,7 +197,8 @@ class Plan:
         Each job has its own start-up and margins. It resumes the trials that the previous one interrupted; trials that
         cannot resume must end within one job, and start longest first.
         """
-        expected, forecast = self.predicted_seconds, self.forecast
+        expected = self.predicted_seconds
+        forecast = self.forecast
         if self.needed_minutes <= self.limit_minutes or self.predicted_range is None or not expected:
             return 1
         useful = max(60.0, self._useful_seconds)

@@ -39,7 +39,8 @@ class OptunaStudy:
 
     def __init__(self, sweep: Sweep) -> None:
         assert sweep.search is not None
-        self._sweep, self._search = sweep, sweep.search
+        self._sweep = sweep
+        self._search = sweep.search
         self._bad: Sequence[float] = ()  # the values that were told of trials without good ones
         self._start()
 
@@ -67,7 +68,8 @@ class OptunaStudy:
 
     def _worse_than_all(self, ends: Iterable[Attempt]) -> list[float]:
         """For each objective a value that is clearly worse than the values of all trials so far."""
-        found, reported = list[float](), [end.metrics for end in ends if end.outcome in WITH_RESULT]
+        found = list[float]()
+        reported = [end.metrics for end in ends if end.outcome in WITH_RESULT]
         for metric, mode in self._sweep.goals.items():
             known = [metrics.get(metric) for metrics in reported]
             values = [float(value) for value in known if value is not None and math.isfinite(value)] or [0.0]
@@ -85,7 +87,8 @@ class OptunaStudy:
         # they have worked out in the study, which would then depend on when the job started.
         is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known)
         if self._sweep.objectives:  # with one, none are told where it is kept
-            is_kept, self._bad = is_kept and bad == self._bad, bad
+            is_kept = is_kept and bad == self._bad
+            self._bad = bad
         if self._told and not (is_kept and all(map(is_same, self._told, known))):
             self._start()
         for number, (each, end) in enumerate(known):
@@ -133,17 +136,21 @@ class OptunaStudy:
         import optuna
         from optuna.trial import TrialState
 
-        state, curve, constraints = TrialState.RUNNING, dict[int, float](), dict[str, float]()
+        state = TrialState.RUNNING
+        curve = dict[int, float]()
+        constraints = dict[str, float]()
         values: Sequence[float] | None = None
         if end is not None:
-            goals, limits = list(self._sweep.goals), self._sweep.constraints
+            goals = list(self._sweep.goals)
+            limits = self._sweep.constraints
             metrics = {name: end.metrics.get(name) for name in (*goals, *limits)}
             known = {
                 name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)
             }
             needed = metrics if end.outcome == TrialStatus.FINISHED else goals
             states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
-            state, values = states.get(end.outcome, TrialState.FAIL), [known[name] for name in goals if name in known]
+            state = states.get(end.outcome, TrialState.FAIL)
+            values = [known[name] for name in goals if name in known]
             constraints = {name: limit.excess(known[name]) if name in known else 0.0 for name, limit in limits.items()}
             # Optuna prunes no trials with several objectives.
             is_bad = end.outcome == TrialStatus.DIVERGED or end.ran_out_of_memory
@@ -152,7 +159,8 @@ class OptunaStudy:
                 is_last = self._search.method == "tpe" and len(goals) == 1
                 state, values = (TrialState.PRUNED, None) if is_last else (TrialState.COMPLETE, bad)
             elif not known.keys() >= set(needed):
-                state, values = TrialState.FAIL, None
+                state = TrialState.FAIL
+                values = None
             elif len(goals) == 1:
                 curve = {row["epoch"]: row[goals[0]] for row in end.epochs if row.get(goals[0]) is not None}
         return optuna.trial.create_trial(
@@ -209,7 +217,8 @@ def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | Non
     """Values of the varied keys as Optuna draws them; None if the search cannot draw them. Other keys are ignored."""
     import optuna
 
-    params, found = dict[str, Any](), dict[str, Any]()
+    params = dict[str, Any]()
+    found = dict[str, Any]()
     for key, choice in search.values.items():
         if not holds(condition_of(choice), found):
             continue
@@ -230,7 +239,8 @@ def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | Non
 
 def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion | None:
     """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
-    search, digest = space.sweep.search, space.dataset_digest
+    search = space.sweep.search
+    digest = space.dataset_digest
     assert search is not None
     with suppress(ValueError):  # of a config with other keys
         trial = make_trial(space.sweep, values)
@@ -245,7 +255,8 @@ def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion
 
 def describe_new_search(state: History) -> str:
     """That a search begins although trials of an earlier config have ended, and how many count; "" otherwise."""
-    search, space = state.sweep.search, state.space
+    search = state.sweep.search
+    space = state.space
     ends = [end for record in state.earlier if (end := record.end)]
     if not search or space.suggestions or not ends:
         return ""
@@ -277,7 +288,9 @@ class SuggestionSource:
 
     def __init__(self, state: History, order: Order) -> None:
         assert state.sweep.search is not None
-        self._state, self._order, self._search = state, order, state.sweep.search
+        self._state = state
+        self._order = order
+        self._search = state.sweep.search
         self._study = OptunaStudy(state.sweep)
         ends = [end for record in state.records if (end := record.end or record.out_of_memory)]
         self._ends = {end.trial: self._with_values(end) for end in ends}
@@ -305,8 +318,11 @@ class SuggestionSource:
 
     def _find_evidence(self) -> None:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones."""
-        state, space, found = self._state, self._state.space, dict[str, list[Suggestion]]()
-        self._sweep, self._configured = space.sweep, expand(space.sweep).by_name(space.dataset_digest)
+        state = self._state
+        space = self._state.space
+        found = dict[str, list[Suggestion]]()
+        self._sweep = space.sweep
+        self._configured = expand(space.sweep).by_name(space.dataset_digest)
         self._evidence = []
         if not self._search.learns:
             return
@@ -343,14 +359,17 @@ class SuggestionSource:
 
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The next configuration, or the next repeat of the last one."""
-        sweep, repeat = self._state.sweep, len(drawn) % self._state.sweep.trials_of_each
+        sweep = self._state.sweep
+        repeat = len(drawn) % self._state.sweep.trials_of_each
         if repeat:
             first = drawn[-repeat]
             return run_of(sweep, first.trial.values, repeat), first.params, first.attrs
         cancelled = self._order.cancelled - self._ends.keys()
         gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
         repeats = sweep.trials_of_each
-        firsts, ends, evidence = drawn[::repeats], self._ends | gone, self._evidence
+        firsts = drawn[::repeats]
+        ends = self._ends | gone
+        evidence = self._evidence
         if evidence:
             names = {each.name for each in drawn}
             evidence = [group for group in evidence if names.isdisjoint(each.name for each in group)]
@@ -384,7 +403,8 @@ class SuggestionSource:
         space = self._state.space
         if space.sweep is not self._sweep:
             self._find_evidence()
-        drawn, events = list(space.suggestions), list[Suggested]()
+        drawn = list(space.suggestions)
+        events = list[Suggested]()
         known = {each.name for each in drawn} | self._configured.keys()
         while len(drawn) - len(space.suggestions) < self.remaining:
             values, params, attrs = self._draw(drawn)

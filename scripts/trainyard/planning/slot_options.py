@@ -56,9 +56,11 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
 
 def _sizes(limit: Slots) -> Iterator[Slots]:
     """Jobs and GPUs or CPUs of each, by ascending product; of equal products, the one with the fewest jobs."""
-    key, step = "gpus_per_node", max(1, int(limit.node_share))  # of these, a trial has
+    key = "gpus_per_node"
+    step = max(1, int(limit.node_share))  # of a trial
     if not limit.has_gpus:
-        key, step = "cpus", limit.cpus_per_trial
+        key = "cpus"
+        step = limit.cpus_per_trial
     per_node = range(step, getattr(limit, key) + 1, step)
     found: dict[int, tuple[int, int]] = {}
     for jobs in range(1, limit.jobs + 1):

@@ -34,7 +34,8 @@ class TrialSpace:
     """
 
     def __init__(self, sweep: Sweep, dataset_digest: str, suggested: Sequence[Suggested] = ()) -> None:
-        self.sweep, self.dataset_digest = sweep, dataset_digest
+        self.sweep = sweep
+        self.dataset_digest = dataset_digest
         self.suggestions: list[Suggestion] = []  # of the search
         self.further = set[str]()  # trials with further seeds of the best configurations
         self.optional = set[str]()  # those of other selections, which count if they have a result, but need not run

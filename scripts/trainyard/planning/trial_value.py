@@ -63,7 +63,8 @@ class TrialValue:
         """The epoch of the value, as in ` at its last epoch, 6 of 6`; "" if it has none."""
         if self.epoch is None:
             return ""
-        of, progress = "", self.work.progress
+        of = ""
+        progress = self.work.progress
         if self.work.epochs is not None:
             of = f" of {self.work.epochs:.6g}"
         if progress and progress.begins_at_0 and progress.number == self.work.last_epoch:
@@ -131,7 +132,8 @@ def value_of(state: History, attempt: Attempt, metric: str, mode: Mode) -> Trial
 
 def _score(state: History, attempt: Attempt, reported: Mapping[str, float], metric: str, mode: Mode) -> TrialValue:
     """The value of a metric by the `score` of the sweep; `reported` has the last one."""
-    score, value = state.sweep.score, _number(reported[metric])
+    score = state.sweep.score
+    value = _number(reported[metric])
     rows = _epochs_of(state, attempt, metric)
     reports = [EpochValue(_number(row[metric]), row["epoch"] or 0) for row in rows if metric in row]
     finite = [report for report in reports if math.isfinite(report.value)]
@@ -180,7 +182,8 @@ def _epochs_of(state: History, attempt: Attempt, metric: str) -> list[Row]:
 def work_of(state: History, attempt: Attempt) -> TrialWork:
     """How far a trial came by an attempt with a result."""
     record = state.record(attempt.trial)
-    spec, tries = record.trial.spec, [attempt, *record.continued_by(attempt)]
+    spec = record.trial.spec
+    tries = [attempt, *record.continued_by(attempt)]
     last_epoch = next((each.epochs[-1].get("epoch") for each in tries if each.epochs), None)
     progress = next((each.progress for each in tries if each.progress), None)
     epochs = spec.epochs or last_epoch

@@ -88,7 +88,8 @@ def run_function(
     """
     began = time.monotonic()
     threading.Thread(target=_call, args=(function, config, context), daemon=True).start()
-    latest, limiter = Row(), RowLimiter()
+    latest = Row()
+    limiter = RowLimiter()
     while not isinstance(reported := context._next_report(), TrialEnded):
         latest |= reported
         limiter.add(reported, complete=True)
@@ -108,7 +109,8 @@ def _call(function: Callable[[Any, Context], Any], config: Any, context: Context
         metrics = numeric_row(returned) if isinstance(returned, dict) else {}
         end = TrialEnded(status=TrialStatus.FINISHED, metrics=metrics)
     except EndTrial as request:
-        error, by_itself = "", request.status is TrialStatus.INTERRUPTED and not context.time_is_up
+        error = ""
+        by_itself = request.status is TrialStatus.INTERRUPTED and not context.time_is_up
         if request.status is TrialStatus.INTERRUPTED:
             error = INTERRUPTED_ITSELF if by_itself else "it ended itself before the end of the job"
         end = TrialEnded(status=request.status, error=error, interrupts_itself=by_itself)

@@ -39,13 +39,17 @@ class MetricsFile:
         self._notes = notes
         self.error = ""  # why a part of the file cannot be read
         self.is_complete = True  # whether its end could be read
-        self._path, self._state = path, tuple[int, ...]()
+        self._path = path
+        self._state = tuple[int, ...]()
         self._known: list[int] = []  # a digest of each row that was read
         self._was_changed = False  # a row of a table or list: from then on, rows cannot be counted as they come
         self._reset()
 
     def _reset(self) -> None:
-        self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
+        self._offset = 0
+        self._head = b""
+        self._tail = b""
+        self._incomplete = b""
         self._has_lines: bool | None = None  # None: unknown
         self._header: list[str] | None = None
         self._place = 0  # of the next row in the file
@@ -95,7 +99,8 @@ class MetricsFile:
             if final:
                 self._set_error(error)
             return []
-        is_list, self._place = isinstance(parsed, list), 0
+        is_list = isinstance(parsed, list)
+        self._place = 0
         self._was_changed = self._was_changed or (is_list and len(rows) < len(self._known))
         del self._known[len(rows) :]
         changed = [self._changed(row, is_numbered=is_list) for row in rows]
@@ -161,7 +166,8 @@ class MetricsFile:
 
     def _changed(self, row: dict[str, Any], *, is_numbered: bool) -> dict[str, Any] | None:
         """The row, unless it was read before at this place; with its place as the epoch, if rows were changed."""
-        place, self._place = self._place, self._place + 1
+        place = self._place
+        self._place = self._place + 1
         digest = hash(json.dumps(row, sort_keys=True, default=str))
         if place < len(self._known) and self._known[place] == digest:
             return None
@@ -311,12 +317,15 @@ class MatchingFiles:
         """`before`: the files in the folder before this attempt."""
         assert metrics.file is not None
         self._notes = notes
-        self._metrics, self._folder, self._pattern = metrics, folder, metrics.file
+        self._metrics = metrics
+        self._folder = folder
+        self._pattern = metrics.file
         self._before = before
         self._files: dict[Path, MetricsFile] = {}  # in the order in which they were found
         self._current: MetricsFile | None = None  # of this attempt
         self._own: list[str] = []  # the names of those of this attempt
-        self._looked_at, self._has_new_rows = -math.inf, False
+        self._looked_at = -math.inf
+        self._has_new_rows = False
         self.warning = ""
         if not has_wildcards(self._pattern):
             path = folder / self._pattern
@@ -402,9 +411,13 @@ class EventFiles:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
         self.error = self.warning = ""
-        self.is_complete, self._before = True, before
-        self._metrics, self._folder, self._open = metrics, folder, LegacyEventFileLoader
-        self._loaders, self._looked_at = dict[Path, Any](), -math.inf
+        self.is_complete = True
+        self._before = before
+        self._metrics = metrics
+        self._folder = folder
+        self._open = LegacyEventFileLoader
+        self._loaders = dict[Path, Any]()
+        self._looked_at = -math.inf
 
     @property
     def has_reported(self) -> bool:

@@ -93,7 +93,8 @@ class PatternParser:
             self._add_values(self._mean.end())
         if final and self._open:
             self._close_row()
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         return rows
 
     def _is_read(self, match: "re.Match[str]", name: str) -> bool:
@@ -187,7 +188,8 @@ class RankMean:
 
     def end(self) -> list[dict[str, Any]]:
         """The values of the step whose lines were held."""
-        same, self._same = self._same, []
+        same = self._same
+        self._same = []
         if not same:
             return []
         self._is_repeated.setdefault(same[0].pattern, False)

@@ -107,7 +107,9 @@ class ReadingNotes:
         self.rank_warning = ""  # about what is taken for the lines of several ranks
         self.row_warning = ""  # about what else a line or row may say
         # Of runs of W&B:
-        self.names_epochs, self._steps, self._steps_before = False, 0, 0
+        self.names_epochs = False
+        self._steps = 0
+        self._steps_before = 0
         self._early = set[str]()  # metrics that are logged before the first epoch
 
     def number_step(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +180,8 @@ _SUMMARY: Final = re.compile(r"(?<![a-z])(best|max|mean|average|avg|std)(?![a-z]
 def find_subject(text: str) -> str:
     """Which data the text before a number names, as `val` or `best val`; "" if it names none."""
     lower = text.lower()
-    data, summary = _DATA.findall(lower), _SUMMARY.findall(lower)
+    data = _DATA.findall(lower)
+    summary = _SUMMARY.findall(lower)
     return " ".join([*summary, *data[-1:]])
 
 
@@ -234,8 +237,10 @@ class RowLimiter:
     """
 
     def __init__(self, burst: float = BURST_ROWS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst, self._clock = burst, clock
-        self._room, self._updated = burst, clock()
+        self._burst = burst
+        self._clock = clock
+        self._room = burst
+        self._updated = clock()
         self._repeats = False
         self._epoch: float | int | None = None  # the latest
         self._held: Row = {}  # of an epoch that may not be over
@@ -245,7 +250,8 @@ class RowLimiter:
     def add(self, row: Row, *, complete: bool) -> None:
         """Take a row; `complete` if no other row of its epoch is expected."""
         is_first = self._epoch is None
-        same, self._epoch = row["epoch"] == self._epoch, row["epoch"]
+        same = row["epoch"] == self._epoch
+        self._epoch = row["epoch"]
         self._repeats = self._repeats or same
         if same:
             self._held |= row
@@ -261,10 +267,12 @@ class RowLimiter:
         """The rows that passed since the last call; with `final`, also what is held or beyond the rate."""
         if final:
             self._passed += [row for row in (self._excess, self._held) if row]
-            self._held, self._excess = {}, {}
+            self._held = {}
+            self._excess = {}
         else:
             self._pass(self._excess)
-        passed, self._passed = self._passed, []
+        passed = self._passed
+        self._passed = []
         return passed
 
     def _pass(self, row: Row) -> None:
@@ -297,7 +305,8 @@ def thin_rows(rows: list[Row], max_rows: int) -> list[Row]:
             kept |= {min(values, key=values.__getitem__), max(values, key=values.__getitem__)}
     step = -(-len(rows) // max(1, max_rows - len(kept)))
     kept |= {*range(0, len(rows), step)}
-    thinned, merged = list[Row](), Row()
+    thinned = list[Row]()
+    merged = Row()
     for place, row in enumerate(rows):
         merged = merged | row
         if place in kept:

@@ -74,19 +74,23 @@ class MetricsCollector:
         With `hold_first_row`, the first row is held until it is known whether its epoch is reported again. Early
         stopping needs this: it must not judge the first values of an epoch that is still running.
         """
-        self.section, self.folder, self.complete = metrics, folder, complete
+        self.section = metrics
+        self.folder = folder
+        self.complete = complete
         self._began = time.time() if began is None else began
         self._has_line = False  # that says that the program is complete
         self._notes = ReadingNotes()
         self._parser = PatternParser(
             metrics.compiled if metrics else [], self._notes, ranks=ranks, hold_first_row=hold_first_row
         )
-        self._row_count, self._hold_first_row = 0, hold_first_row
+        self._row_count = 0
+        self._hold_first_row = hold_first_row
         self._epoch: float | None = None  # the last one that was reported
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
-        self._is_final, self._has_printed = False, False
+        self._is_final = False
+        self._has_printed = False
         self._said = set[str]()  # warnings
         self._comma_warning = ""
         self._words: dict[str, tuple[Any, dict[str, str]]] = {}  # by metric: epoch and texts of the last row with it
@@ -95,7 +99,8 @@ class MetricsCollector:
         for path in metric_files(metrics, folder) if not resumes and began is None else ():
             path.rename(path.with_name(f"{path.name}{BEFORE}"))
         # The files of earlier attempts, without which this one has reported nothing.
-        self._before, self._resumes = dict[Path, State](), resumes
+        self._before = dict[Path, State]()
+        self._resumes = resumes
         if metrics or complete:
             self._before = file_states(folder, self._done_files, until=math.inf if began is None else began)
         continued = self._before if resumes else {}
@@ -232,7 +237,8 @@ class MetricsCollector:
             return []  # the parser of lines has looked at units and at the words before each number
         words = {key: text for key, text in texts.items() if key not in numbers and not re.search(r"\d", text)}
         subject = next(filter(None, map(find_subject, filter(str.isidentifier, words.values()))), "")
-        epoch, unread = numbers.get("epoch"), list[str]()
+        epoch = numbers.get("epoch")
+        unread = list[str]()
         for name in numbers:
             if is_counter(name) or is_timing(name):
                 continue

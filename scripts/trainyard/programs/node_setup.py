@@ -63,7 +63,8 @@ def prepared_nodes(
         log.info("`setup` runs; its output is in %s", output)
         reader = OutputReader(output)
         process = start((study.setup or "").join(_SETUP), reader)
-        ready, is_running = list[Path](), True
+        ready = list[Path]()
+        is_running = True
         try:
             while is_running and len(ready) < nodes:
                 is_running = reader.read_lines(POLL_SECONDS)[1]

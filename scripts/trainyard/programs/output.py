@@ -81,7 +81,9 @@ class OutputReader:
     def __init__(self, path: Path, *, on_line: Callable[[str], object] = lambda line: None) -> None:
         self._on_line = on_line  # called with each line, also with those that are not read
         self.lines = queue.Queue[str | None](QUEUED_LINES)
-        self._file, self._splitter, self._progress = OutputFile(path), LineSplitter(), ProgressReader()
+        self._file = OutputFile(path)
+        self._splitter = LineSplitter()
+        self._progress = ProgressReader()
         self._last: deque[str] = deque(maxlen=ERROR_LINES)
         self._is_read = True
         self.rest = ""  # the last line, if no line break ends it: its program may have been killed while it wrote it
@@ -112,7 +114,8 @@ class OutputReader:
 
     def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
         """Some new lines, after waiting at most `seconds` for the first one, and whether any may follow."""
-        lines, may_follow = list[str](), True
+        lines = list[str]()
+        may_follow = True
         with suppress(queue.Empty):
             line = self.lines.get(timeout=timeout_seconds)
             while line is not None:
@@ -189,7 +192,8 @@ class LineSplitter:
 
     def _end_line(self) -> str:
         line = _ESCAPE.sub("", "".join(self._parts)).rstrip()
-        self._parts, self._room = [], LINE_CHARACTERS
+        self._parts = []
+        self._room = LINE_CHARACTERS
         return line
 
 

@@ -248,7 +248,8 @@ def _is_of_batches(kind: Sequence[_Line]) -> bool:
 
 def _has_two_phases(kind: Sequence[_Line]) -> bool:
     """Whether lines of a kind come in two parts of each epoch; in each, what they count, as batches, begins anew."""
-    phases, before = dict[str, int](), (-1, -1)  # by epoch; the count and the place of the line before
+    phases = dict[str, int]()  # by epoch
+    before = (-1, -1)  # the count and the place of the line before
     for line in kind:
         if not line.epoch:
             return False
@@ -300,9 +301,11 @@ def _read_line(line: str) -> _Line | None:
     names = [f"{word[0].lower()}_{name}" if word else name for (_, name), word in zip(pairs, words, strict=True)]
     if set(names) <= {"epoch"}:
         return None
-    end, pattern = min(each.start() for each in (pairs[0][0], *words) if each), ""
+    end = min(each.start() for each in (pairs[0][0], *words) if each)
+    pattern = ""
     for (pair, _), name in zip(pairs, names, strict=True):
-        gap, label = line[end : pair.start("name")], line[pair.start("name") : pair.start("value")]
+        gap = line[end : pair.start("name")]
+        label = line[pair.start("name") : pair.start("value")]
         word = "" if pattern else "".join(gap.split()[:1])  # that tells the data: the first gap begins with it
         gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{_escape(word)}.*?"
         pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"

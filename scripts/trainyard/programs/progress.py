@@ -64,7 +64,8 @@ class ProgressReader:
         last = self.progress
         if last and last.unit.startswith("epoch") and not unit.startswith("epoch"):
             return
-        step, begins_at_0 = max(1, number), number == 0  # `epoch 0/1` is the only one
+        step = max(1, number)
+        begins_at_0 = number == 0  # `epoch 0/1` is the only one
         if last and (last.unit, last.total) == (unit, total):
             step = number - last.number if number > last.number else last.step
             begins_at_0 = last.begins_at_0

@@ -85,11 +85,17 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch =
     `complete` is interrupted. While it ends in its grace period, its output is read on: it may report the epoch that it
     saves.
     """
-    began, metrics = time.monotonic(), run.metrics
+    began = time.monotonic()
+    metrics = run.metrics
     output = OutputReader(run.output, on_line=run.on_line)
     process = _start(run, guard, output)
-    status, reason, overdue, paused = TrialStatus.RUNNING, "", None, 0.0
-    is_running, read_until, grace_seconds = True, math.inf, run.grace_seconds
+    status = TrialStatus.RUNNING
+    reason = ""
+    overdue = None
+    paused = 0.0
+    is_running = True
+    read_until = math.inf
+    grace_seconds = run.grace_seconds
     try:
         while is_running and status is not TrialStatus.STOPPED and time.monotonic() < read_until:
             looked = time.monotonic()
@@ -156,7 +162,8 @@ def _check_limits(run: ProgramRun, began: float, paused: float, ended_at: float 
     The seconds in which it was `paused` count neither for its timeout nor, as Slurm does it, for the walltime. One that
     has ended, and whose output is still searched, cannot exceed its timeout or be interrupted any more.
     """
-    timeout, seconds = run.timeout_seconds, (ended_at or time.monotonic()) - began - paused
+    timeout = run.timeout_seconds
+    seconds = (ended_at or time.monotonic()) - began - paused
     if timeout is not None and seconds > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
     if ended_at is not None:
@@ -176,7 +183,8 @@ def _judge_exit(
         return TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has received directly
     if exit_code == 0:
         return TrialStatus.FINISHED, ""
-    how, error = describe_exit(exit_code), output.error()
+    how = describe_exit(exit_code)
+    error = output.error()
     if exit_code == SHELL_SIGNAL + signal.SIGPIPE:
         error = EARLY_END
     elif output.has_killed_rank:
@@ -190,7 +198,9 @@ def _judge_output(run: ProgramRun) -> tuple[TrialStatus, str, Row]:
     If nothing was left to do for it, what the attempts that it continues have reported counts, too.
     """
     metrics = run.metrics
-    latest, missing, incomplete = metrics.latest, metrics.missing, metrics.incomplete
+    latest = metrics.latest
+    missing = metrics.missing
+    incomplete = metrics.incomplete
     if (missing or incomplete) and metrics.had_nothing_to_do:
         before = parse_earlier_outputs(metrics.section, metrics.folder, run.earlier_outputs, complete=metrics.complete)
         latest = latest or before.metrics
@@ -375,6 +385,7 @@ def trial_job_id(folder: Path) -> int:
     would read as the beginning of an octal number.
     """
     drawn = int(digest_of(str(folder.absolute()), length=16), 16)
-    high, low = drawn % 2**16, drawn // 2**16
+    high = drawn % 2**16
+    low = drawn // 2**16
     number = high * 2**32 + FEDERATED_JOBS + low % UNUSED_JOB_IDS
     return number if number // 1000 % 10 else number + 1000

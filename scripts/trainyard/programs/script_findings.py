@@ -187,7 +187,8 @@ def _environment_writes(file: SourceFile, variable: str) -> Iterator[ast.Assign]
 def _gpu_choices(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
     """Writes to CUDA_VISIBLE_DEVICES."""
     for node in _environment_writes(file, VISIBLE):
-        gpu, remedy = literal(node.value), "remove the line: each trial sees its own GPUs"
+        gpu = literal(node.value)
+        remedy = "remove the line: each trial sees its own GPUs"
         option = _option_of(node.value, script)
         if option:
             passed = _passed(option.names, started.words)
@@ -257,7 +258,8 @@ def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) ->
     for call in file.calls:
         if file.name(call.func) != "bool" or not call.args:
             continue
-        value, variable = call.args[0], None
+        value = call.args[0]
+        variable = None
         if isinstance(value, ast.Call) and file.name(value.func) in ("os.getenv", "os.environ.get"):
             variable = value.args[0]
         elif isinstance(value, ast.Subscript) and file.name(value.value) == "os.environ":

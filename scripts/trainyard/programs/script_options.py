@@ -253,7 +253,8 @@ class _Options:
     """The options that the calls, classes and functions of a source declare."""
 
     def __init__(self, source: Source, library: Library) -> None:
-        self._source, self._library = source, library
+        self._source = source
+        self._library = library
         calls = [call for file in source.files for call in file.calls if method(call) == "set_defaults"]
         self._changed = {keyword.arg for call in calls for keyword in call.keywords}  # None for any, by `**values`
 
@@ -277,12 +278,14 @@ class _Options:
             if literal(arguments(call).get("action")) == "store_false"
         }
         for call in calls:
-            names, given = _literal_names(call), arguments(call)
+            names = _literal_names(call)
+            given = arguments(call)
             main = _longest(names)
             action = literal(given["action"]) if "action" in given else "store"
             is_pair = "action" in given and file.name(given["action"]).endswith("BooleanOptionalAction")
             is_flag = is_pair or action in _FLAG_ACTIONS
-            switch, problem = None, ""
+            switch = None
+            problem = ""
             if is_pair:
                 names += [f"--no-{name.removeprefix('--')}" for name in names if name.startswith("--")]
                 switch = Switch((main,), (f"--no-{main.removeprefix('--')}",))
@@ -342,16 +345,21 @@ class _Options:
     # ---- click
 
     def _of_click(self, file: SourceFile, call: ast.Call) -> ScriptOption:
-        names, given = _literal_names(call), arguments(call)
-        kind, flags = given.get("type"), _split_names(names)
-        default, main = literal(given.get("default")), _longest(flags)
+        names = _literal_names(call)
+        given = arguments(call)
+        kind = given.get("type")
+        flags = _split_names(names)
+        default = literal(given.get("default"))
+        main = _longest(flags)
         choices = literal(kind.args[0]) if isinstance(kind, ast.Call) and kind.args else ()  # click.Choice
         is_flag = literal(given.get("is_flag")) is True or flags != names
-        switch, problem = None, "its value is no boolean"
+        switch = None
+        problem = "its value is no boolean"
         if is_flag:
             switch, problem = _switch_of_names(names, given.get("default"))
         elif type(default) is bool or (kind is not None and file.name(kind) in ("bool", "click.BOOL")):
-            switch, problem = Switch((main, "true"), (main, "false")), ""
+            switch = Switch((main, "true"), (main, "false"))
+            problem = ""
         is_required = literal(given.get("required")) is True
         if method(call) == "argument":
             is_required = {"nargs", "default"}.isdisjoint(given)
@@ -397,7 +405,8 @@ class _Options:
         for node in owner.body:
             if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
                 continue
-            default, name = node.value, f"{prefix}{node.target.id}"
+            default = node.value
+            name = f"{prefix}{node.target.id}"
             nested = self._source.classes.get(ast.unparse(node.annotation).strip("'"))
             if nested is not None and self._library == "tyro":
                 yield from self._of_class(nested, f"{name}.", outer) if nested not in outer else ()
@@ -446,7 +455,8 @@ class _Options:
         )
 
     def _option_of_typer(self, parameter: ast.arg, default: ast.expr | None, owner: _Function) -> ScriptOption:
-        kind, declared = parameter.annotation, None
+        kind = parameter.annotation
+        declared = None
         if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):  # Annotated
             kind, *others = kind.slice.elts
             declared = next((each for each in others if isinstance(each, ast.Call)), None)
@@ -508,7 +518,8 @@ def _words_of(file: SourceFile, kind: ast.expr | None, source: Source) -> tuple[
     """The words that the type of an option reads as true and false; None if its source does not tell."""
     name = method_name(kind) if kind is not None else ""
     body = kind if isinstance(kind, ast.Lambda) else source.functions.get(name)
-    called, texts = {name}, set[str]()
+    called = {name}
+    texts = set[str]()
     if body is not None:
         called = {method(node) for node in ast.walk(body) if isinstance(node, ast.Call)}
         texts = set(file.texts(body))

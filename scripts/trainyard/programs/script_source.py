@@ -103,7 +103,8 @@ def read_source(path: Path, roots: Sequence[Path] = ()) -> Source:
         UserError: the script cannot be read, or is not Python.
     """
     files = [SourceFile(path, parse(path))]
-    read, is_whole = {path.resolve()}, True
+    read = {path.resolve()}
+    is_whole = True
     for file in files:  # to which the modules are added that a file imports
         for module in _find_modules(file, [path.parent, *roots]):
             if module.resolve() in read:

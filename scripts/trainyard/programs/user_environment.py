@@ -208,7 +208,8 @@ def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
     if not (prefix / "conda-meta").is_dir():
         return kept
     # A conda environment has variables of its own and of its packages, whose scripts set others.
-    files, state = sorted((prefix / "etc/conda/env_vars.d").glob("*.json")), prefix / "conda-meta/state"
+    files = sorted((prefix / "etc/conda/env_vars.d").glob("*.json"))
+    state = prefix / "conda-meta/state"
     own = {name: value for file in files for name, value in json.loads(file.read_text()).items()}
     own |= json.loads(state.read_text()).get("env_vars", {}) if state.exists() else {}
     named = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name, "CONDA_SHLVL": "1"}

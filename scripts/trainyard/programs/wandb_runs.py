@@ -20,9 +20,16 @@ _MAX_ID: Final = 64  # characters of the ID of a run
 MAGIC: Final = b":W&B"  # at the beginning of a run's file
 _HEADER: Final = 7  # bytes, of the file and of each part of a record
 _BLOCK: Final = 2**15  # bytes, at whose end no part begins that has no room for its header
-_WHOLE, _FIRST, _LAST = 1, 2, 4  # kinds of parts; 0 is not written yet
+# Kinds of parts; 0 is not written yet.
+_WHOLE = 1
+_FIRST = 2
+_LAST = 4
 # Numbers of fields: of a record, of a history, and of its items.
-_HISTORY, _ITEM, _KEY, _NESTED_KEY, _VALUE = 2, 1, 1, 2, 16
+_HISTORY = 2
+_ITEM = 1
+_KEY = 1
+_NESTED_KEY = 2
+_VALUE = 16
 
 # What the user may set otherwise. wandb 0.31 flushes each second, earlier ones once a block is full.
 _DEFAULTS: Final = {
@@ -65,7 +72,8 @@ def read_history(content: bytes, offset: int) -> tuple[list[dict[str, Any]], int
     """
     rows = list[dict[str, Any]]()
     at = 0 if offset else _HEADER
-    size, record = 0, b""
+    size = 0
+    record = b""
     while at + _HEADER <= len(content):
         room = _BLOCK - (offset + at) % _BLOCK
         if room < _HEADER:
@@ -126,6 +134,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         number |= (message[at] & 127) << shift
-        at, shift = at + 1, shift + 7
+        at = at + 1
+        shift = shift + 7
         if message[at - 1] < 128:
             return number, at

@@ -19,7 +19,8 @@ MIN_SHOWN: Final = 1e-4  # of the longest bar: a difference of rounded numbers i
 def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: str = "GPU") -> None:
     """The GPU-seconds (or CPU-seconds: `unit`) of each strategy: of trials, of each kind of waste, and not used."""
     rows = np.arange(len(strategies))
-    left, most = pd.Series(0.0, strategies.index), strategies["requested_gpu_seconds"].max()
+    left = pd.Series(0.0, strategies.index)
+    most = strategies["requested_gpu_seconds"].max()
     if not most > 0:
         style.write_in_center(axes, "no trial has a result")
         return
@@ -47,7 +48,8 @@ def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, t
 
     A job that Slurm let run beyond its walltime has used more than it requested.
     """
-    counted, packed = jobs[jobs["counted"]], strategies["strategy"] == "packed"
+    counted = jobs[jobs["counted"]]
+    packed = strategies["strategy"] == "packed"
     startup = strategies["startup_gpu_seconds"]
     left = (strategies["wasted_gpu_seconds"] - startup).clip(lower=0)
     parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]), "start-up": (startup, STARTING)}
@@ -62,7 +64,8 @@ def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, t
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
     """Draw measured over predicted seconds of each trial, as predicted at its start; the title has the last job."""
     done = predicted_attempts(timeline)
-    measured, predicted = done["measured"], done["expected_seconds"]
+    measured = done["measured"]
+    predicted = done["expected_seconds"]
     if done.empty:
         style.write_in_center(axes, "no durations were known beforehand: no trial was predicted")
         return

@@ -59,7 +59,8 @@ def add_study(state: History, storage: BaseStorage) -> None:
     params = dict[str, dict[str, Any]]()  # the values of the keys that apply to a trial
     for record in state.records:
         if not is_placeholder(record.name):
-            values, own = record.values_of(keys), record.trial.values
+            values = record.values_of(keys)
+            own = record.trial.values
             params[record.name] = {
                 key: _plain(value) for key, value in values.items() if value is not None or key in own
             }
@@ -93,7 +94,8 @@ def _trial(
     spaces: Mapping[str, BaseDistribution],
 ) -> FrozenTrial:
     record = state.record(ranked.trial)
-    end, last = record.end, record.last
+    end = record.end
+    last = record.last
     is_open = end is None and (last is None or last.is_retried or last.outcome in FINAL)  # or it no longer counts
     shown = None if is_open else end or last
     kind = _STATES.get(ranked.status, TrialState.FAIL) if shown else TrialState.WAITING
@@ -103,7 +105,8 @@ def _trial(
     values = [numbers[goal] for goal in goals] if end and numbers.keys() >= set(goals) else None
     if kind == TrialState.COMPLETE and not values:
         kind = TrialState.FAIL
-    metric, rows = next(iter(goals)), record.epochs_of(shown) if shown and len(goals) == 1 else []
+    metric = next(iter(goals))
+    rows = record.epochs_of(shown) if shown and len(goals) == 1 else []
     excesses = [of.excess(numbers[key]) for key, of in ranking.constraints.items() if key in numbers]
     trial = optuna.trial.create_trial(
         state=kind,
@@ -140,9 +143,11 @@ class Dashboard:
     """
 
     def __init__(self, config: Config, results: Path) -> None:
-        self._config, self._results = config, results
+        self._config = config
+        self._results = results
         self._folds = {name: Fold(results / "sweeps" / name) for name in config.sweeps}
-        self._lock, self._next = Lock(), 0.0
+        self._lock = Lock()
+        self._next = 0.0
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request to this host by its own names; a foreign page can have its name resolved to 127.0.0.1."""
@@ -157,7 +162,8 @@ class Dashboard:
                 storage = InMemoryStorage()
                 for name, sweep in self._config.sweeps.items():
                     add_study(read_state(sweep, name, self._results, fold=self._folds[name]), storage)
-                self._shown, self._next = wsgi(storage), time.monotonic() + _SECONDS
+                self._shown = wsgi(storage)
+                self._next = time.monotonic() + _SECONDS
             shown = self._shown
         answer: Iterable[bytes] = shown(environ, start_response)
         return answer

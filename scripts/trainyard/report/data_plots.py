@@ -23,9 +23,11 @@ def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None
     first = shuffled[np.argsort(rank[shuffled], kind="stable")][:MAX_IMAGES]
     rows = first[np.argsort(split.labels[first], kind="stable")]
     height, width, channels = meta.shape
-    gap, head = max(1, width // 8), 0.34 * height
+    gap = max(1, width // 8)
+    head = 0.34 * height
     for place, row in enumerate(rows):
-        left, top = place % COLUMNS * (width + gap), place // COLUMNS * (height + gap + head)
+        left = place % COLUMNS * (width + gap)
+        top = place // COLUMNS * (height + gap + head)
         pixels = split.images[row] if channels == 3 else split.images[row][..., 0]
         extent = (left, left + width, top + height, top)
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent, interpolation="nearest")
@@ -67,6 +69,7 @@ def plot_class_balance(axes: Axes, meta: StagedImageMeta) -> None:
     axes.set_ylabel("images")
     axes.set_ylim(0, 1.18 * train.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    low, high = f"{train.min():,}", f"{train.max():,}"
+    low = f"{train.min():,}"
+    high = f"{train.max():,}"
     axes.set_title(f"{len(train)} classes of {high if low == high else f'{low} to {high}'} training images")
     axes.legend(ncols=2, loc="upper right")

@@ -55,7 +55,8 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
 
 def why_unknown(ranked: PlottedTrials) -> str:
     """Why the importance of keys cannot be known from these trials; "" if it can."""
-    finished, values = ranked.finished, ranked.values[ranked.finished.index]
+    finished = ranked.finished
+    values = ranked.values[ranked.finished.index]
     if len(ranked.settings) < 2:
         return "fewer than two keys are varied, without seeds"
     needed = trials_for_importance(len(ranked.settings))
@@ -86,7 +87,8 @@ def measure_importance(ranked: PlottedTrials) -> Importance:
     features = np.column_stack(list(map(style.to_numbers, columns)))
     metric = ranked.values[rows.index].clip(*ranked.limits).to_numpy()
     metric = np.log(metric) if ranked.is_log else metric
-    errors, shares = np.zeros(len(rows)), []
+    errors = np.zeros(len(rows))
+    shares = []
     for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(features):
         forest = RandomForestRegressor(random_state=0).fit(features[train], metric[train])
         errors[test] = metric[test] - forest.predict(features[test])

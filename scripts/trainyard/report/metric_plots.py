@@ -82,12 +82,14 @@ def _describe_hidden(ranked: PlottedTrials, keys: list[str]) -> str:
 
 
 def _plot_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
-    finished, stopped = ranked.finished, ranked.stopped
+    finished = ranked.finished
+    stopped = ranked.stopped
     as_image = len(finished) + len(stopped) > MANY
     size = 2 if as_image else 5
     alpha = max(0.3, min(0.8, (60 / (1 + len(finished))) ** 0.5))
     shape: dict[str, Any] = {"markersize": size, "rasterized": as_image, "linestyle": "none", "marker": "o"}
-    x, y = style.to_numbers(ranked.table[key]), ranked.values
+    x = style.to_numbers(ranked.table[key])
+    y = ranked.values
     if not is_numeric(ranked.table[key]):
         x += np.random.default_rng(0).uniform(-SCATTER, SCATTER, len(x)) * (len(x) > 2 * x.nunique())
     if len(stopped):
@@ -210,7 +212,8 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
 
     Some on it have their place, as in the answer. With two objectives, a line is the border of what is worse.
     """
-    pairs, front = front_pairs(ranking), set(ranking.front)
+    pairs = front_pairs(ranking)
+    front = set(ranking.front)
     for axes in panels[len(pairs) :]:
         axes.remove()
     if not front:

@@ -64,7 +64,8 @@ def summarize_studies(config: Config, results: Path) -> Iterator[StudyPage]:
 
 def sweep_summary(config: Config, state: History, answered: Answer, tables: SweepResults | None) -> StudyPage:
     """The summary of a sweep; without its tables, it says that they are missing."""
-    name, results = state.name, state.folder.parents[1]
+    name = state.name
+    results = state.folder.parents[1]
     answer, *more = answered.lines
     more += describe_spoiled_results(state.sweep)
     facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
@@ -88,7 +89,9 @@ def sweep_summary(config: Config, state: History, answered: Answer, tables: Swee
 
 def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
     """The summary of a scaling study, as far as its scales are trained."""
-    study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
+    study = config.scaling[name]
+    folder = results / "scaling" / name
+    title = f"Scaling {name}"
     done = {
         scale: paths
         for scale, paths in study.summaries(folder).items()
@@ -110,7 +113,8 @@ def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
     repeats = spent_seconds / table["train_seconds"]  # the table has medians over the repeats
     sessions = read_sessions(done)
     code = describe_difference("scales ran", sessions) or describe_origin(next(chain(*sessions.values()), None))
-    hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
+    hours = (table["gpu_hours"] * repeats).sum()
+    cost = (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
     ended = format_time(max(path.stat().st_mtime for path in chain(*done.values())))
     seconds = format_duration(spent_seconds.sum())

@@ -46,7 +46,8 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     is from fewer epochs. Trials without the metric end below its axis.
     """
     ended = ranked.table[ranked.table["status"].isin(ENDED)]
-    keys, ranked = ranked.main_keys(MAX_KEYS), PlottedTrials(ended, ranked.keys, ranked.ranking, ranked.log)
+    keys = ranked.main_keys(MAX_KEYS)
+    ranked = PlottedTrials(ended, ranked.keys, ranked.ranking, ranked.log)
     if len(ranked.keys) < 2 or ranked.values.isna().all():
         fewer = "varies one key: see the plot of the metric against it" if ranked.keys else "varies no key"
         style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
@@ -116,7 +117,8 @@ def _number_coordinate(
         return 1 - upwards if is_turned else upwards
 
     marks = np.unique(values.dropna())
-    low, high = marks[0], marks[-1]
+    low = marks[0]
+    high = marks[-1]
     if len(marks) > MAX_NUMBERS:
         locator: Locator = MaxNLocator(6)
         if isinstance(norm, LogNorm):

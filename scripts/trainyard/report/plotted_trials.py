@@ -40,7 +40,10 @@ class PlottedTrials:
         log: Mapping[str, bool | None] | None = None,
         paired: Mapping[str, str] | None = None,
     ) -> None:
-        self.table, self.keys, self.ranking, self.log = table, keys, ranking, log or {}
+        self.table = table
+        self.keys = keys
+        self.ranking = ranking
+        self.log = log or {}
         self.settings: dict[str, list[str]] = {}  # the varied keys that one chooses, by name: those that vary together
         for key in keys:
             if ranking.is_setting(key):
@@ -94,7 +97,8 @@ class PlottedTrials:
         if self.best is None:
             undecided = "several metrics, and none ranks the trials: set `metric`"
             return undecided if self.ranking.candidates else f"no trial has finished with {self.label}"
-        what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
+        what = describe_best(self.ranking, metric=self.label)
+        has_seeds = self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
         when = self.ranking.best_trial.when if self.ranking.best_trial else ""
         its_best = f"{f' over {self.ranking.over}' * (not self.ranking.average)}; its best trial" * has_seeds
@@ -107,7 +111,8 @@ class PlottedTrials:
     def _best_value(self, key: str) -> str:
         """The value of a key of the best trial; of a long name, what distinguishes it from the others."""
         assert self.best is not None
-        value, column = self.best[key], self.table[key]
+        value = self.best[key]
+        column = self.table[key]
         if style.is_numeric(column):
             return style.format_value(value)
         return style.distinct_names(column.astype(str), 24)[str(value)]

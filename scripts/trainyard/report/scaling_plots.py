@@ -27,7 +27,8 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     One line joins the scales on one node, another the scales on several nodes; the recommended scale has a ring.
     """
     base = scaling.iloc[0]
-    gpus, ratio = scaling["gpus"], scaling["gpus"] / base["gpus"]
+    gpus = scaling["gpus"]
+    ratio = scaling["gpus"] / base["gpus"]
     is_log = gpus.max() > 8
     order = gpus.argsort(kind="stable")
     for axes, over in ((left, 1), (right, ratio)):
@@ -61,7 +62,8 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
 def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
     """Draw the speedups, divided by `over`: one line for the scales on one node, another for several nodes."""
     value = scaling["speedup"].astype(float) / over
-    low, high = scaling["speedup_low"] / over, scaling["speedup_high"] / over
+    low = scaling["speedup_low"] / over
+    high = scaling["speedup_high"] / over
     single = scaling["nodes"] == 1
     groups = ((single, "one node", "o-", COLORS[0]), (~single, "several nodes", "s-", COLORS[1]))
     for chosen, name, shape, color in groups:
@@ -166,7 +168,8 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
         names = samples["node"] + " GPU " + samples["gpu"].astype(str)
         columns = {"memory_used_mib": "memory", "utilization_percent": "busy"}
     elif len(samples := pd.concat(frames["cpu"] or [samples])):
-        names, columns = samples["node"], {"rss_mib": "memory", "cpu_percent": "busy"}
+        names = samples["node"]
+        columns = {"rss_mib": "memory", "cpu_percent": "busy"}
     else:
         return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])
     seconds = samples["time"] - samples["time"].min()

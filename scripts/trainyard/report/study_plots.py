@@ -28,7 +28,8 @@ WIDTH: Final = 8.0  # inches
 
 def draw_plots(config: Config, kind: str, name: str, results: Path) -> Path:
     """Draw all plots of a dataset (kind `data`) or study as SVG and PNG; return their folder."""
-    source, target = results / kind / name, results / "plots" / kind / name
+    source = results / kind / name
+    target = results / "plots" / kind / name
     draw = {"data": _draw_data, "sweeps": _draw_sweep, "scaling": _draw_scaling}[kind]
     draw(config, name, source, target)
     return target

@@ -107,8 +107,11 @@ def current_study(config: Config, name: str, results: Path, page: Path | None) -
 
 def sweep_study(config: Config, state: History, answer: Answer, tables: SweepResults, page: Path | None) -> StudyPage:
     """A sweep on a page: its answer, charts and tables, and how it ran."""
-    summary, ranking, sweep = sweep_summary(config, state, answer, tables), answer.ranking, state.sweep
-    strategies, jobs = tables.strategies, tables.jobs
+    summary = sweep_summary(config, state, answer, tables)
+    ranking = answer.ranking
+    sweep = state.sweep
+    strategies = tables.strategies
+    jobs = tables.jobs
     if sweep.slots.unit == "CPU":
         strategies, jobs = map(cpus_as_gpus, (strategies, jobs))
     parts = dict[str, Part]()
@@ -117,7 +120,8 @@ def sweep_study(config: Config, state: History, answer: Answer, tables: SweepRes
         parts |= {"Charts": CHARTS_HINT, "": Charts("chartSpec", charts)}
     if ranking.has_seeds:
         ends = ("best", "epoch", "epochs", "at_best_epoch", "best_epoch")
-        mean, left_out = f"{ranking.metric}_mean", {"trials", *(f"{ranking.metric}_{end}" for end in ends)}
+        mean = f"{ranking.metric}_mean"
+        left_out = {"trials", *(f"{ranking.metric}_{end}" for end in ends)}
         left_out |= set() if tables.ranking["is_incomplete"].any() else {"is_incomplete"}
         columns = dict.fromkeys(["place", mean, f"{ranking.metric}_deviation", "n", *tables.ranking])
         means = tables.ranking[[name for name in columns if name not in left_out]]
@@ -159,7 +163,8 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
     ranked = [trial.trial for each in ranking.configurations for trial in each.trials]
     places = {trial: place for place, trial in enumerate(ranked)}
     ordered = trials.sort_values("trial", key=lambda names: names.map(places), kind="stable")
-    columns, scored = list(trials), f"{ranking.metric}_score"
+    columns = list(trials)
+    scored = f"{ranking.metric}_score"
     metric = scored if scored in columns else metric_column(trials, ranking.metric)
     if metric in columns:
         columns.remove(metric)
@@ -172,7 +177,8 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
 
 
 def _write_scaling(config: Config, name: str, results: Path, page: Path) -> StudyPage:
-    folder, study = results / "scaling" / name, config.scaling[name]
+    folder = results / "scaling" / name
+    study = config.scaling[name]
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
     write_table(table, folder / "scaling.csv")

@@ -86,7 +86,8 @@ def draw_bars(
     `color` is one color, or one for each bar. Bars wider than two pixels, on lanes of five, have white edges; on
     smaller bars these would cover the face, so their edges have the color of the face.
     """
-    low, high = lanes - 0.4, lanes + 0.4
+    low = lanes - 0.4
+    high = lanes + 0.4
     corners: Any = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
     span = ends.max() - starts.min()
     pixels = axes.get_window_extent().size
@@ -232,7 +233,8 @@ def norm_of(values: "pd.Series[float]", declared: bool | None = None) -> Normali
 def set_log_scale(axes: "Axes", which: Literal["x", "y"], values: "pd.Series[float]") -> None:
     """Make an axis for these positive values logarithmic. matplotlib labels powers of ten, or writes 2 x 10^0."""
     getattr(axes, f"set_{which}scale")("log")
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     if high < 100 * low:
         axis = axes.xaxis if which == "x" else axes.yaxis
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 10 * low else LogLocator(subs=(1, 2, 5)))

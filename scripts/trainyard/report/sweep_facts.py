@@ -52,7 +52,8 @@ def answer_rows(ranking: Ranking) -> list[list[str]]:
         shown = ranking.spread_of_front
     if ranking.candidates or not shown:
         return []
-    configurations, goals = list(shown.values()), ranking.objectives or {ranking.metric: ranking.mode}
+    configurations = list(shown.values())
+    goals = ranking.objectives or {ranking.metric: ranking.mode}
     best = [trial for each in configurations if (trial := each.best_trial(ranking.mode))]
     keys = dict.fromkeys(key for each in configurations for key in each.values if key not in ranking.constant_keys)
     names = short_names(list(keys))
@@ -87,7 +88,8 @@ def _strategy(tables: SweepResults, name: str) -> Any:
 
 
 def _describe_runs(tables: SweepResults) -> str:
-    counts, jobs = Counter(tables.trials["status"]), tables.jobs
+    counts = Counter(tables.trials["status"])
+    jobs = tables.jobs
     parts = [f"{counts[status]} {WORDS.get(status, status)}" for status in ORDER if counts[status]]
     last = jobs.iloc[-1]
     names = tables.timeline["node"].dropna().astype(str).str.split(",").explode().unique()  # a trial may have several
@@ -97,7 +99,8 @@ def _describe_runs(tables: SweepResults) -> str:
     seconds = covered_seconds(zip(jobs["start"], jobs["start"] + jobs["elapsed_seconds"], strict=True))
     times = f"{count_of(len(jobs), 'job')}, {format_duration(seconds)}"
     when = f"from {format_time(jobs['start'].iloc[0])}"
-    trials, where = count_of(len(tables.trials), "trial"), ", ".join([nodes, *devices])
+    trials = count_of(len(tables.trials), "trial")
+    where = ", ".join([nodes, *devices])
     return f"{trials}: {', '.join(parts)}; {times}, {when}, on {where}"
 
 
@@ -107,7 +110,8 @@ def _charged(tables: SweepResults) -> Unit:
 
 
 def _describe_waste(tables: SweepResults) -> str:
-    packed, unit = _strategy(tables, "packed"), _charged(tables).lower()
+    packed = _strategy(tables, "packed")
+    unit = _charged(tables).lower()
     if not packed[f"used_{unit}_seconds"]:
         return "nothing"
     startup = packed[f"startup_{unit}_seconds"] / packed[f"used_{unit}_seconds"]
@@ -121,7 +125,8 @@ def _describe_waste(tables: SweepResults) -> str:
 
 def _describe_makespan(tables: SweepResults) -> str:
     packed = _strategy(tables, "packed")
-    seconds, bound = packed["makespan_seconds"], packed["makespan_lower_bound_seconds"]
+    seconds = packed["makespan_seconds"]
+    bound = packed["makespan_lower_bound_seconds"]
     if not bound:
         return "no trial has a result"
     slots = count_of(int(packed["slots"]), "slot")
@@ -134,7 +139,8 @@ def _describe_makespan(tables: SweepResults) -> str:
 def _describe_predictions(tables: SweepResults) -> str:
     facts = []
     for job in tables.jobs.dropna(subset=["gap"]).tail(1).itertuples():
-        predicted, measured = format_duration(job.predicted_seconds), format_duration(job.measured_seconds)
+        predicted = format_duration(job.predicted_seconds)
+        measured = format_duration(job.measured_seconds)
         facts.append(f"{predicted} for the last job, which took {measured} ({job.gap:+.0%})")
     if trials := describe_prediction_errors(predicted_attempts(tables.timeline)):
         facts.append(trials)
@@ -175,7 +181,8 @@ def list_failures(state: History) -> list[str]:
     for first, *others in groups[:SHOWN_FAILURES]:
         failed = f", then it failed: {first.failure}" * bool(first.failure)
         why = f": {first.error}" * bool(first.error) + failed + f"; see {first.log}" * bool(first.log)
-        count, status = count_of(1 + len(others), "trial"), WORDS.get(first.outcome, first.outcome)
+        count = count_of(1 + len(others), "trial")
+        status = WORDS.get(first.outcome, first.outcome)
         lines.append(f"{count} {status}, as {first.trial}{why}")
     more = sum(map(len, groups[SHOWN_FAILURES:]))
     return lines + [f"{more} more, for {count_of(len(groups) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
@@ -183,7 +190,8 @@ def list_failures(state: History) -> list[str]:
 
 def list_next_steps(state: History, answer: Answer) -> list[str]:
     """What to do next about a sweep."""
-    ranking, steps = answer.ranking, []
+    ranking = answer.ranking
+    steps = []
     if failed := sum(not record.out_of_memory for record in state.failed):
         steps.append(
             f"Correct the error of {count_of(failed, 'failed trial')} and run the same command with "
@@ -207,7 +215,8 @@ def _list_edges(state: History, ranking: Ranking) -> Iterator[str]:
     ended = [each for each in ranking.configurations if any(trial.status in ENDED for trial in each.trials)]
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
-        values, found = tried[key].dropna(), [each.values[key] for each in ranking.leaders]
+        values = tried[key].dropna()
+        found = [each.values[key] for each in ranking.leaders]
         if not found or None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:
             continue  # lists cannot be counted
         sources = (source.values.get(key) for source in (state.sweep.sample, state.sweep.search) if source)

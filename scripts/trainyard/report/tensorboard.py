@@ -72,7 +72,8 @@ def write_event_files(config: Config, kind: str, name: str, results: Path) -> in
         if kind == "sweeps":
             runs = _sweep_runs(config, name, results)
         else:
-            study, source = config.scaling[name], results / "scaling" / name
+            study = config.scaling[name]
+            source = results / "scaling" / name
             names = [run for scale in study.scales for run in study.runs(scale)]
             runs = {run: _scale_run(source / run) for run in names if (source / run / "summary.json").exists()}
         for run, content in runs.items():
@@ -139,7 +140,8 @@ def _trial_points(record: TrialRecord, shown: Attempt) -> list[Point]:
 def _scale_run(folder: Path) -> Run:
     """A finished scale. Its epochs have durations; its end is when its tables were written."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    history, end = read_table(folder / "history.csv"), (folder / "history.csv").stat().st_mtime
+    history = read_table(folder / "history.csv")
+    end = (folder / "history.csv").stat().st_mtime
     seconds = pd.to_numeric(history["seconds"], errors="coerce").fillna(0)
     times = end - (seconds.sum() - seconds.cumsum())
     rows = history.to_dict("records")

@@ -27,7 +27,8 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
         style.write_in_center(axes, "no trial has started")
         return
     layout = lay_out(timeline, jobs)
-    run, held = layout.attempts, layout.held
+    run = layout.attempts
+    held = layout.held
     draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
     for failed, rows in run.groupby("failed"):
         known = [ranked.trial_colors.get(trial, style.UNKNOWN) for trial in rows["trial"]]
@@ -65,7 +66,8 @@ class TimelineLayout:
 
 def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     """Where a plot shows the attempts of a timeline that is not empty."""
-    run, held = assign_jobs(timeline, jobs), held_slots(timeline, jobs)
+    run = assign_jobs(timeline, jobs)
+    held = held_slots(timeline, jobs)
     spans = held.drop_duplicates("job")
     until = spans["last"].cummax().shift(fill_value=spans["first"].min())
     pauses = (spans["first"] - until).clip(lower=0).cumsum().set_axis(spans["job"])
@@ -138,7 +140,8 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
 
     Returns the end of the title, which names the keys; "" if no bar is labeled.
     """
-    labels, end = [], run["stop"].max()
+    labels = []
+    end = run["stop"].max()
     if values.shape[1] > MAX_LABELED_KEYS:
         return ""
     known = run["trial"].isin(values.index)  # the config may have had other trials
@@ -151,7 +154,8 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
         labels.append((row.stop - row.begin, label))
     style.figure_of(axes).draw_without_rendering()  # only now is the size of the axes known
     (left, low), (right, high) = axes.transData.transform([(0, 0), (1, 1)])
-    width, height = right - left, 0.8 * abs(high - low)  # pixels of a second and of a bar
+    width = right - left  # of a second, in pixels
+    height = 0.8 * abs(high - low)  # of a bar, in pixels
     for seconds, label in labels:
         size = label.get_window_extent()
         if size.width + 4 > seconds * width or size.height > height:

@@ -23,7 +23,8 @@ OUTCOMES: Final = {"finished": style.COLORS[0], "stopped": style.STOPPED, "faile
 
 def trial_charts(ranked: PlottedTrials, tables: SweepResults, curve: str) -> dict[str, Any]:
     """The trials with their values of the metric, best first, and their curves; {} if too few have a value."""
-    table, names = ranked.table, style.short_names(ranked.keys)
+    table = ranked.table
+    names = style.short_names(ranked.keys)
     ends = tables.timeline.groupby("trial")["end"].max()
     places = {trial.trial: place for place, trial in enumerate(ranked.ranking.trials)}
     configurations = {

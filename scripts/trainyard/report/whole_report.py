@@ -24,16 +24,19 @@ class LivePage:
     """The page for a browser, which asks for its `version` and loads it again once the results have another one."""
 
     def __init__(self, config: Config, results: Path) -> None:
-        self._config, self._results = config, results
+        self._config = config
+        self._results = results
         self._lock = Lock()
         self._sweeps: dict[str, tuple[str, StudyPage]] = {}  # with their versions
         self._page = ("", "")
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        kind, text = "text/plain", self._version("*")
+        kind = "text/plain"
+        text = self._version("*")
         if environ["PATH_INFO"] != "/version":
-            kind, text = "text/html", self._render(text)
+            kind = "text/html"
+            text = self._render(text)
         start_response("200 OK", [("Content-Type", f"{kind}; charset=utf-8"), ("Cache-Control", "no-store")])
         return [text.encode()]
 

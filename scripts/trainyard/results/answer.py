@@ -63,7 +63,8 @@ def _describe_deciding_trials(state: History, ranking: Ranking, alike: Sequence[
     two of the configurations report the same. `alike` are groups of trials that do so, in more numbers than chance
     could have made equal.
     """
-    sweep, chosen = state.sweep, ranking.leaders if ranking.evidence else ranking.best(NAMED)
+    sweep = state.sweep
+    chosen = ranking.leaders if ranking.evidence else ranking.best(NAMED)
     if not 1 < len(chosen) <= MAX_LEADERS or ranking.metric == DURATION or ranking.objectives:
         return ""
     has_own = any(map(is_seed, sweep.varied_keys)) and sweep.repeats == 1

@@ -47,7 +47,8 @@ def best_config(config: Config, name: str, trials: Sequence[Trial], *, new_name:
 
     The trials keep their identities. The sweep has one slot.
     """
-    whole, sweep = config.model_dump(mode="json", exclude_unset=True), config.sweeps[name]
+    whole = config.model_dump(mode="json", exclude_unset=True)
+    sweep = config.sweeps[name]
     content = {section: value for section, value in whole.items() if section not in _STUDIES}
     if sweep.dataset:
         content["datasets"] = {sweep.dataset: whole["datasets"][sweep.dataset]}
@@ -152,7 +153,9 @@ def find_files(state: History, ranking: Ranking) -> Path | None:
     best = ranking.best_trial
     if best is None or state.sweep.trains:
         return None
-    folder, pattern, value = folder_of(state, best.trial), state.sweep.checkpoint_pattern, best.value
+    folder = folder_of(state, best.trial)
+    pattern = state.sweep.checkpoint_pattern
+    value = best.value
     if ranking.score == "best" and value and value.epoch is not None:
         checkpoint = _checkpoint_at(
             value.epoch, state.record(best.trial), list_checkpoints(folder, pattern or "**/*best*")
@@ -172,7 +175,8 @@ def _checkpoint_at(epoch: float, record: TrialRecord, checkpoints: Sequence[Chec
     Of several of an epoch, it is the one that is called best.
     """
     assert record.result is not None
-    times, epochs = _report_times(record, record.result), record.epochs_of(record.result)
+    times = _report_times(record, record.result)
+    epochs = record.epochs_of(record.result)
 
     def possible(file: CheckpointFile) -> list[float]:
         distances = {at: abs(time - file.modified_ns / 1e9) for at, time in times.items()}
@@ -224,7 +228,8 @@ def _title(state: History, answer: Answer) -> str:
 def write_best(config: Config, state: History, answer: Answer) -> Path:
     """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it is a config with an error."""
     ranking = answer.ranking
-    path, best = state.folder / FILE, ranking.best_trial
+    path = state.folder / FILE
+    best = ranking.best_trial
     first, *lines = answer.lines
     # Without a best one, whoever uses the file gets this in an error.
     content: dict[str, Any] = {"sweeps": f"Sweep {state.name}: {first}"}

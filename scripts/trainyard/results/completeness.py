@@ -57,7 +57,8 @@ def describe_failure(attempt: Attempt) -> str:
 
 def summarize_sweep(state: History) -> str:
     """How many trials finished, were stopped early, diverged, failed, and are left to run: one line."""
-    counts, failed = _count_ends(state), len(state.failed)
+    counts = _count_ends(state)
+    failed = len(state.failed)
     left = len(state.unfinished) - failed
     parts = f", {counts[TrialStatus.STOPPED]} stopped early" if state.sweep.stop else ""
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
@@ -90,7 +91,8 @@ def _check_enough_succeeded(state: History, failed: Sequence[Attempt], result_co
     Raises:
         UserError: there is no result, or too many trials failed.
     """
-    total, limit = len(state.trials), state.sweep.max_failed_fraction
+    total = len(state.trials)
+    limit = state.sweep.max_failed_fraction
     own_errors = sum(not each.ran_out_of_memory for each in failed)
     if result_count and own_errors <= limit * total:
         return

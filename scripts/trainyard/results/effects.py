@@ -62,7 +62,8 @@ def find_identical(state: History, ranking: Ranking) -> dict[ReportedResults, li
 def describe_effects(ranking: Ranking, identical: Mapping[ReportedResults, Sequence[RankedTrial]]) -> list[str]:
     """The keys without effect, and other trials that are identical although they differ in keys: a line each."""
     report_of = {trial.trial: report for report, trials in identical.items() for trial in trials}
-    lines, without_effect = list[str](), set[str]()
+    lines = list[str]()
+    without_effect = set[str]()
     for key in dict.fromkeys(key for trial in ranking.finished for key in trial.values):
         alike: dict[str, list[RankedTrial]] = {}  # trials that differ only in the key
         for trial in ranking.finished:

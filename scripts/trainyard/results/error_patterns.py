@@ -55,7 +55,8 @@ def _condition(key: str, values: Sequence[Mapping[str, Any]], others: Sequence[M
     """What the values of a key have in common that the others do not have, in words; "" if nothing."""
     if not all(key in each for each in (*values, *others)):
         return ""
-    own, known = [each[key] for each in values], [each[key] for each in others]
+    own = [each[key] for each in values]
+    known = [each[key] for each in others]
     if all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (*own, *known)):
         if min(own) > max(known):
             return f"{key} of {min(own)} or more"

@@ -80,10 +80,13 @@ def _noise(runs: Sequence[Mapping[str, float]]) -> tuple["Array", int, "Array"]:
     alike: dict[frozenset[str], list[int]] = {}
     for number, each in enumerate(runs):
         alike.setdefault(frozenset(each), []).append(number)
-    squares, freedom, shared = 0.0, 0, np.zeros(len(runs))
+    squares = 0.0
+    freedom = 0
+    shared = np.zeros(len(runs))
     for seeds, numbers in alike.items():
         values = np.array([[runs[number][seed] for seed in seeds] for number in numbers])
-        residuals, by_seed = values - values.mean(axis=1, keepdims=True), values.mean(axis=0)
+        residuals = values - values.mean(axis=1, keepdims=True)
+        by_seed = values.mean(axis=0)
         if len(numbers) > 1 and len(seeds) > 1:
             shared[numbers] = by_seed.std(ddof=1) / len(seeds) ** 0.5
         if len(alike) == 1:
@@ -114,7 +117,8 @@ def _draw_means(
     if alike.sum() < 2:
         return draws, np.ones(DRAWS)
     # The posterior of the standard deviation of the true means on a grid, then of the true means.
-    near, errors = means[alike], variances[alike]
+    near = means[alike]
+    errors = variances[alike]
     grid = np.r_[0.0, np.geomspace(0.1, 10, 60)] * typical**0.5
     weights = 1 / (errors + grid[:, None] ** 2)
     centers = (weights * near).sum(axis=1) / weights.sum(axis=1)

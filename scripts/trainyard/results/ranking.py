@@ -73,7 +73,8 @@ class Configuration:
         average: Sequence[str] = (),
         levels: int = 1,
     ) -> None:
-        self.values, self.trials = values, trials
+        self.values = values
+        self.trials = trials
         # The trials that count finished, and their metric is a finite number.
         self.finished = [each for each in trials if each.counts and each.status == TrialStatus.FINISHED]
         fresh = [each for each in self.finished if each.is_fresh]
@@ -182,14 +183,16 @@ class Ranking:
         return all(math.isfinite(configuration.means.get(name, math.nan)) for name in self.objectives)
 
     def _find_front(self, compared: Sequence[Configuration]) -> list[Configuration]:
-        names, compared = list(self.objectives), [each for each in compared if self._has_objectives(each)]
+        names = list(self.objectives)
+        compared = [each for each in compared if self._has_objectives(each)]
         names.sort(key=lambda name: name != self.metric)
         known = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
         if not known or not names:
             return []
         import numpy as np  # takes a tenth of a second
 
-        left, front = np.unique([cost for cost, _ in known], axis=0).T, set[tuple[float, ...]]()  # ascending columns
+        left = np.unique([cost for cost, _ in known], axis=0).T  # ascending columns
+        front = set[tuple[float, ...]]()
         while left.size:  # no other one dominates the first
             front.add(tuple(left[:, 0]))
             left = left[:, (left < left[:, :1]).any(axis=0)]
@@ -278,7 +281,8 @@ def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
 
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
     """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
-    mean, extreme = "mean " * ranking.has_seeds, EXTREMES[ranking.mode]
+    mean = "mean " * ranking.has_seeds
+    extreme = EXTREMES[ranking.mode]
     over = f" over {ranking.over}" * bool(ranking.average)
     of_each = f"; of each trial the {describe_score(ranking.score)}" * (ranking.has_seeds and ranking.score != "last")
     how = f"{extreme}{', guessed from its name' * ranking.is_guessed}{of_each}"
@@ -296,7 +300,8 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     if not ranking.counting:
         statuses = [trial.status for each in ranking.configurations for trial in each.trials]
         is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
-        stopped, total = is_over * statuses.count(TrialStatus.STOPPED), len(statuses)
+        stopped = is_over * statuses.count(TrialStatus.STOPPED)
+        total = len(statuses)
         why = f": {stopped} of {total} stopped early; change or remove `stop`, and they run again" * bool(stopped)
         if any(each.finished for each in ranking.configurations):
             return [f"no configuration has finished at all values of {', '.join(ranking.average)}"]
@@ -350,8 +355,10 @@ def _describe_stopped(ranking: Ranking) -> list[str]:
 
 def _describe_scores(ranking: Ranking) -> list[str]:
     """How many trials have too few values for a mean, and how many reported more than are kept."""
-    values, score = ranking.finished.values(), ranking.score
-    total, lines = count_of(len(values), "finished trial"), list[str]()
+    values = ranking.finished.values()
+    score = ranking.score
+    total = count_of(len(values), "finished trial")
+    lines = list[str]()
     if isinstance(score, Mean) and (few := sum(each.count < score.mean for each in values)):
         lines.append(f"{few} of {total} reported {ranking.metric} fewer than {score.mean} times: theirs is of these")
     if some := sum(each.is_of_some for each in values):
@@ -362,7 +369,8 @@ def _describe_scores(ranking: Ranking) -> list[str]:
 
 def _describe_average(ranking: Ranking) -> list[str]:
     """Which configurations lack values of `average`, and keys of it whose values differ more than configurations do."""
-    lines, means = list[str](), [each.mean for each in ranking.counting if each.mean is not None]
+    lines = list[str]()
+    means = [each.mean for each in ranking.counting if each.mean is not None]
     if lacking := sum(each.n == 0 and bool(each.finished) for each in ranking.configurations):
         configurations = count_of(lacking, "configuration")
         lines.append(f"not ranked, without a result at all values of {', '.join(ranking.average)}: {configurations}")
@@ -412,7 +420,8 @@ def _describe_first(ranking: Ranking) -> list[str]:
 def _describe_front(ranking: Ranking) -> list[str]:
     """The objectives, then a line for each of the first configurations on their Pareto front."""
     *names, last = (f"{name} ({EXTREMES[mode]})" for name, mode in ranking.objectives.items())
-    front, of = ranking.front, f"{'mean ' * ranking.has_seeds}{', '.join(names)} and {last}"
+    front = ranking.front
+    of = f"{'mean ' * ranking.has_seeds}{', '.join(names)} and {last}"
     doubt = "" if ranking.has_seeds else "; with one run each, chance may have decided"
     count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
     first = f"best.yaml has the first, with the {EXTREMES[ranking.mode]} {ranking.metric}"
@@ -432,7 +441,8 @@ def _describe_evidence(found: Evidence, ranking: Ranking) -> str:
     low, high = found.value
     lead = f"the first leads the next by {found.lead:.2g} ({found.lead_range[0]:.2g} to {found.lead_range[1]:.2g})"
     numbers = f"{lead}; its mean over all {ranking.over} is {low:.4g} to {high:.4g}"
-    count, total = len(ranking.leaders), len(found.expected)
+    count = len(ranking.leaders)
+    total = len(found.expected)
     if count == 1:
         return f"the best of {total} configurations with {SURE:.0%} certainty: {numbers}"
     alike = _names(ranking.leaders, ranking)

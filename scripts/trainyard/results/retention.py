@@ -46,7 +46,8 @@ def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -
         if is_concluded(state, name):
             attempts = {(each.generation, each.takeover) for each in state.record(name).attempts}
             folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
-            metrics, complete = sweep.program_metrics, sweep.completion
+            metrics = sweep.program_metrics
+            complete = sweep.completion
             found[name] = {
                 each: metric_files(metrics, each)
                 + metric_files(metrics, each, earlier=True)

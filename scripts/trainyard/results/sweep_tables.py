@@ -179,7 +179,8 @@ def stopping_table(state: History) -> pd.DataFrame:
     paces = {record.name: _seconds_per_epoch(record) for record in state.records}
     known = [pace for pace in paces.values() if pace is not None]
     median = statistics.median(known) if known else None
-    all_epochs, rows = state.stop.epochs if state.stop else None, []
+    all_epochs = state.stop.epochs if state.stop else None
+    rows = []
     for record in state.records:
         result = record.result
         if result is None or result.outcome != TrialStatus.STOPPED:
@@ -200,7 +201,8 @@ def _seconds_per_epoch(record: TrialRecord) -> float | None:
     A resumed attempt may report the epochs of earlier attempts again, all at once; these do not count. The first row of
     a command does not count either, because it is reported together with the second one.
     """
-    result, sweep = record.result, record.history.sweep
+    result = record.result
+    sweep = record.history.sweep
     if result is None:
         return None
     if sweep.trains:
@@ -223,7 +225,8 @@ def summarize_savings(state: History, stopped: pd.DataFrame) -> str:
     if all_epochs is None or stopped["saved_epochs"].isna().all():
         return counts
     total = all_epochs * len(state.trials)
-    epochs, seconds = stopped["saved_epochs"].sum(), stopped["saved_seconds"].sum()
+    epochs = stopped["saved_epochs"].sum()
+    seconds = stopped["saved_seconds"].sum()
     slot_seconds = f", or {seconds:.1f} slot-seconds" if stopped["saved_seconds"].notna().all() else ""
     return f"{counts}; this saved {epochs:g} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
 
@@ -258,7 +261,8 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
     If trials report the metric by epochs: `<metric>_epoch` and `<metric>_epochs` are the epoch of the value of `trial`
     and its number of epochs, `<metric>_at_best_epoch` and `<metric>_best_epoch` the best value of all its epochs.
     """
-    metric, rows = ranking.metric, []
+    metric = ranking.metric
+    rows = []
     further = [name for name in (*ranking.objectives, *ranking.constraints) if name != metric]
     places = {each: place for place, each in enumerate(ranking.counting, start=1)}
     for each in ranking.configurations:

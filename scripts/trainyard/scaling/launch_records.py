@@ -39,7 +39,9 @@ class Launches:
     """The launches of a script with its output in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path, self.output = folder, folder / "rows.jsonl", folder / "output.log"
+        self._folder = folder
+        self._path = folder / "rows.jsonl"
+        self.output = folder / "output.log"
         self._log: EventLog | None = None
 
     @cached_property

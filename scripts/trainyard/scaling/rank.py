@@ -59,7 +59,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     Raises:
         UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
-    study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
+    study = config.scaling[study_name]
+    folder = results / "scaling" / study_name / scale
     assert isinstance(study, TrainScaling)
     with join_ranks(study, scale, traces=folder.absolute()) as (group, stop_request), ExitStack() as stack:
         if group.is_main:
@@ -193,7 +194,8 @@ def _explaining_unused_parameters() -> Iterator[None]:
 
 
 def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
-    group, done = trainer.group, len(trainer.history)
+    group = trainer.group
+    done = len(trainer.history)
     if trainer.is_complete:
         log.info("already trained for %s: see %s", count_of(done, "epoch"), store.folder)
     elif not trainer.state.is_new:
@@ -202,7 +204,8 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     elif group.is_main:
         for other in store.others():
             log.info("starting over: %s", other)
-    ranks, batch = f"{group.world_size} x {device_name(group.device)}", trainer.batch.images
+    ranks = f"{group.world_size} x {device_name(group.device)}"
+    batch = trainer.batch.images
     log.info("training on %s in %s, global batch %d, master node %s", ranks, trainer.precision, batch, host.node_name())
 
 
@@ -211,7 +214,8 @@ def _telemetry(trainer: Trainer, folder: Path) -> AbstractContextManager[Any]:
 
     A new training first removes that of another one, which may have run on other nodes.
     """
-    group, is_new = trainer.group, trainer.state.is_new
+    group = trainer.group
+    is_new = trainer.state.is_new
     if is_new and group.is_main:
         shutil.rmtree(folder / "telemetry", ignore_errors=True)
     group.any(False)  # no node records before that

@@ -88,7 +88,8 @@ def find_node_rank(nodes: Sequence[str]) -> int:
     """
     if len(nodes) == 1:
         return 0  # it may be in a step of a larger job
-    names, own = [host.short_name(name) for name in nodes], host.node_name()
+    names = [host.short_name(name) for name in nodes]
+    own = host.node_name()
     return names.index(own) if own in names else int(os.environ["SLURM_NODEID"])
 
 
@@ -121,7 +122,8 @@ class StepEnd:
                 names = [name for name in os.listdir(self._folder) if name.startswith(_ENDED)]
                 codes = [int((self._folder / name).read_text()) for name in names]
                 if len(codes) > len(self._codes):
-                    self._codes, self._ended_at = codes, now
+                    self._codes = codes
+                    self._ended_at = now
         has_ended = len(self._codes) == self._tasks
         limit = SRUN_SECONDS if has_ended else self._kill_seconds
         if not (has_ended or any(self._codes)) or now - self._ended_at < limit:

@@ -136,7 +136,8 @@ def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["we
     strong scaling, a script whose batch size is per GPU takes fewer steps.
     """
     for column, noun in WORK.items():
-        counted, expected = repeats[column].dropna(), baseline[column].dropna()
+        counted = repeats[column].dropna()
+        expected = baseline[column].dropna()
         if counted.empty or expected.empty or (mode == "weak" and noun != "epoch"):
             continue
         tolerance = 0.0 if noun == "epoch" else SAME_WORK
@@ -152,7 +153,8 @@ def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["we
 
 
 def _range(values: "pd.Series[float]") -> str:
-    low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
+    low = f"{values.min():,.0f}"
+    high = f"{values.max():,.0f}"
     return low if low == high else f"{low} to {high}"
 
 

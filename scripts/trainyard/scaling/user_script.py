@@ -100,7 +100,8 @@ class UserScript:
                 log.info("the script is not run again: its output is parsed again")
                 launched = None
             else:
-                study, srun = self._study, self._srun
+                study = self._study
+                srun = self._srun
                 with (
                     claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
                     prepared_nodes(study, self._out / "setup.log", nodes=self._nodes, srun=srun) as variables,
@@ -112,7 +113,8 @@ class UserScript:
 
     def _write_results(self, launched: ParsedOutput | None) -> None:
         """Write what has been reported; `launched` has what this run of the script has, None if it is not run again."""
-        study, launches = self._study, self._launches
+        study = self._study
+        launches = self._launches
         end = launches.end()
         assert end is not None
         report = launches.report(ended=end["time"])
@@ -154,7 +156,8 @@ class UserScript:
     @property
     def has_ended(self) -> bool:
         """Whether the script has succeeded and is complete, so that its output is only read again."""
-        study, has_succeeded = self._study, self._launches.end() is not None
+        study = self._study
+        has_succeeded = self._launches.end() is not None
         if study.complete is None or not has_succeeded:
             return has_succeeded
         parsed = self._launches.parse_outputs(study.metrics, complete=study.complete, seconds=0.0, ranks=self._ranks)
@@ -173,7 +176,8 @@ class UserScript:
         Raises:
             UserError: it failed, or is not continued any more.
         """
-        pieces, saved = list[Piece](), ""
+        pieces = list[Piece]()
+        saved = ""
         while (launched := self._launch(claim, variables, stop_request)) is None or launched.incomplete:
             if launched is None:
                 continue
@@ -195,7 +199,9 @@ class UserScript:
         """
         from trainyard.cluster.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
-        study, launches, allocation = self._study, self._launches, slurm_allocation.current_allocation()
+        study = self._study
+        launches = self._launches
+        allocation = slurm_allocation.current_allocation()
         if stop_request.is_made:
             raise UserError(STOPPED)
         with (

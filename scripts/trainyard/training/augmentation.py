@@ -25,7 +25,8 @@ class Augmenter:
 
     def __init__(self, spec: Augment, *, size: int, seed: int, epoch: int, shape: tuple[int, int] = (0, 0)) -> None:
         self._is_active = spec.changes_images
-        self._padding, self._flip = spec.crop_padding, spec.flip
+        self._padding = spec.crop_padding
+        self._flip = spec.flip
         generator = torch.Generator().manual_seed(derived_seed(seed, epoch, _STREAM))
         positions = (2 * self._padding + 1) ** 2
         self._moves = torch.randint(positions, (size,), generator=generator) if self._padding else None
@@ -70,7 +71,8 @@ def shift_images(images: Tensor, moves: Tensor, padding: int) -> Tensor:
     flat = nn.functional.pad(images.reshape(-1), (margin, margin))
     image_bytes = height * width * channels
     windows = flat.as_strided((flat.numel() - image_bytes + 1, image_bytes), (1, 1))
-    rows, columns = moves // (2 * padding + 1), moves % (2 * padding + 1)
+    rows = moves // (2 * padding + 1)
+    columns = moves % (2 * padding + 1)
     pixels = (rows - padding) * width + columns - padding
     starts = torch.arange(count, device=images.device) * image_bytes + pixels * channels + margin
     crops = torch.index_select(windows, 0, starts).view(count, height, width * channels)
@@ -98,7 +100,8 @@ def draw_crops(count: int, least_area: float, *, height: int, width: int, genera
     place uniform. As in torchvision, the largest central crop where none fits.
     """
     image = torch.tensor([height, width])
-    sizes, missing = torch.zeros(count, 2), torch.arange(count)
+    sizes = torch.zeros(count, 2)
+    missing = torch.arange(count)
     for _ in range(TRIES):
         area = torch.empty(len(missing)).uniform_(least_area, 1.0, generator=generator) * (height * width)
         log_ratio = torch.empty(len(missing)).uniform_(*map(math.log, CROP_RATIO), generator=generator)
@@ -116,7 +119,8 @@ def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
     """Each image's box, enlarged to the image's size: uint8 (B, H, W, C); bilinear, as torchvision's `resized_crop`."""
     top, left, heights, widths = boxes.float().view(-1, 4, 1).unbind(1)
     _, height, width, _ = images.shape
-    rows, columns = _positions(top, heights, height), _positions(left, widths, width)
+    rows = _positions(top, heights, height)
+    columns = _positions(left, widths, width)
     grid = torch.stack(
         [columns.unsqueeze(1).expand(-1, height, -1), rows.unsqueeze(2).expand(-1, -1, width)], 3
     )  # x, y
@@ -148,7 +152,9 @@ class Mixer:
     """
 
     def __init__(self, spec: Augment, data: InputData, *, seed: int, channels_last: bool) -> None:
-        self._data, self._seed, self._channels_last = data, seed, channels_last
+        self._data = data
+        self._seed = seed
+        self._channels_last = channels_last
         self._transform: Any = None
         if spec.mixup or spec.cutmix:
             from torchvision.transforms import v2  # its import takes seconds

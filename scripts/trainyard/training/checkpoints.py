@@ -45,7 +45,9 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, spec: Mapping[str, Any] | None = None, *, keep_all: bool = False) -> None:
-        self.folder, self.spec, self.keep_all = folder, dict(spec or {}), keep_all
+        self.folder = folder
+        self.spec = dict(spec or {})
+        self.keep_all = keep_all
 
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
         """Write a state, then delete all checkpoints but the latest `KEEP`, and the best epoch's or all epochs'.
@@ -56,7 +58,8 @@ class CheckpointStore:
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
         """
-        name, digest = f"epoch-{epoch:04d}-step-{step:06d}", _new_digest()
+        name = f"epoch-{epoch:04d}-step-{step:06d}"
+        digest = _new_digest()
         for left in self.folder.glob(".epoch-*.tmp"):
             with suppress(OSError):  # the write names the reason
                 left.unlink()
@@ -75,7 +78,8 @@ class CheckpointStore:
         except StorageError as error:
             mib = tensor_bytes(state) / 2**20
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
-        new, newest_first = self.folder / complete_name(), self._newest_first()
+        new = self.folder / complete_name()
+        newest_first = self._newest_first()
         before = [path for path in newest_first if _position(path) < (epoch, step)]
         kept = {new, *before[: KEEP - 1]}
         for path in before:
@@ -140,7 +144,8 @@ class _DigestingWriter:
     """
 
     def __init__(self, file: IO[bytes], digest: "hashlib.blake2b") -> None:
-        self._file, self._digest = file, digest
+        self._file = file
+        self._digest = digest
         self.error: OSError | None = None
 
     def write(self, content: memoryview) -> int:
@@ -186,9 +191,11 @@ class Checkpointer:
         precision: str,
         every_seconds: float = 0.0,
     ) -> None:
-        self._store, self._state = store, state
+        self._store = store
+        self._state = state
         self._facts = {"global_batch": global_batch, "seed": seed, "precision": precision}
-        self.every_seconds, self._began = every_seconds, time.monotonic()  # the start of the last save
+        self.every_seconds = every_seconds
+        self._began = time.monotonic()  # the start of the last save
         self._writing: Future[float] | None = None  # on rank 0: the end of the write in progress
         self._blocked_seconds = 0.0  # for which the training waited in the last save
         self.last_seconds = 0.0  # from the start of the last save until it was written
@@ -254,16 +261,19 @@ class Checkpointer:
             self.give_up()  # this one takes its place
         else:
             self._wait()  # for the previous one: there is one copy of the state at a time
-        began, self._began = time.perf_counter(), time.monotonic()
+        began = time.perf_counter()
+        self._began = time.monotonic()
         expected = self.last_seconds if wait else self._blocked_seconds
         state = self._state.state_dict() | self._facts | {"checkpoint_seconds": self.total_seconds}
         state |= {"saving_seconds": expected, "writing_seconds": self.last_seconds}
         if self._state.group.is_main:
-            epoch, step = len(self._state.history), self._state.progress.step
+            epoch = len(self._state.history)
+            step = self._state.progress.step
             best = self._state.best_of(self._store.epochs() | (set() if step else {epoch}))
             copied = host_copy(state)
             synchronize(self._state.group.device)
-            store, thread = self._store, ThreadPoolExecutor(1, "checkpoint")
+            store = self._store
+            thread = ThreadPoolExecutor(1, "checkpoint")
 
             def write() -> float:  # returns its end
                 store.save(copied, epoch=epoch, step=step, best_epoch=best)
@@ -280,7 +290,9 @@ class Checkpointer:
         """Wait for the write in progress, and raise its error."""
         if self._writing is None:
             return
-        began, writing, self._writing = time.perf_counter(), self._writing, None
+        began = time.perf_counter()
+        writing = self._writing
+        self._writing = None
         try:
             self.last_seconds = writing.result() - self._began
         finally:
@@ -295,7 +307,8 @@ def _latest(store: CheckpointStore, group: Group) -> dict[str, Any] | None:
     Raises:
         UserError: this rank does not see the checkpoint that another one sees.
     """
-    found, give_up_at = store.latest(), time.monotonic() + VISIBLE_SECONDS
+    found = store.latest()
+    give_up_at = time.monotonic() + VISIBLE_SECONDS
     latest = -int(group.minimum(torch.tensor(-_steps_so_far(found), device=group.device)))
     while _steps_so_far(found) != latest:
         if time.monotonic() > give_up_at:

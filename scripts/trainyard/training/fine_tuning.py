@@ -126,7 +126,8 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
         reason = str(error).strip().splitlines()[-1].strip()
         remedy = "; small_images replaces the stem: leave it out" if spec.small_images else ""
         raise WeightsError(f"{path}: does not fit {spec.model}: {reason}{remedy}") from None
-    loaded, skipped = len(theirs) - len(found.unexpected_keys), found.unexpected_keys
+    loaded = len(theirs) - len(found.unexpected_keys)
+    skipped = found.unexpected_keys
     if not loaded:
         raise WeightsError(
             f"{path}: has none of the names of {spec.model}: {list_some(skipped)}, not {list_some([*ours])}"
@@ -138,7 +139,8 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
     parts = {name.partition(".")[0] for name in ours} - {name.partition(".")[0] for name in (*missing, *replaced)}
     if others := [name for name in skipped if name.partition(".")[0] in parts]:
         raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {list_some(others)}")
-    source, count = f"{path} (sha256 {weights_digest(str(path))[:8]})", f"{loaded} of {len(ours)} tensors"
+    source = f"{path} (sha256 {weights_digest(str(path))[:8]})"
+    count = f"{loaded} of {len(ours)} tensors"
     message = "pretrained %s: %s loaded, new output layer: %s, skipped: %s"
     log.info(message, source, count, list_some(missing), list_some(skipped))
 

@@ -34,7 +34,10 @@ class ForwardPass:
         channels_last: bool,
         ddp: Mapping[str, Any],
     ) -> None:
-        self._module, self._spec, self._group, self._objective = module, spec, group, objective
+        self._module = module
+        self._spec = spec
+        self._group = group
+        self._objective = objective
         self._normalize = partial(data.normalize, channels_last=channels_last)
         self._precision = numerics.resolve_precision(spec.precision, group.device)
         self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -46,7 +49,9 @@ class ForwardPass:
 
         With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
         """
-        spec, group, module = self._spec, self._group, self._module
+        spec = self._spec
+        group = self._group
+        module = self._module
         if spec.compile is True:
             module = ModelWithLoss(module, self._objective, self._normalize)
         is_known = models.is_known(spec.model)  # then its other buffers are constants
@@ -92,7 +97,9 @@ class ModelWithLoss(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective, normalize: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.model, self._objective, self._normalize = model, objective, normalize
+        self.model = model
+        self._objective = objective
+        self._normalize = normalize
 
     def forward(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The mean loss of a batch in training, and its sums for `Objective.means`."""

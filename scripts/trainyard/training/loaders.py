@@ -85,7 +85,8 @@ def load_input_data(staged: Staged, device: torch.device) -> InputData:
         DataError: the dataset cannot be opened, or is a table.
     """
     meta = staged.require(ImageMeta)
-    classes, numeric = len(meta.classes), bool(meta.source.get("targets"))
+    classes = len(meta.classes)
+    numeric = bool(meta.source.get("targets"))
     splits: list[Split]
     if isinstance(meta, OnTheFlyMeta):
         factory = call_factory(meta.source)
@@ -131,7 +132,9 @@ class ResidentSplit:
     """All images on the device, where a batch is one gather. On a CPU, they stay in the memory-mapped file."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
-        self._images, self._labels, self._device = _tensor(images).to(device), _tensor(labels).to(device), device
+        self._images = _tensor(images).to(device)
+        self._labels = _tensor(labels).to(device)
+        self._device = device
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -147,7 +150,9 @@ class MappedSplit:
     """Images that do not fit the device: a thread prefetches batches from the memory-mapped file."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
-        self._images, self._labels, self._device = _tensor(images), _tensor(labels), device
+        self._images = _tensor(images)
+        self._labels = _tensor(labels)
+        self._device = device
         # Copies from pinned memory to a GPU are on a separate stream, while the GPU computes.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -182,7 +187,8 @@ class LoaderSplit:
     """
 
     def __init__(self, dataset: Any, device: torch.device, *, outputs: int, numeric: bool = False) -> None:
-        self._dataset, self._device = dataset, device
+        self._dataset = dataset
+        self._device = device
         self._order: list[list[tuple[int, int]]] = []  # the batches of an epoch: index and seed of each image
         self._loader = torch.utils.data.DataLoader(
             _WithIndex(dataset, outputs, numeric),
@@ -244,7 +250,9 @@ class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
     """
 
     def __init__(self, dataset: Any, outputs: int, numeric: bool) -> None:
-        self._dataset, self._outputs, self._numeric = dataset, outputs, numeric
+        self._dataset = dataset
+        self._outputs = outputs
+        self._numeric = numeric
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Any, Any, int]:
         index, seed = key

@@ -153,11 +153,14 @@ class Objective:
     """
 
     def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
-        self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
+        self._smoothing = spec.label_smoothing
+        self._classes = classes
+        self._numeric = numeric
         self._user_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_user_loss else None
         # A user's loss that is a module: its buffers are state of the training, and each rank has its own.
         self.loss_module = self._user_loss if isinstance(self._user_loss, nn.Module) else None
-        self._loss_path, self._paths = spec.loss, dict(spec.metrics)
+        self._loss_path = spec.loss
+        self._paths = dict(spec.metrics)
         metrics = {
             name: load_metric(path, spec.metric_args.get(name, {}), classes=classes, device=device)
             for name, path in spec.metrics.items()
@@ -229,7 +232,8 @@ class Objective:
 
         In validation, the sums of metrics that are functions follow, and the metrics that have a state are updated.
         """
-        outputs, count = outputs.detach(), len(targets)
+        outputs = outputs.detach()
+        count = len(targets)
         hits = torch.zeros_like(targets) if self._numeric else outputs.argmax(1) == main_labels(targets)
         correct = hits.sum()
         counted = torch.full_like(correct, count)

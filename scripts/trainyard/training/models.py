@@ -80,7 +80,8 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
     Raises:
         ModelError: the model is unknown, cannot be imported, or does not accept the arguments.
     """
-    name, arguments = spec.model, spec.model_args
+    name = spec.model
+    arguments = spec.model_args
     try:
         if name.startswith(TIMM):
             return _timm_model(name.removeprefix(TIMM), shape=shape, classes=classes, arguments=arguments)
@@ -104,7 +105,9 @@ class AdaptedModel(nn.Module):
 
     def __init__(self, model: nn.Module, *, channels: int, enlarged_to: tuple[int, int] | None) -> None:
         super().__init__()
-        self.model, self._is_grayscale, self._size = model, channels == 1, enlarged_to
+        self.model = model
+        self._is_grayscale = channels == 1
+        self._size = enlarged_to
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, 1 or 3, H, W) to (N, classes)."""

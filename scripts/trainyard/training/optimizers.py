@@ -126,7 +126,8 @@ def current_lr(optimizer: Optimizer) -> float:
 
 def build_schedule(spec: Train, optimizer: Optimizer, steps: int) -> LRScheduler:
     """The schedule of the learning rate of a training with `steps` per epoch; it is stepped after each step."""
-    schedule, total = spec.schedule, steps * spec.epochs
+    schedule = spec.schedule
+    total = steps * spec.epochs
     peaks = [group["lr"] for group in optimizer.param_groups]
     try:
         if schedule.name == "onecycle":
@@ -196,7 +197,8 @@ class WeightAverage:
     @torch.no_grad()
     def for_validation(self) -> nn.Module:
         """The averaged model, with all buffers that are not averaged as in the model, such as counters and masks."""
-        averaged, ours = {id(each) for each in self._ours}, dict(self.module.named_buffers())
+        averaged = {id(each) for each in self._ours}
+        ours = dict(self.module.named_buffers())
         others = {name: each for name, each in self._model.named_buffers() if id(ours.get(name)) not in averaged}
         set_buffers(self.module, others, self._ours[0].device)
         return self.module

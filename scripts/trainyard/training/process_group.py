@@ -209,7 +209,8 @@ def _device(local_rank: int) -> torch.device:
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":
-        present, given = len(list(NODE_GPUS.glob("*"))), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        present = len(list(NODE_GPUS.glob("*")))
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if present and given:
             raise UserError(
                 f"GPU {given} was assigned to this process, but torch finds none, although the node has {present}: "
@@ -236,7 +237,9 @@ _VIRTUAL_MEMORY: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SU
 def manages_virtual_memory(index: int) -> bool:
     """Whether the driver maps memory of a GPU to addresses that a process has reserved; some virtual GPUs cannot."""
     try:
-        cuda, device, supported = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+        cuda = ctypes.CDLL("libcuda.so.1")
+        device = ctypes.c_int()
+        supported = ctypes.c_int()
     except OSError:  # AMD's driver
         return False
     failed = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), index)

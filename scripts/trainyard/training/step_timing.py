@@ -75,7 +75,8 @@ class StepRate:
 
     def __init__(self, step: int, *, every_seconds: float = 30.0) -> None:
         self._every = every_seconds
-        self._step, self._at = step, time.monotonic()
+        self._step = step
+        self._at = time.monotonic()
 
     def poll(self, step: int) -> float | None:
         """Steps per second since the previous interval ended; None within an interval."""
@@ -83,7 +84,8 @@ class StepRate:
         if passed < self._every:
             return None
         rate = (step - self._step) / passed
-        self._step, self._at = step, time.monotonic()
+        self._step = step
+        self._at = time.monotonic()
         return rate
 
 

@@ -55,10 +55,12 @@ def write_results(
 
 
 def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps | None, scale: str) -> dict[str, Any]:
-    history, group = trainer.history, trainer.group
+    history = trainer.history
+    group = trainer.group
     on_gpu = group.device.type == "cuda"
     nodes, gpus_per_node = split_scale(scale)
-    last, given = history[-1].as_row(), slurm_allocation.current_allocation()
+    last = history[-1].as_row()
+    given = slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
     names = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds")
     known = {name: [value for row in history if (value := row.value(name)) is not None] for name in names}
@@ -105,7 +107,8 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
 
 def training_utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
     """Peak of the GPU and MFU; None on CPUs."""
-    group, data = trainer.group, trainer.data
+    group = trainer.group
+    data = trainer.data
     if group.device.type != "cuda":
         return dict.fromkeys(("gpu_peak", "tflops_per_gpu", "mfu"))
     flops = count_flops(trainer.spec, shape=data.shape, classes=data.classes, trains=True)

@@ -102,14 +102,20 @@ class Trainer:
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
         self.objective.check_shares(len(data.val), ranks=group.world_size)
         seed_generators(spec.seed)  # after own code, which may draw random numbers
-        self.spec, self.data, self.group, self.batch = spec, data, group, batch
+        self.spec = spec
+        self.data = data
+        self.group = group
+        self.batch = batch
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision = numerics.resolve_precision(spec.precision, group.device)
         numerics.set_float32(self.precision)
         channels_last = group.device.type == "cuda" and self.precision in numerics.CHANNELS_LAST
-        self._save_last, self._profiler = save_last, profiler if group.is_main else None
+        self._save_last = save_last
+        self._profiler = profiler if group.is_main else None
         self._end_step: Callable[[], None] = lambda: None
-        self.deadline, self.stop_request, self._on_halved = deadline, stop_request or StopRequest(), on_halved
+        self.deadline = deadline
+        self.stop_request = stop_request or StopRequest()
+        self._on_halved = on_halved
         self._validation = Validation(data.val, self.objective, group)
         self.flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
@@ -160,7 +166,8 @@ class Trainer:
         """What a trial reports at its end: the metrics of the last epoch, the best ones, and the batch; {} at first."""
         if not self.history:
             return {}
-        metrics, best = self.history[-1].as_row(), self.history[(self.state.best_epoch or 1) - 1]
+        metrics = self.history[-1].as_row()
+        best = self.history[(self.state.best_epoch or 1) - 1]
         accuracies = [row.val_accuracy for row in self.history if row.val_accuracy is not None]
         metrics["best_val_accuracy"] = max(accuracies, default=None)
         metrics[f"best_{self.spec.metric}"] = best.value(self.spec.metric)
@@ -213,7 +220,8 @@ class Trainer:
 
     def _epoch(self, number: int) -> EpochMetrics:
         """Train and validate one epoch, or the rest of it."""
-        progress, began = self.state.progress, time.perf_counter()
+        progress = self.state.progress
+        began = time.perf_counter()
         set_random_state(progress, self.group, seed=self.spec.seed, epoch=number)
         try:
             with _collections_by_step():
@@ -260,7 +268,8 @@ class Trainer:
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """Take the remaining steps of an epoch, until a rank asks to stop."""
         set_training_mode(self.model)
-        size, seed = len(self.data.train), self.spec.seed
+        size = len(self.data.train)
+        seed = self.spec.seed
         drawn = training_batches(
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
@@ -271,7 +280,8 @@ class Trainer:
         self.flags.begin()
         with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
             images = timer.waiting(batches)
-            known, stops = list[StepStatus](), False
+            known = list[StepStatus]()
+            stops = False
             timer.begin()
             while progress.step < self.steps and not stops:
                 known = self._step(images, augment)
@@ -295,7 +305,8 @@ class Trainer:
     def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> list[StepStatus]:
         """Update the parameters once, from one or more micro-batches; returns the status of steps now known."""
         progress = self.state.progress
-        state, spec = self.state, self.spec
+        state = self.state
+        spec = self.spec
         sums = self._compute_gradients(images, augment)
         known = self.flags.finish(state.optimizer)
         for status in known:
@@ -342,7 +353,8 @@ class Trainer:
         return self.stop_request.is_made or (is_late and self.first_step_time is not None)
 
     def _stopped(self, signalled_rank: int | None) -> TrainingInterrupted:
-        epoch, step = len(self.history) + 1, self.state.progress.step
+        epoch = len(self.history) + 1
+        step = self.state.progress.step
         where = f"epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}"
         return TrainingInterrupted(where, signalled_rank=signalled_rank, world_size=self.group.world_size)
 
@@ -393,7 +405,9 @@ class Validation:
     """The validation images of a rank, in batches that fit into memory."""
 
     def __init__(self, images: Split, objective: Objective, group: Group) -> None:
-        self._images, self._objective, self._group = images, objective, group
+        self._images = images
+        self._objective = objective
+        self._group = group
         self._factor = ENLARGED_ON_GPU if group.device.type == "cuda" else 1
         self._largest = sys.maxsize  # that fits; each rank halves its own, as nothing here is collective
         self.seconds = 0.0  # of the last validation
@@ -430,7 +444,8 @@ class Validation:
     def _add_up(
         self, measure: Callable[[ImageBatch], Tensor], batch: int, must_stop: Callable[[], bool], for_warm_up: bool
     ) -> Tensor | None:
-        total, group = self._objective.begin_validation(self._group.device), self._group
+        total = self._objective.begin_validation(self._group.device)
+        group = self._group
         order = validation_batches(len(self._images), batch=batch, rank=group.rank, world_size=group.world_size)
         if for_warm_up:
             sizes = {len(indices): indices for indices in order}

@@ -113,7 +113,8 @@ class TrainingState:
                 part.load_state_dict(state[name])
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
-        ranks, group = state["ranks"], self.group
+        ranks = state["ranks"]
+        group = self.group
         mine = ranks[group.rank if len(ranks) == group.world_size else 0]
         if self.loss is not None:
             set_buffers(self.loss, mine.get("loss_buffers", {}), group.device)

@@ -49,7 +49,8 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
         TrainingInterrupted: a rank was told to stop.
         UserError: a micro-batch of one image does not fit.
     """
-    began, group = time.perf_counter(), trainer.group
+    began = time.perf_counter()
+    group = trainer.group
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
@@ -98,7 +99,8 @@ def measure_steady_steps(trainer: Trainer) -> SteadySteps | None:
         log.info("the throughput is that of %d steps: %s", trainer.steps * len(trainer.history), error)
         return None
     steady = StepTimes(steps_ms=times.steps_ms[SETTLING_STEPS:])
-    count, seconds = len(steady.steps_ms), sum(steady.steps_ms) / 1000
+    count = len(steady.steps_ms)
+    seconds = sum(steady.steps_ms) / 1000
     log.info(
         "measured the throughput in %d further steps: the training had %d", count, len(trainer.history) * trainer.steps
     )
@@ -217,8 +219,10 @@ def _seconds(trainer: Trainer, *, synced: bool) -> float:
 
 def _pass(trainer: Trainer, model: nn.Module, images: int | None = None) -> None:
     """Forward and backward pass of black images: of a micro-batch, or of so many."""
-    device, shape = trainer.group.device, (images or trainer.batch.micro, *trainer.data.shape)
-    labels, indices = trainer.objective.zero_targets(shape[0], device), torch.zeros(shape[0], dtype=torch.int64)
+    device = trainer.group.device
+    shape = (images or trainer.batch.micro, *trainer.data.shape)
+    labels = trainer.objective.zero_targets(shape[0], device)
+    indices = torch.zeros(shape[0], dtype=torch.int64)
     black = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, indices)
     mixed = trainer.mix(black, epoch=0, step=0)
     set_training_mode(trainer.module)

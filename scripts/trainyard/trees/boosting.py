@@ -71,7 +71,8 @@ class Tabular:
 def tabular(staged: Staged) -> Tabular:
     """A staged dataset as a table; images are flattened to height x width x channels columns."""
     if isinstance(staged.meta, StagedImageMeta):
-        train, val = staged.split("train"), staged.split("val")
+        train = staged.split("train")
+        val = staged.split("val")
         rows = [split.images.reshape(len(split.images), -1) for split in (train, val)]
         height, width, channels = staged.meta.shape
         places = np.ndindex((height, width, channels)[: 2 if channels == 1 else 3])
@@ -223,7 +224,8 @@ def _fit(spec: Trees, data: Tabular, threads: int, *, after_round: Callable[[Arr
 def _fit_xgboost(job: _Fit) -> Fitted:
     import xgboost
 
-    spec, data = job.spec, job.data
+    spec = job.spec
+    data = job.data
     fixed = {"nthread": job.threads, "seed": spec.seed, "validate_parameters": True, "verbosity": 1}
 
     def matrix(rows: Any, **options: Any) -> Any:
@@ -239,7 +241,8 @@ def _fit_xgboost(job: _Fit) -> Fitted:
         early_stopping_rounds=spec.early_stopping,
         verbose_eval=False,
     )
-    best, gains = None, dict[str, Any]()
+    best = None
+    gains = dict[str, Any]()
     if spec.early_stopping:
         best = booster.best_iteration + 1  # it counts from 0
         booster = booster[:best]
@@ -258,7 +261,8 @@ def _fit_xgboost(job: _Fit) -> Fitted:
 def _fit_lightgbm(job: _Fit) -> Fitted:
     import lightgbm
 
-    spec, data = job.spec, job.data
+    spec = job.spec
+    data = job.data
     # By default, it measures which of two ways to sum is faster, and their sums differ.
     repeatable = {"deterministic": True, "force_col_wise": "force_row_wise" not in spec.parameters}
     fixed = {"num_threads": job.threads, "seed": spec.seed, "verbosity": 0}

@@ -77,7 +77,8 @@ def storage_error(error: OSError, path: Path | str | None = None) -> StorageErro
     """
     if isinstance(error, StorageError):
         return error
-    place, remedy = path or error.filename, _REMEDIES.get(error.errno or 0)
+    place = path or error.filename
+    remedy = _REMEDIES.get(error.errno or 0)
     if place is not None and error.errno in _LOST_SERVER:
         remedy = _SERVER_REMEDY
     if remedy is None:

@@ -123,14 +123,16 @@ class EventLog:
         try:
             yield
         except OSError:
-            was_incomplete, self.is_incomplete = self.is_incomplete, True
+            was_incomplete = self.is_incomplete
+            self.is_incomplete = True
             if not was_incomplete:
                 raise
 
     def _sync(self) -> None:
         """Sync the file, unless an earlier call has synced all that is durable, and do what waits for that."""
         with self._lock:
-            waiting, self._unsynced = self._unsynced, []
+            waiting = self._unsynced
+            self._unsynced = []
         if not waiting:
             return
         with self._first_error():
@@ -189,7 +191,8 @@ class Reader(Generic[Decoded]):
         except FileNotFoundError:
             inode = size = 0
         else:
-            inode, size = found.st_ino, found.st_size
+            inode = found.st_ino
+            size = found.st_size
         if inode == self._inode and size >= self.offset:
             return False
         self._inode = inode

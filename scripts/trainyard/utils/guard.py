@@ -269,7 +269,8 @@ class Keeper:
 
     def _take_over(self, watcher: int, status: int) -> list[tuple[int, int]]:
         """Handle the end of a watcher. If it was killed, kill its program; returns what else ended."""
-        ended, held = [], self._held.pop(watcher)
+        ended = []
+        held = self._held.pop(watcher)
         if status:
             ended = kill_descendants(spare=tuple(self._held))
         close_all(held)

@@ -111,7 +111,8 @@ def processes_ended(*, folders: Sequence[str] = (), command: Sequence[str] = ())
     They also end if this process is killed, and then folders that match the glob patterns are removed, too, as soon as
     no process holds them. `command` runs first in each case.
     """
-    guard, tree = ProcessGuard(), secrets.token_hex(8)
+    guard = ProcessGuard()
+    tree = secrets.token_hex(8)
     at_exit = {"tree": tree, "folders": list(folders), "command": list(command)}
     guard.send(at_exit)
     try:

@@ -9,8 +9,13 @@ from typing import Final
 
 # The context of a placeholder. Its quoted value is one word in the context UNQUOTED only.
 UNQUOTED: Final = ""
-SINGLE_QUOTES, DOUBLE_QUOTES, BACKTICKS = "single quotes", "double quotes", "backticks"
-ARITHMETIC, COMMENT, HERE_DOCUMENT, ESCAPED = "$((...))", "a comment", "a here-document", "a backslash"
+SINGLE_QUOTES = "single quotes"
+DOUBLE_QUOTES = "double quotes"
+BACKTICKS = "backticks"
+ARITHMETIC = "$((...))"
+COMMENT = "a comment"
+HERE_DOCUMENT = "a here-document"
+ESCAPED = "a backslash"
 ANSI_QUOTES = "$'...'"
 _OPTION_LINE: Final = re.compile(r"[ \t]*(--?[A-Za-z][^\s)]*)(?=\s|$)")  # but no pattern of `case`, as in `-v)`
 _HERE_DOCUMENT: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
@@ -37,7 +42,9 @@ class _Parser:
 
     def __init__(self, text: str, placeholder: re.Pattern[str]) -> None:
         self.found = CommandLine()
-        self._text, self._pattern, self._at = text, placeholder, 0
+        self._text = text
+        self._pattern = placeholder
+        self._at = 0
         self._escape_end = -1  # index behind the last escaped character
         self._depth = 0  # of nested $(...), (...) and ${...}
         self._here_documents: list[tuple[str, bool]] = []  # delimiters of those that start on the next line; if <<-

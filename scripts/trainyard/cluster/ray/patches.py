@@ -84,7 +84,8 @@ def _polling_faster(get_node: Callable[[str, str], Any]) -> Callable[[str, str],
 
     def get_registered_node(gcs_address: str, node_id: str) -> Any:
         with contextlib.suppress(Exception):  # the original polls on, and reports what is wrong
-            client, deadline = GcsClient(address=gcs_address), time.monotonic() + REGISTRATION_TIMEOUT_SECONDS
+            client = GcsClient(address=gcs_address)
+            deadline = time.monotonic() + REGISTRATION_TIMEOUT_SECONDS
             while time.monotonic() < deadline:
                 if any(known.hex() == node_id for known in client.get_all_node_info(timeout=5)):
                     break

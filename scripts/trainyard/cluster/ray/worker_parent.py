@@ -150,7 +150,8 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
     preload_seconds = _preload(modules)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     if command := _fork_workers(control):
-        sys.argv, sys.orig_argv = command, [sys.executable, *command]
+        sys.argv = command
+        sys.orig_argv = [sys.executable, *command]
         sys.path[sys.path.index(of_program)] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
     sys.exit()
@@ -181,7 +182,8 @@ def _fork_workers(control: socket.socket) -> list[str] | None:
 
 def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[str] | None:
     """Fork a worker for each request of one Ray; returns its command line in it, None once this Ray has ended."""
-    parent, ends = os.getpid(), [control.fileno()]
+    parent = os.getpid()
+    ends = [control.fileno()]
     try:
         while select.select([listener.fileno(), *ends], [], [])[0] == [listener.fileno()]:
             connection, _ = listener.accept()
