@@ -24,14 +24,13 @@ from unittest.mock import patch
 from common import print_table, queue_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.history import History
-from trainyard.planning.journal import SESSIONS, Ended, Journal, SessionStarted, Started
+from trainyard.planning.journal import SESSIONS, Ended, Journal, Location, SessionStarted, Started
 
 FILE_CALLS = ("open", "os.link", "os.listdir", "os.scandir", "os.remove", "os.utime")  # audit events
 
@@ -109,7 +108,7 @@ class _TimedOrder(SharedOrder):
 
 
 def _run_trials(queue: TrialQueue, journal: Journal, measured: Measured, arguments: argparse.Namespace) -> None:
-    place, running = SlotLocation("here", "", 0), list[tuple[float, str, int, float]]()
+    place, running = Location("", "here", "", 0), list[tuple[float, str, int, float]]()
     while True:
         began = time.perf_counter()
         queue.poll()

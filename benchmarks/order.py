@@ -26,14 +26,13 @@ from common import print_table, queue_beside
 from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import Fold
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.history import History
-from trainyard.planning.journal import Journal
+from trainyard.planning.journal import Journal, Location
 from trainyard.planning.order import lower_bound
 from trainyard.planning.task import Task
 
@@ -98,7 +97,7 @@ def _run_queue(state: History, queue: TrialQueue, seconds: dict[str, float]) -> 
     forecast, slots, trials = DurationForecast(state), state.sweep.slots.count, state.trials
     queue.add(Task(name, trials[name].spec, trials[name].values, 0) for name in forecast.order(slots))
     running: list[tuple[float, str]] = []  # end and trial
-    now, place = 0.0, SlotLocation("", "", 0)
+    now, place = 0.0, Location("", "", "", 0)
     while True:
         while len(running) < slots and (task := queue.take(place, [place])):
             heapq.heappush(running, (now + seconds[task.trial], task.trial))

@@ -29,12 +29,11 @@ from trainyard.config.load import check_config
 from trainyard.config.sweep import CommandSweep, Uniform
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.session_watch import SessionWatch
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.journal import SESSIONS, Ended, Journal, Started, Suggested
+from trainyard.planning.journal import SESSIONS, Ended, Journal, Location, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.trial_space import Suggestion
@@ -42,7 +41,7 @@ from trainyard.planning.trial_space import Suggestion
 Values = dict[str, Any]
 KILLS = 10
 SIZES, NEW = (10, 1000, 4000, 10_000), 40
-SLOTS, PLACE = 4, SlotLocation("here", "", 0)
+SLOTS, PLACE = 4, Location("", "here", "", 0)
 HARTMANN: tuple[list[float], list[list[float]], list[list[float]]] = (
     [1.0, 1.2, 3.0, 3.2],
     [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]],

@@ -33,7 +33,7 @@ from sweep_journals import run_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import shared_order
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.session_watch import Life
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.trial_queue import TrialQueue
@@ -41,7 +41,7 @@ from trainyard.planning import attempts, journal, search
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.claims import ClaimLog, Entry
 from trainyard.planning.history import History
-from trainyard.planning.journal import SESSIONS, Ended, Epoch, Event, Journal, SessionStarted, Started
+from trainyard.planning.journal import SESSIONS, Ended, Epoch, Event, Journal, Location, SessionStarted, Started
 from trainyard.planning.requests import CANCELLED, UserRequest, UserRequests
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
@@ -196,7 +196,7 @@ class Queue(TrialQueue):
 
     passed_over: Set[str] = frozenset()
 
-    def _claim(self, task: Task, *places: Sequence[SlotLocation]) -> bool:
+    def _claim(self, task: Task, *places: Sequence[Location]) -> bool:
         first = {each.trial for each in self._tasks} & self._order.first
         self.passed_over = set() if task.trial in first | self._failures.suspect_trials else first
         return super()._claim(task, *places)
@@ -207,7 +207,7 @@ class Job:
 
     def __init__(self, schedule: "Schedule", number: int) -> None:
         self._schedule, self._number = schedule, number
-        self.place = SlotLocation(f"n{number}", "0", 0)
+        self.place = Location("", f"n{number}", "0", 0)
         self.has_died = False
         self.running: dict[str, tuple[Task, int]] = {}  # tasks and numbers of attempts, by trial
         rng = schedule.rng
@@ -260,7 +260,7 @@ class Job:
         self._schedule.check_folder(task, self)
         self._schedule.check_requests(task, self)
         number = self.queue.start_attempt(task)
-        where = vars(self.place) | {"job": self.session}
+        where = self.place._asdict() | {"job": self.session}
         self.run.record(Started(trial=task.trial, attempt=number, generation=0, takeover=task.takeover, **where))
         self.running[task.trial] = task, number
         if self.queue.lacks_draw(len(self.running)):

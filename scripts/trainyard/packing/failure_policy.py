@@ -49,31 +49,11 @@ MACHINE_ERROR: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class SlotLocation:
-    """Where the worker of a slot runs. A new worker of the same slot may get another GPU."""
-
-    node: str
-    gpu: str
-    slot: int  # each job of a sweep has numbers of its own
-    job: str = ""  # as `Location.job`
-
-    @classmethod
-    def of(cls, location: Location) -> "SlotLocation":
-        """The place of an attempt."""
-        return cls(location.node, location.gpu, int(location.slot or 0), location.job)
-
-    @property
-    def device(self) -> tuple[str, str, str]:
-        """Node and GPU, which several slots may share. Each job on a node may number its GPUs from 0."""
-        return self.node, self.gpu, self.gpu and self.job
-
-
-@dataclass(frozen=True)
 class TrialFailure:
     """A failed attempt."""
 
     trial: str
-    place: SlotLocation
+    place: Location
     error: str  # one line
     seconds: float
     exit_code: int | None = None  # of a program
@@ -167,22 +147,22 @@ class FailurePolicy:
         if isinstance(event, Ended) and self._is_of_sweep(event.trial) and not was_recorded:
             self._record_attempt(attempt)
 
-    def record_success(self, trial: str, place: SlotLocation) -> None:
+    def record_success(self, trial: str, place: Location) -> None:
         """Record that a trial succeeded."""
         self._has_succeeded = True
         self._record_end(trial, place, succeeded=True)
-        self._streaks.pop(place.device, None)
+        self._streaks.pop(place.gpu_key, None)
         for streak in self._streaks.values():
             streak.finished_elsewhere |= {trial} & streak.trials.keys()
 
-    def _record_end(self, trial: str, place: SlotLocation, *, succeeded: bool) -> None:
-        self._ends[place.device].append(succeeded)
+    def _record_end(self, trial: str, place: Location, *, succeeded: bool) -> None:
+        self._ends[place.gpu_key].append(succeeded)
         for streak in self._streaks.values():
             streak.outlasted_by.discard(trial)
 
     def _record_attempt(self, attempt: Attempt) -> None:
         """Record the end of an attempt. That a trial has diverged tells nothing about its GPU."""
-        place = SlotLocation.of(attempt.location)
+        place = attempt.location
         if attempt.outcome in FINAL - {TrialStatus.DIVERGED}:
             self.record_success(attempt.trial, place)
         elif attempt.outcome is TrialStatus.FAILED:
@@ -199,13 +179,13 @@ class FailurePolicy:
                 )
             )
 
-    def record_running(self, trial: str, place: SlotLocation, seconds: float) -> None:
+    def record_running(self, trial: str, place: Location, seconds: float) -> None:
         """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.
 
         Otherwise, a broken GPU would get trial after trial for as long as one takes to finish elsewhere.
         """
         for device, streak in self._streaks.items():
-            if device == place.device or not streak.trials:
+            if device == place.gpu_key or not streak.trials:
                 continue
             failed_after = streak.trials.get(trial, max(streak.trials.values()))
             if seconds >= max(SURVIVED * failed_after, failed_after + SURVIVED_SECONDS):
@@ -226,15 +206,15 @@ class FailurePolicy:
         is_out_of_memory = all(mentions_gpu_memory(each.error) for each in (failure, *before[-1:])) and bool(before)
         before.append(failure)
         self._record_end(failure.trial, failure.place, succeeded=False)
-        if len({each.place.device for each in before}) == 1:
-            self._streaks[failure.place.device].trials[failure.trial] = failure.seconds
+        if len({each.place.gpu_key for each in before}) == 1:
+            self._streaks[failure.place.gpu_key].trials[failure.trial] = failure.seconds
         else:  # the cause seems to be the trial
             for streak in self._streaks.values():
                 streak.trials.pop(failure.trial, None)
                 streak.finished_elsewhere.discard(failure.trial)
         return len(before) <= self._retries and not (is_usage and is_same) and not is_out_of_memory
 
-    def allows(self, trial: str, place: SlotLocation, others: Iterable[SlotLocation]) -> bool:
+    def allows(self, trial: str, place: Location, others: Iterable[Location]) -> bool:
         """Whether a trial may run in this place. It may not if it failed here and there are better places.
 
         The best place is another node, then another GPU, then another slot.
@@ -243,22 +223,22 @@ class FailurePolicy:
         if not failed:
             return True
 
-        def failure_counts(at: SlotLocation) -> tuple[int, int, int]:
+        def failure_counts(at: Location) -> tuple[int, int, int]:
             return (
                 sum(each.node == at.node for each in failed),
-                sum(each.device == at.device for each in failed),
+                sum(each.gpu_key == at.gpu_key for each in failed),
                 sum(each.slot == at.slot for each in failed),
             )
 
         own = failure_counts(place)
         return not any(own) or all(own <= failure_counts(other) for other in others)  # ends at the first better place
 
-    def is_suspect(self, place: SlotLocation) -> bool:
+    def is_suspect(self, place: Location) -> bool:
         """Whether the GPU of a slot must be checked before it runs another trial."""
         count = self.failures_in_a_row(place)
         return self.is_likely_broken(place) or (count > 0 and count % SLOT_FAILURES == 0)
 
-    def avoids(self, place: SlotLocation, others: Iterable[SlotLocation]) -> bool:
+    def avoids(self, place: Location, others: Iterable[Location]) -> bool:
         """Whether a GPU gets no trial for now, since trials fail there but not on others. Only without retries.
 
         GPUs on which the last trials have failed, too, are no comparison. If there is no other GPU, none is avoided.
@@ -267,23 +247,23 @@ class FailurePolicy:
         if self._retries or count < SLOT_FAILURES:
             return False
         suspects = {device for device, streak in self._streaks.items() if len(streak.trials) >= SLOT_FAILURES}
-        if all(other.device in suspects for other in others):
+        if all(other.gpu_key in suspects for other in others):
             return False
         ends = [each for device, ends in self._ends.items() if device not in suspects for each in ends]
-        ends += [True] * len(self._streaks[place.device].outlasted_by)
+        ends += [True] * len(self._streaks[place.gpu_key].outlasted_by)
         failure_rate = (ends.count(False) + 1) / (len(ends) + 2)  # Laplace's rule of succession
         return failure_rate**count < IMPROBABLE
 
-    def is_likely_broken(self, place: SlotLocation) -> bool:
+    def is_likely_broken(self, place: Location) -> bool:
         """Whether enough trials that failed on this GPU finished elsewhere."""
         return self.finished_elsewhere(place) >= SLOT_FAILURES
 
-    def finished_elsewhere(self, place: SlotLocation) -> int:
+    def finished_elsewhere(self, place: Location) -> int:
         """The number of trials that failed on this GPU since one succeeded there, and then finished on another.
 
         This includes those that survived there and still run.
         """
-        return len(self._streaks.get(place.device, _Streak()).finished_elsewhere)
+        return len(self._streaks.get(place.gpu_key, _Streak()).finished_elsewhere)
 
     @property
     def suspect_trials(self) -> set[str]:
@@ -292,11 +272,11 @@ class FailurePolicy:
             trial for streak in self._streaks.values() if len(streak.trials) >= SLOT_FAILURES for trial in streak.trials
         }
 
-    def failures_in_a_row(self, place: SlotLocation) -> int:
+    def failures_in_a_row(self, place: Location) -> int:
         """The number of trials that failed on this GPU since one succeeded there."""
-        return len(self._streaks.get(place.device, _Streak()).trials)
+        return len(self._streaks.get(place.gpu_key, _Streak()).trials)
 
-    def common_failure(self, places: Sequence[SlotLocation], running_seconds: Iterable[float]) -> TrialFailure | None:
+    def common_failure(self, places: Sequence[Location], running_seconds: Iterable[float]) -> TrialFailure | None:
         """The failure that all trials seem to share; None if there is none.
 
         Several trials failed soon and in the same way, on several nodes or GPUs, if the slots are in several `places`:
@@ -335,9 +315,9 @@ def _is_independent_of_values(same: Sequence[TrialFailure], constant_keys: froze
     return all(len({str(each.values.get(key)) for each in same}) > 1 for key in keys)
 
 
-def _is_spread(failed: Sequence[SlotLocation], places: Sequence[SlotLocation]) -> bool:
+def _is_spread(failed: Sequence[Location], places: Sequence[Location]) -> bool:
     """Whether one node or, if there is only one, one GPU cannot be the cause of all failures."""
     if len({place.node for place in places}) > 1:
         return len({place.node for place in failed}) > 1
-    several = len({place.device for place in places}) > 1
-    return not several or len({place.device for place in failed}) > 1
+    several = len({place.gpu_key for place in places}) > 1
+    return not several or len({place.gpu_key for place in failed}) > 1

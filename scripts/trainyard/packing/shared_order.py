@@ -13,7 +13,6 @@ from typing import Any, Final
 from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Sweep
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.saved_outputs import record_completed
 from trainyard.packing.session_watch import BEAT_SECONDS, Life, SessionWatch
 from trainyard.planning.attempts import Attempt, AttemptKey, slurm_job_of
@@ -26,6 +25,7 @@ from trainyard.planning.journal import (
     Ended,
     Journal,
     Left,
+    Location,
     Released,
     Started,
     Suggested,
@@ -81,7 +81,7 @@ class SharedOrder:
         self._polled_at = time.monotonic()
         self._left_to_others = set[str]()
         self._started = set[AttemptKey]()  # attempts that have begun here
-        self._places: dict[tuple[str, int | str], SlotLocation] = {}  # of other sessions' slots
+        self._places: dict[tuple[str, int | str], Location] = {}  # of other sessions' slots
         self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
         self.note_added: Callable[[Sequence[str]], None] = lambda trials: None
         self.cancelled = frozenset[str]()  # trials, by users
@@ -189,7 +189,7 @@ class SharedOrder:
         return list(self._fold.live - {self._session})
 
     @property
-    def places(self) -> list[SlotLocation]:
+    def places(self) -> list[Location]:
         """Where the trials of other live sessions run, or ran last."""
         live = self._live() if self._places else ()
         return [place for (name, _), place in self._places.items() if name in live]
@@ -345,7 +345,7 @@ class SharedOrder:
                 case Released(trial=trial) | Ended(trial=trial, retried=True):
                     again[trial] = None
                 case Started() if session != self._session:
-                    self._places[session, event.slot] = SlotLocation.of(event.location)
+                    self._places[session, event.slot] = event.location
             if isinstance(event, TrialEvent) and session != self._session:
                 self._note(event)
         known = [*self._reservations, *(each for each in added if each.until)]

@@ -4,11 +4,9 @@ import logging
 import math
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, Final
 
 from trainyard.cluster.stop_request import GENTLE_SIGNAL
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.messages import WorkerStarted
 from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.trial_queue import TrialQueue
@@ -88,22 +86,13 @@ class Slot:
         return self.location is not NOWHERE
 
     @property
-    def place(self) -> SlotLocation:
-        """Where its worker runs, or ran last."""
-        return _place(self.location.node, self.location.gpu, self.number, self.location.job)
-
-    @property
-    def next_place(self) -> SlotLocation:
+    def next_location(self) -> Location:
         """Where its next trial runs: a worker that starts may get another GPU than the one before it."""
-        is_known = self.phase is not Phase.STARTING
-        return _place(self.location.node, self.location.gpu if is_known else "", self.number, self.location.job)
+        return self.location._replace(gpu="") if self.phase is Phase.STARTING else self.location
 
     def __str__(self) -> str:
-        gpu = f", GPU {self.place.gpu}" if self.place.gpu else ""
-        return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"
-
-
-_place = cache(SlotLocation)  # the loop needs the places of all slots whenever a trial starts
+        gpu = f", GPU {self.location.gpu}" if self.location.gpu else ""
+        return f"slot {self.number} ({self.location.node}{gpu})" if self.has_started else f"slot {self.number}"
 
 
 START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken
@@ -140,19 +129,19 @@ class SlotPool:
         return [slot.current for slot in self.slots if slot.current]
 
     @property
-    def places(self) -> list[SlotLocation]:
+    def places(self) -> list[Location]:
         """Where trials may run, including places that are not known yet."""
-        return [slot.next_place for slot in self.usable if not slot.is_late]
+        return [slot.next_location for slot in self.usable if not slot.is_late]
 
     @property
-    def all_places(self) -> list[SlotLocation]:
+    def all_places(self) -> list[Location]:
         """The same, and where other jobs run trials."""
         return [*self.places, *self._run.order.places]
 
     @property
-    def known_places(self) -> list[SlotLocation]:
+    def known_places(self) -> list[Location]:
         """The places of the usable slots that have started at least once."""
-        return [slot.place for slot in self.usable if slot.has_started]
+        return [slot.location for slot in self.usable if slot.has_started]
 
     # ---- workers that start, and end
 
@@ -184,7 +173,7 @@ class SlotPool:
         """Wake the idle slots for which a trial waits."""
         places = self.all_places
         for slot in self.usable:
-            if slot.answer is not None or not self._queue.has_task(slot.place, places):
+            if slot.answer is not None or not self._queue.has_task(slot.location, places):
                 continue
             if slot.worker is None:
                 self._start(slot)
@@ -240,8 +229,8 @@ class SlotPool:
         run.journal.record(SlotStarted(slot=slot.number, spent=started.startup))
         now = self._clock.monotonic()
         for current in self.running:
-            failures.record_running(current.task.trial, current.slot.place, now - current.began)
-        if len(self.all_places) > 1 and failures.is_suspect(slot.place):
+            failures.record_running(current.task.trial, current.slot.location, now - current.began)
+        if len(self.all_places) > 1 and failures.is_suspect(slot.location):
             due = now + 2 * CHECK_SECONDS  # no signal ends a process that waits for a GPU that hangs
             slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote(), due=due)
             return False
@@ -252,7 +241,7 @@ class SlotPool:
     def _handle_checked(self, slot: Slot, check: GpuChecked) -> bool:
         """Retire a slot whose GPU, or without GPUs node, is broken."""
         failures = self._run.failures
-        place = slot.place
+        place = slot.location
         count = failures.failures_in_a_row(place)
         finding = f"check of its GPU: {check.finding}" if place.gpu else ""
         if len(self.all_places) > 1 and (check.is_broken or failures.is_likely_broken(place)):
@@ -275,9 +264,9 @@ class SlotPool:
         """Log that a slot gets no trial for now, when this begins."""
         failures = self._run.failures
         was_avoided = slot.is_avoided
-        slot.is_avoided = failures.avoids(slot.place, self.all_places)
+        slot.is_avoided = failures.avoids(slot.location, self.all_places)
         if slot.is_avoided and not was_avoided:
-            count = failures.failures_in_a_row(slot.place)
+            count = failures.failures_in_a_row(slot.location)
             log.warning("%s gets no trial while others succeed: %d trials in a row failed there", slot, count)
 
     def handle_late(self, slot: Slot) -> None:

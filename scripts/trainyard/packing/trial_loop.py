@@ -185,7 +185,7 @@ class TrialLoop:
         """
         run = self._run
         setup = self._run.setup
-        task = self.queue.take(slot.place, self.slots.places)
+        task = self.queue.take(slot.location, self.slots.places)
         if task is None:
             return
         seconds = task.expected_seconds
@@ -377,7 +377,7 @@ class TrialLoop:
         before = [row["epoch"] for each in task.earlier for row in each.epochs[-1:]]
         is_further = bool(attempt.epochs) and attempt.epochs[-1]["epoch"] > max(before, default=-math.inf)
         resumed = attempt.resumed is not None and not is_further
-        place = current.slot.place
+        place = current.slot.location
         failure = TrialFailure(task.trial, place, end.error, seconds, end.exit_code, task.values, resumed=resumed)
         is_retried = self._run.failures.record_failure(failure)
         if is_retried and attempt.resumed and failure.may_be_of_checkpoint:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
-from trainyard.packing.failure_policy import SlotLocation
 from trainyard.packing.repeat_best import repeat_best
 from trainyard.packing.shared_order import POLL_SECONDS
 from trainyard.packing.sweep_run import SweepRun
+from trainyard.planning.journal import Location
 from trainyard.planning.measured_durations import MeasuredDurations
 from trainyard.planning.task import Task
 
@@ -53,7 +53,7 @@ class TrialQueue:
 
     # ---- the next trial of a slot
 
-    def take(self, place: SlotLocation, places: Sequence[SlotLocation]) -> Task | None:
+    def take(self, place: Location, places: Sequence[Location]) -> Task | None:
         """The next task for a slot, which this job has claimed; None if there is none for it."""
         search = self._run.search
         if self._order.space.sweep.budget or (search and self._order.is_shared):
@@ -71,7 +71,7 @@ class TrialQueue:
                 return self._order.claimed(task)
         return None
 
-    def has_task(self, place: SlotLocation, all_places: Sequence[SlotLocation]) -> bool:
+    def has_task(self, place: Location, all_places: Sequence[Location]) -> bool:
         """Whether `take` has a task for a slot."""
         if self._find(place, all_places) is None and not (self._undrawn and self._may_draw()):
             return False
@@ -82,7 +82,7 @@ class TrialQueue:
         self._attempts[task.trial] += 1
         return self._order.start(task.trial)
 
-    def _find(self, place: SlotLocation, all_places: Sequence[SlotLocation]) -> Task | None:
+    def _find(self, place: Location, all_places: Sequence[Location]) -> Task | None:
         if self.is_closed or self._order.is_held:
             return None
         # Suspects start first, so that a broken GPU is found after few trials.
@@ -98,7 +98,7 @@ class TrialQueue:
                 return task
         return None
 
-    def _claim(self, task: Task, places: Sequence[SlotLocation], all_places: Sequence[SlotLocation]) -> bool:
+    def _claim(self, task: Task, places: Sequence[Location], all_places: Sequence[Location]) -> bool:
         """Claim a task, and some of those that follow it and may run here; False if another job has it."""
         if self._order.is_mine(task.trial):
             return True
@@ -113,7 +113,7 @@ class TrialQueue:
         self._take_changes()
         return is_claimed
 
-    def _may_run_here(self, trial: str, places: Sequence[SlotLocation], all_places: Sequence[SlotLocation]) -> bool:
+    def _may_run_here(self, trial: str, places: Sequence[Location], all_places: Sequence[Location]) -> bool:
         return any(self._failures.allows(trial, place, all_places) for place in places)
 
     def _is_worthwhile(self, task: Task) -> bool:
@@ -166,7 +166,7 @@ class TrialQueue:
         for trial in trials:
             self._order.release(trial)
 
-    def is_left_to_others(self, places: Sequence[SlotLocation]) -> bool:
+    def is_left_to_others(self, places: Sequence[Location]) -> bool:
         """Whether all waiting tasks have time to run, but other jobs have better places for them."""
         elsewhere = self._order.places
         if self.is_closed or self._undrawn or not elsewhere:
@@ -224,7 +224,7 @@ class TrialQueue:
 
     # ---- after the end of a trial
 
-    def retry(self, task: Task, places: Sequence[SlotLocation]) -> None:
+    def retry(self, task: Task, places: Sequence[Location]) -> None:
         """Add a failed task at the end, unless only other jobs have a better place for it."""
         elsewhere = self._order.places
         if not elsewhere or self._may_run_here(task.trial, places, [*places, *elsewhere]):

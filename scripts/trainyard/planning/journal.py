@@ -28,14 +28,19 @@ Row = dict[str, Any]  # metrics by name
 
 
 class Location(NamedTuple):
-    """Where an attempt runs."""
+    """Where an attempt, or the worker of a slot, runs. A new worker of the same slot may get another GPU."""
 
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""  # of a trial on several, all, separated by commas
     gpu: str = ""  # of its first node, if there are several
-    slot: int | str = ""
+    slot: int | str = ""  # each job of a sweep has numbers of its own
     gpu_model: str = ""  # as Slurm names the type
     device: str = ""  # "cpu" or the GPU's full name
+
+    @property
+    def gpu_key(self) -> tuple[str, str, str]:
+        """Node and GPU, which several slots may share. Each job on a node may number its GPUs from 0."""
+        return self.node, self.gpu, self.gpu and self.job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from trainyard.packing.failure_policy import (
     QUICK_SECONDS,
     SAME_ERRORS,
     FailurePolicy,
-    SlotLocation,
     TrialFailure,
 )
 from trainyard.planning.attempts import Fold
@@ -20,8 +19,8 @@ from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Location
 from trainyard.results.error_patterns import error_pattern
 
-HERE, BESIDE = SlotLocation("n1", "0", 0), SlotLocation("n1", "1", 1)
-THERE = SlotLocation("n2", "0", 2)
+HERE, BESIDE = Location("", "n1", "0", 0), Location("", "n1", "1", 1)
+THERE = Location("", "n2", "0", 2)
 ALL = [HERE, BESIDE, THERE]
 
 
@@ -72,7 +71,7 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
     policy.record_failure(failure("a", HERE))
     assert suitable(policy, "a", ALL) == [THERE], "another node"
     assert suitable(policy, "a", [HERE, BESIDE]) == [BESIDE], "another GPU"
-    shared = SlotLocation("n1", "0", 3)
+    shared = Location("", "n1", "0", 3)
     assert suitable(policy, "a", [HERE, shared]) == [shared], "another slot"
     assert suitable(policy, "a", [HERE]) == [HERE], "there is no other place"
     policy.record_failure(failure("a", THERE))
@@ -83,7 +82,7 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
 
 
 def test_the_places_of_a_large_cluster_are_looked_at_only_up_to_the_first_better_one():
-    policy, places = FailurePolicy(retries=9), [SlotLocation(f"n{number}", "0", number) for number in range(512)]
+    policy, places = FailurePolicy(retries=9), [Location("", f"n{number}", "0", number) for number in range(512)]
     policy.record_failure(failure("a", places[0]))
     left = iter(places)
     assert not policy.allows("a", places[0], left)
@@ -133,7 +132,7 @@ def test_a_gpu_is_likely_broken_if_different_trials_that_failed_there_finish_els
         policy.record_success(f"t{number}", BESIDE)
     assert policy.is_likely_broken(HERE)
     assert not policy.is_likely_broken(BESIDE)
-    policy.record_success("x", SlotLocation("n1", "0", 9))
+    policy.record_success("x", Location("", "n1", "0", 9))
     assert not policy.is_suspect(HERE), "a trial succeeded on another slot of the same GPU"
 
 
@@ -158,7 +157,7 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
 
 def test_jobs_on_one_node_see_different_gpus_under_the_same_number():
     """Where Slurm constrains devices, each job has GPU 0."""
-    broken, *good = places = [SlotLocation.of(Location(job, "n1", "0", int(job))) for job in "789"]
+    broken, *good = places = [Location(job, "n1", "0", int(job)) for job in "789"]
     policy = FailurePolicy(retries=1)
     for number in range(3):
         policy.record_failure(failure(f"t{number}", broken))
@@ -173,8 +172,8 @@ def test_jobs_on_one_node_see_different_gpus_under_the_same_number():
 def test_jobs_or_sessions_that_share_a_device_have_the_same(where):
     job, node, gpu = where
     jobs = [job, job if gpu else "8"]
-    first, second = (SlotLocation.of(Location(each, node, gpu, slot)) for slot, each in enumerate(jobs))
-    assert first.device == second.device
+    first, second = (Location(each, node, gpu, slot) for slot, each in enumerate(jobs))
+    assert first.gpu_key == second.gpu_key
 
 
 def unretried(*ends, retries=0):
@@ -195,7 +194,7 @@ def test_without_retries_a_gpu_gets_no_trial_while_those_of_others_succeed():
     policy = unretried(*good, *[(HERE, False)] * 5)
     assert not policy.avoids(BESIDE, ALL)
     assert not policy.avoids(HERE, [HERE]), "there is no other GPU"
-    assert not policy.avoids(HERE, [HERE, SlotLocation("n1", "0", 3)]), "a slot on the same GPU is no better"
+    assert not policy.avoids(HERE, [HERE, Location("", "n1", "0", 3)]), "a slot on the same GPU is no better"
     policy.record_success("x", HERE)
     assert not policy.avoids(HERE, ALL)
     assert not unretried(*good, *[(HERE, False)] * 5, retries=1).avoids(HERE, ALL), "retries tell more"

@@ -3,7 +3,7 @@
 import pytest
 from sweep_journals import order_beside, read_journal, run_beside, session_of
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation
+from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Ended, Location, Started
 
@@ -40,7 +40,7 @@ def test_a_failure_of_this_job_counts_when_its_retry_is_decided_and_one_of_anoth
     trial = next(iter(state.trials))
     policy = FailurePolicy.of_sweep(state)
     location = Location("1", "n", "0", 0)
-    place = SlotLocation.of(location)
+    place = location
     attempt = Attempt(trial, 1, 0.0, 1.0, location, outcome=TrialStatus.FAILED, error="ValueError: no")
     ended = Ended(trial=trial, attempt=1, status=TrialStatus.FAILED, error="ValueError: no", retried=True)
     policy.on_event(ended, attempt, is_own=False)

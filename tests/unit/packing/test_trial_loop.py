@@ -15,12 +15,12 @@ from sweep_journals import attempts_in, read_journal, run_beside, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import INCOMPLETE, UserProgram
-from trainyard.packing.failure_policy import SAME_ERRORS, SlotLocation
+from trainyard.packing.failure_policy import SAME_ERRORS
 from trainyard.packing.slot_pool import CurrentTrial
 from trainyard.packing.trial_loop import TrialLoop
 from trainyard.planning.attempts import ENDLESS, MOST_PIECES, STALLED, Attempt, Fold
 from trainyard.planning.history import History
-from trainyard.planning.journal import Ended, Started
+from trainyard.planning.journal import Ended, Location, Started
 from trainyard.planning.task import Task
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
@@ -160,7 +160,7 @@ def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, err
 def test_a_program_that_is_never_complete_fails_and_its_gpu_is_not_blamed(tmp_path, has_saved, count, why):
     end = TrialEnded(status=TrialStatus.INTERRUPTED, error=f"{INCOMPLETE}: no line", seconds=2.0, has_saved=has_saved)
     task = Task("a", UserProgram(command="true"), {}, 0)
-    at = SlotLocation("n", "", 0)
+    at = Location("", "n", "", 0)
     with session_of(tmp_path) as journal:
         loop, slot = loop_beside(journal, retries=3)
         loop._run.failures.record_failure = lambda failure: pytest.fail("it is no failure of the GPU")
@@ -225,7 +225,7 @@ def test_an_error_with_the_bytes_of_a_file_name_that_is_not_utf_8_ends_no_sweep(
 @pytest.mark.parametrize("fails_up_to", [14, 1000])
 def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_ones_ends_a_sweep(tmp_path, fails_up_to):
     """The first trials may all have too large a learning rate. On four slots, more fail than needed."""
-    at, spec = SlotLocation("n", "", 0), UserProgram(command="true")
+    at, spec = Location("", "n", "", 0), UserProgram(command="true")
     started = []
     with session_of(tmp_path) as journal:
         loop, _ = loop_beside(journal)

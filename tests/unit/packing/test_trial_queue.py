@@ -12,7 +12,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.load import check_config
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
+from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.slot_pool import CurrentTrial, Phase
 from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
@@ -20,12 +20,13 @@ from trainyard.packing.trial_loop import TrialLoop
 from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_model import Prediction
+from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy, SuggestionSource
 from trainyard.planning.task import Task
 from trainyard.planning.trial_space import is_placeholder
 
-HERE, THERE = SlotLocation("n1", "0", 0), SlotLocation("n2", "0", 1)
+HERE, THERE = Location("", "n1", "0", 0), Location("", "n2", "0", 1)
 BOTH = [HERE, THERE]
 ENDLESS = TimeLimits(None, can_resume=True)
 

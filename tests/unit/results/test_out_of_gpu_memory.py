@@ -4,9 +4,9 @@ import pytest
 from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import FailurePolicy, SlotLocation, TrialFailure
+from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Suggested
+from trainyard.planning.journal import Location, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.search import OptunaStudy
 from trainyard.planning.trial_space import TrialSpace
@@ -121,7 +121,7 @@ def test_other_errors_still_end_the_sweep_and_a_sweep_without_a_result_does(tmp_
 
 
 def test_it_is_tried_once_more_and_stops_no_sweep():
-    policy, place = FailurePolicy(retries=5), SlotLocation("n1", "0", 0)
+    policy, place = FailurePolicy(retries=5), Location("", "n1", "0", 0)
     errors = [TORCH.format(size=2), TORCH.format(size=4)]
     assert [policy.record_failure(TrialFailure("a", place, error, 1.0, 1)) for error in errors] == [True, False]
     for trial in range(12):
