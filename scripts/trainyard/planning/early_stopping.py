@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -138,19 +138,18 @@ class EarlyStoppingRule:
 
 
 class _Comparison:
-    """ASHA and the median rule. A verdict looks at a sorted list of what trials have at the epoch."""
+    """ASHA and the median rule. A verdict looks at what each trial is compared by at the epoch."""
 
     def __init__(self, stop: Stop, mode: Mode, score: Score) -> None:
         self._stop = stop
         self._mode = mode
         self._score = score
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
-        # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
-        self._standings: dict[float, list[float]] = {}
-        self._judged_epochs: list[float] = []  # those of `_standings`, ascending
         self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
 
     def verdict(self, trial: str, epoch: float) -> str:
+        if self._stop.is_last(epoch, self._curves[trial].epochs[0]):
+            return ""
         return self._judge_median(trial, epoch) if self._stop.method == "median" else self._judge_asha(trial, epoch)
 
     def awaits_verdict(self, trial: str, epoch: float) -> bool:
@@ -162,77 +161,31 @@ class _Comparison:
         """A trial that has diverged counts as the worst where it would have been judged next."""
         if status != TrialStatus.DIVERGED:
             return
-        last = max(self._curves[trial].last, 0)
+        curve = self._curves[trial]
+        last = curve.epochs[-1] if curve.epochs else 0
         if self._stop.method == "median":
-            self._set_value(trial, last + 1, -math.inf)
+            curve.record(last + 1, -math.inf, self._score_of)
             return
         rung = self._rung_at(last)
         next_rung = rung * self._stop.reduction_factor if rung else self._stop.grace_period
-        self._set_value(trial, next_rung, -math.inf)
+        curve.record(next_rung, -math.inf, self._score_of)
 
     def record(self, trial: str, epoch: float, value: float | None, *, is_judged: bool) -> bool:
         """Record the value of an epoch; what is no number is worst. Returns whether it is another one than before."""
         worth = -math.inf
         if value is not None and math.isfinite(value):
             worth = value if self._mode == "max" else -value
-        is_new = self._curves[trial].values.get(epoch) != worth
-        self._set_value(trial, epoch, worth)
         if is_judged:
             self._judged.add((trial, self._rung_at(epoch)))
-        return is_new
+        return self._curves[trial].record(epoch, worth, self._score_of)
 
-    def _set_value(self, trial: str, epoch: float, value: float) -> None:
-        """Set a trial's value at an epoch, where higher is better, and update the standings that it changes."""
-        curve = self._curves[trial]
-        if curve.values.get(epoch) == value:
-            return
+    def _score_of(self, values: Sequence[float]) -> float:
+        """What a trial with these values is compared by: for `median` their mean, for `asha` the score of the sweep."""
         if self._stop.method == "median":
-            affected = self._median_epochs(curve, epoch)
-        else:
-            is_of_rung = self._score == "last"
-            next_rung = self._rung_at(epoch) * self._stop.reduction_factor if is_of_rung else math.inf
-            affected = [at for at in self._standings if epoch <= at < next_rung]
-        before = {at: self._standing(curve, at) for at in affected}
-        curve.record(epoch, value)
-        for at in affected:
-            if (old := before[at]) is not None:
-                del self._standings[at][bisect_left(self._standings[at], old)]
-            if (new := self._standing(curve, at)) is not None:
-                insort(self._standings[at], new)
-
-    def _median_epochs(self, curve: "_Curve", epoch: float) -> Sequence[float]:
-        """The judged epochs at which the mean of a trial changes, or becomes known, with a value at an epoch."""
-        epochs = self._judged_epochs
-        start = bisect_left(epochs, epoch)
-        if curve.values:
-            start = min(start, bisect_right(epochs, curve.last))
-        return epochs[start : bisect_right(epochs, max(epoch, curve.last))]
-
-    def _standing(self, curve: "_Curve", epoch: float) -> float | None:
-        """What a trial is compared by at an epoch: for `asha` its last score since the rung, for `median` a mean.
-
-        None if it has not reached the epoch.
-        """
-        if self._stop.method == "median":
-            return curve.mean(epoch) if curve.covers(epoch) else None
-        rung = self._rung_at(epoch)
-        latest = max((at for at in curve.values if rung <= at <= epoch), default=None)
-        return None if latest is None else self._score_at(curve, latest)
-
-    def _score_at(self, curve: "_Curve", epoch: float) -> float:
-        """The score of a trial by its values up to an epoch, of which it has one."""
-        value = curve.values[epoch]
-        if self._score == "last" or value == -math.inf:  # a trial that has diverged is the worst
-            return value
-        return score_of([curve.values[at] for at in sorted(curve.values) if at <= epoch], self._score, "max")
-
-    def _standings_at(self, epoch: float) -> list[float]:
-        """The standings of all trials at an epoch."""
-        if epoch not in self._standings:
-            found = (self._standing(curve, epoch) for curve in self._curves.values())
-            self._standings[epoch] = sorted(value for value in found if value is not None)
-            insort(self._judged_epochs, epoch)
-        return self._standings[epoch]
+            return _mean(values)
+        if values[-1] == -math.inf:  # a trial that has diverged is the worst
+            return -math.inf
+        return score_of(values, self._score, "max")
 
     def _judge_asha(self, trial: str, epoch: float) -> str:
         """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
@@ -243,17 +196,22 @@ class _Comparison:
         reported since the rung by then.
         """
         rung = self._rung_at(epoch)
-        values = self._curves[trial].values
-        if not rung or self._stop.is_last(epoch, self._curves[trial].first):
+        curve = self._curves[trial]
+        if not rung:
             return ""
-        first = min(at for at in values if rung <= at <= epoch)
+        first = curve.epochs[bisect_left(curve.epochs, rung)]
         if first < epoch and (trial, rung) in self._judged:
             return ""
         self._judged.add((trial, rung))
-        value = self._score_at(self._curves[trial], first)
-        reached = self._standings_at(first)
+        latest = [other.up_to(first) - 1 for other in self._curves.values()]
+        reached = [
+            other.scores[place]
+            for other, place in zip(self._curves.values(), latest, strict=True)
+            if place >= 0 and other.epochs[place] >= rung
+        ]
+        score = curve.scores[curve.up_to(first) - 1]
         places = max(1, len(reached) // self._stop.reduction_factor)
-        rank = len(reached) - bisect_right(reached, value) + 1
+        rank = sum(other > score for other in reached) + 1
         if rank <= places:
             return ""
         reason = f"rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
@@ -268,58 +226,51 @@ class _Comparison:
 
     def _judge_median(self, trial: str, epoch: float) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
-        if epoch < self._stop.grace_period or self._stop.is_last(epoch, self._curves[trial].first):
-            return ""
         curve = self._curves[trial]
-        means = self._standings_at(epoch)
-        others = len(means) - 1
-        if others < MEDIAN_TRIALS:
+        if epoch < self._stop.grace_period:
             return ""
-        best = max(curve.until(epoch))
-        median = _median_without(means, curve.mean(epoch))
+        others = [other for other in self._curves.values() if other is not curve]
+        reached = [other for other in others if other.epochs and other.epochs[0] <= epoch <= other.epochs[-1]]
+        count = len(reached)
+        if count < MEDIAN_TRIALS:
+            return ""
+        means = sorted(other.scores[other.up_to(epoch) - 1] for other in reached)
+        median = means[(count - 1) // 2] / 2 + means[count // 2] / 2  # without overflow
+        best = max(curve.values[: curve.up_to(epoch)])
         if best >= median:
             return ""
         sign = 1 if self._mode == "max" else -1
-        limit = f"{sign * median:.4g}, the median of the means of {others} other trials"
+        limit = f"{sign * median:.4g}, the median of the means of {count} other trials"
         return f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {limit}"
 
 
 class _Curve:
-    """The values that a trial has reported by epoch, higher is better."""
+    """The values that a trial has reported, by ascending epochs; higher is better."""
 
     def __init__(self) -> None:
-        self.values: dict[float, float] = {}
-        self.first: float = -1  # epoch; -1 without values
-        self.last: float = -1
+        self.epochs: list[float] = []
+        self.values: list[float] = []
+        self.scores: list[float] = []  # of the values up to each epoch
 
-    def record(self, epoch: float, value: float) -> None:
-        """Set the value of an epoch."""
-        self.first = min(epoch, self.first) if self.values else epoch
-        self.last = max(epoch, self.last)
-        self.values[epoch] = value
+    def record(self, epoch: float, value: float, score_of: Callable[[Sequence[float]], float]) -> bool:
+        """Set the value of an epoch; returns whether it is another one than before."""
+        place = bisect_left(self.epochs, epoch)
+        end = self.up_to(epoch)
+        if self.values[place:end] == [value]:
+            return False
+        self.epochs[place:end] = [epoch]
+        self.values[place:end] = [value]
+        self.scores[place:] = [score_of(self.values[: last + 1]) for last in range(place, len(self.values))]
+        return True
 
-    def covers(self, epoch: float) -> bool:
-        """Whether the trial reached an epoch and had reported a value by then."""
-        return bool(self.values) and self.first <= epoch <= self.last
-
-    def until(self, epoch: float) -> Sequence[float]:
-        """The values up to an epoch."""
-        if epoch >= self.last:  # nearly always: of trials with thousands of epochs, this is called for each
-            return list(self.values.values())
-        return [value for at, value in self.values.items() if at <= epoch]
-
-    def mean(self, epoch: float) -> float:
-        """Mean of the values up to an epoch, rounded once: equal values have this mean."""
-        values = self.until(epoch)
-        try:
-            return math.fsum(values) / len(values)
-        except OverflowError:  # values near the largest float
-            return math.fsum(value / len(values) for value in values)
+    def up_to(self, epoch: float) -> int:
+        """How many values it has up to an epoch."""
+        return bisect_right(self.epochs, epoch)
 
 
-def _median_without(ascending: Sequence[float], one: float) -> float:
-    """The median of all values but `one`, which is one of them."""
-    place = bisect_left(ascending, one)
-    count = len(ascending) - 1
-    low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
-    return ascending[low] / 2 + ascending[high] / 2  # without overflow
+def _mean(values: Sequence[float]) -> float:
+    """The mean, rounded once: that of equal values is this value."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # values near the largest float
+        return math.fsum(value / len(values) for value in values)
