@@ -1,7 +1,6 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -157,8 +156,6 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
                 identifying(scaling.base_training.model_dump())
             except WeightsError as error:
                 yield f"scaling.{name}.train.pretrained: {error}"
-        if len(scaling.scales) * scaling.repeats > 1:
-            yield from _shared_file_error(f"scaling.{name}", scaling, of="scale", folder="out_dir")
     for name, sweep in config.sweeps.items():
         yield from _sweep_errors(name, sweep)
 
@@ -185,8 +182,6 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
     expansion = expand(sweep)
     if not (expansion.trials or expansion.errors or sweep.search):
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
-    if sweep.search or len(expansion.trials) > 1:
-        yield from _shared_file_error(f"sweeps.{name}", sweep, of="trial", folder="trial_dir")
     if sweep.cost is not None:
         try:
             for trial in trials_to_check(sweep):
@@ -204,17 +199,6 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         else:
             texts[f"sweeps.{name}.{place}: {wrong}"] = None
     yield from texts
-
-
-def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:
-    """An error if the file of metrics is outside the folders of trials or scales, so that all read the same one."""
-    metrics = study.program_metrics
-    file = metrics.file if metrics else None
-    if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith(("../", "~"))):
-        yield (
-            f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
-            f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
-        )
 
 
 def _describe(item: Any) -> str:

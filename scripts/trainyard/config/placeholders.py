@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from trainyard.config.arithmetic import evaluate
-from trainyard.config.train import invalid
+from trainyard.config.train import ABSENT, invalid, value_at
 from trainyard.utils import shell_syntax
 from trainyard.utils.errors import UserError
 
@@ -173,23 +173,13 @@ def _script_index(words: list[str]) -> int | None:
 
     It is the first word after the options of the shell. In `[bash, train.sh, -c, value]`, -c is an option of train.sh.
     """
-    shell = next((index for index, word in enumerate(words) if PurePath(word).name in _SHELLS), len(words))
-    has_script = takes_value = False
-    for index, word in enumerate(words[shell + 1 :], start=shell + 1):
-        is_value = takes_value
-        takes_value = bool(_VALUE_OPTION.fullmatch(word)) and not takes_value
-        if is_value:
-            continue
-        if not _SHELL_OPTION.fullmatch(word):
-            return index if has_script else None
-        has_script = has_script or bool(_SCRIPT_OPTION.fullmatch(word))
-    return None
+    shell = next((index for index, word in enumerate(words) if PurePath(word).name in shell_syntax.SHELLS), len(words))
+    options = shell_syntax.shell_options(words[shell + 1 :])
+    index = shell + 1 + len(options)
+    has_script = any(map(shell_syntax.CODE_OPTION.fullmatch, options)) and index < len(words)
+    return index if has_script else None
 
 
-_SHELLS: Final = {"sh", "bash", "dash", "ksh", "zsh"}
-_SHELL_OPTION: Final = re.compile(r"[-+][a-zA-Z]+|--[a-z-]*")
-_SCRIPT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
-_VALUE_OPTION: Final = re.compile(r"[-+][a-zA-Z]*[oO][a-zA-Z]*|--(rc|init-)file")  # such as -euo pipefail
 _UNSAFE_UNQUOTED: Final = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # as in shlex.quote
 _UNSAFE: Final = {
     shell_syntax.SINGLE_QUOTES: re.compile("'"),
@@ -305,18 +295,12 @@ def make_values(
             return Words(
                 word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)
             )
-        for mapping in (args, predefined):
-            found: Any = mapping
-            for part in name.split("."):
-                found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-            if found is not _MISSING:
-                return found
-        raise KeyError(name)
+        found = value_at(args, name, value_at(predefined, name, ABSENT))
+        if found is ABSENT:
+            raise KeyError(name)
+        return found
 
     return value
-
-
-_MISSING: Final = object()
 
 
 class Words(list[str]):

@@ -75,11 +75,6 @@ class Scaling(Study):
         """Everything that changes the result of a run; `dataset` is the digest of the staged dataset."""
 
     @property
-    def checkpoint_pattern(self) -> str | None:
-        """The pattern of the checkpoints of a user's program in the folder of a run."""
-        return None
-
-    @property
     def run_count(self) -> int:
         """The number of runs of all scales."""
         return len(self.scales) * self.repeats
@@ -242,11 +237,6 @@ class ScriptScaling(CommandOptions, Scaling):
         if (name := split_launcher(launcher)[0]) not in LAUNCHERS:
             raise invalid(f"{name!r} is not a launcher; known: {', '.join(LAUNCHERS)}")
         return launcher
-
-    @property
-    def checkpoint_pattern(self) -> str | None:
-        """The pattern of the checkpoints in the folder of a run."""
-        return self.checkpoint
 
     @property
     def command_line(self) -> Command:

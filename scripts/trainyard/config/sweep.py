@@ -82,7 +82,14 @@ if TYPE_CHECKING:
 
 Unit = Literal["GPU", "CPU"]
 
-VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$")  # a number is the index of a list
+VariedKey = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$"),  # a number is the index of a list
+    hint(
+        "write names joined by dots, as in model_args.blocks; of a key of Hydra such as `+net.k` or `db/opt`, write "
+        "`net.k` here, and `+net.k={net.k}` in the command"
+    ),
+]
 
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
@@ -175,6 +182,11 @@ class Uniform(Section):
         """The lowest and the highest value that can be drawn."""
         return (math.ceil(self.low), math.floor(self.highest)) if self.integer else (self.low, self.highest)
 
+    def in_table(self, value: float) -> float | int:
+        """A drawn number as trials use it: an integer in the range, or six digits, so that tables show it exactly."""
+        low, high = self.ends
+        return min(max(round(value), low), high) if self.integer else float(f"{value:.6g}")
+
     @property
     def count(self) -> float:
         """How many values can be drawn; infinite for a range of real numbers."""
@@ -251,6 +263,11 @@ def options_of(values: list[Any] | Choice | Range) -> list[Any]:
     return values if isinstance(values, list) else values.choices if isinstance(values, Choice) else values.values()
 
 
+def ends_of(values: list[Any] | Choice | Range | Uniform) -> list[Any]:
+    """The two ends of a range that is drawn from, as trials have them; else, all values that the key can have."""
+    return [*map(values.in_table, values.ends)] if isinstance(values, Uniform) else options_of(values)
+
+
 def condition_of(values: list[Any] | Choice | Range | Uniform) -> dict[str, list[Any]]:
     """The values of other keys with which a key is used, by key; empty if it always is."""
     when = {} if isinstance(values, list) else values.when
@@ -285,8 +302,8 @@ def _order_by_conditions(varied: dict[str, Any]) -> dict[str, Any]:
     return ordered
 
 
-Grid = Annotated[dict[str, GridValues], AfterValidator(_order_by_conditions)]
-Draws = Annotated[dict[str, Draw], Field(min_length=1), AfterValidator(_order_by_conditions)]
+Grid = Annotated[dict[VariedKey, GridValues], AfterValidator(_order_by_conditions)]
+Draws = Annotated[dict[VariedKey, Draw], Field(min_length=1), AfterValidator(_order_by_conditions)]
 
 _DRAWS: Final = (
     "For each key, a list of choices, a range `{low: , high: , log: , integer: , step: }`, or one of these with a "
@@ -710,7 +727,7 @@ class Sweep(Study):
         "range `{start: , stop: , step: }`; with a condition `{choices: [], when: {optimizer: sgd}}`. Values that "
         "belong together are a list of mappings, `model: [{name: vit, lr: 0.001}, ...]`.",
     )
-    trials: Annotated[list[dict[str, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
+    trials: Annotated[list[dict[VariedKey, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
         [], description="List of configurations, each a mapping of such keys."
     )
     sample: Sample | None = Field(None, description="Random configurations.")
@@ -1000,11 +1017,6 @@ class Sweep(Study):
     def end_seconds(self) -> float:
         """Seconds that a trial has to save its state when it is interrupted."""
         return GRACE_SECONDS
-
-    @property
-    def checkpoint_pattern(self) -> str | None:
-        """The pattern of the checkpoints in the folder of a trial."""
-        return None
 
     @property
     def trial_grace_seconds(self) -> float:
@@ -1408,11 +1420,6 @@ class CommandSweep(CommandOptions, ProgramSweep):
         return "\n".join(str(values.get(LINE)) for values in self.trials[:100])
 
     @property
-    def checkpoint_pattern(self) -> str | None:
-        """The pattern of the checkpoints in the folder of a trial."""
-        return self.checkpoint
-
-    @property
     def argument_values(self) -> dict[str, list[Any]]:
         """The different values that the arguments have in any trial, by dotted key, without expanding trials.
 
@@ -1425,8 +1432,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
                 values[key] = {repr(value): value}
         for part in parts:
             for key, choice in part.items():
-                options = [choice.low, choice.high] if isinstance(choice, Uniform) else options_of(choice)
-                for option in options:
+                for option in ends_of(choice):
                     for inner, value in dotted_items({key: option}):
                         values.setdefault(inner, {})[repr(value)] = value
         return {key: list(different.values()) for key, different in values.items()}

@@ -6,7 +6,7 @@ A trial's identity is a hash of this section, so a key that does not change resu
 import re
 import types
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
@@ -152,11 +152,14 @@ class TrialSpec(Section):
         return values
 
 
-def value_at(settings: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key in a nested mapping, or None."""
+ABSENT: Final = object()
+
+
+def value_at(settings: Mapping[str, Any], key: str, otherwise: Any = None) -> Any:
+    """The value of a dotted key in a nested mapping, or else another one, such as ABSENT."""
     value: Any = settings
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        value = value.get(part, otherwise) if isinstance(value, Mapping) else otherwise
     return value
 
 

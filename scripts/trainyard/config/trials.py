@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,18 +13,17 @@ from trainyard.config.arithmetic import evaluate
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import (
-    VARIED_KEY,
-    Choice,
     Draw,
     GridValues,
     Range,
     Sweep,
     Uniform,
     condition_of,
+    ends_of,
     holds,
     options_of,
 )
-from trainyard.config.train import RESULT_VERSION, Train, Training
+from trainyard.config.train import ABSENT, RESULT_VERSION, Train, Training, value_at
 from trainyard.config.trees import Trees
 from trainyard.config.user_programs import Study, UserProgram
 from trainyard.config.weights import WeightsError, is_published
@@ -99,11 +97,6 @@ def expand(sweep: Sweep) -> Expansion:
 def _expand(sweep: Sweep) -> Expansion:
     expansion = Expansion()
     seen: set[str] = set()
-    keys = {"grid": list(sweep.grid), "search": list(sweep.search.values) if sweep.search else []}
-    malformed = [(place, key) for place, varied in keys.items() for key in varied if not VARIED_KEY.match(key)]
-    if malformed:
-        expansion.errors = [(place, ValueError(_malformed(key, sweep))) for place, key in malformed]
-        return expansion
     for place, count in _counts(sweep).items():
         if count > MAX_TRIALS:
             message = f"has {min(count, 10**300):.3g} configurations; {MAX_TRIALS:,} are the limit"
@@ -188,18 +181,9 @@ def constant_keys(sweep: Sweep) -> frozenset[str]:
     for part in sweep.parts:
         for key in texts:
             choice = seeds.get(key) or part.get(key)
-            texts[key] |= {""} if choice is None else _distinct(choice)
+            texts[key] |= {""} if choice is None else set(map(repr, ends_of(choice)))
     constant = [key for key, different in texts.items() if len(different) == 1]
     return frozenset(constant if len(constant) < len(texts) else ())
-
-
-def _distinct(choice: list[Any] | Choice | Range | Uniform) -> set[str]:
-    """The different values of a key as text, or the two ends of a range."""
-    if isinstance(choice, Uniform):
-        return {repr(choice.low), repr(choice.high)}
-    if isinstance(choice, Range):
-        return set(map(repr, [choice.start, choice.stop][: choice.count]))
-    return set(map(repr, options_of(choice)))
 
 
 def count_configured(sweep: Sweep) -> int:
@@ -239,7 +223,7 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "sample", _applicable(conditions, drawn)
     if sweep.search:
         # Configurations in which each choice and both ends of each range occur.
-        ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
+        ends = {key: ends_of(choice) for key, choice in sweep.search.values.items()}
         conditions = _conditions(sweep.search.values)
         for index in range(max(map(len, ends.values()))):
             yield "search", _applicable(conditions, {key: each[index % len(each)] for key, each in ends.items()})
@@ -285,19 +269,7 @@ def _draw(generator: random.Random, choice: Draw) -> Any:
         value = math.exp(generator.uniform(math.log(choice.low), math.log(choice.high)))
     else:
         value = generator.uniform(choice.low, choice.high)
-    return in_table(value, choice)
-
-
-def in_table(value: float, choice: Uniform) -> float | int:
-    """A drawn number as trials use it: an integer in the range, or six digits, so that tables show the exact value."""
-    low, high = choice.ends
-    return min(max(round(value), low), high) if choice.integer else float(f"{value:.6g}")
-
-
-def _ends(choice: Draw) -> list[Any]:
-    if isinstance(choice, Uniform):
-        return [in_table(choice.low, choice), in_table(choice.highest, choice)]
-    return options_of(choice)
+    return choice.in_table(value)
 
 
 def with_seed(sweep: Sweep, values: dict[str, Any], repeat: int) -> dict[str, Any]:
@@ -320,18 +292,9 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
     """
     merged = dict(sweep.base)
     for key, value in values.items():
-        if not VARIED_KEY.match(key):
-            raise ValueError(_malformed(key, sweep))
         set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
     return Trial(spec, spec.values_of(values))
-
-
-def _malformed(key: str, sweep: Sweep) -> str:
-    name = re.split("[/@]", key.lstrip("+"))[-1]
-    if sweep.command_line and name != key and VARIED_KEY.match(name):  # as Hydra has them
-        return f"{key!r} is not a key: write {name} here, and {key}={{{name}}} in the command"
-    return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 
 
 def set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
@@ -369,11 +332,9 @@ def relative_cost(expression: str, trial: Trial) -> float:
 
 
 def _find_value(settings: Mapping[str, Any], key: str) -> Any:
-    value: Any = settings
-    for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            values = dotted_items(settings)
-            numbers = (name for name, each in values if isinstance(each, (int, float)) and not isinstance(each, bool))
-            raise ValueError(f"there is no key {key!r}; {suggest(key, numbers)}")
-        value = value[part]
+    value = value_at(settings, key, ABSENT)
+    if value is ABSENT:
+        values = dotted_items(settings)
+        numbers = (name for name, each in values if isinstance(each, (int, float)) and not isinstance(each, bool))
+        raise ValueError(f"there is no key {key!r}; {suggest(key, numbers)}")
     return value

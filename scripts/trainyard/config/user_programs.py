@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     PositiveFloat,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 
@@ -110,11 +109,26 @@ def _files_of(path: Path) -> list[Path]:
     return [each for each in files if not {"__pycache__", ".git"}.intersection(each.relative_to(path).parts)]
 
 
+def _check_own_file(pattern: str) -> str:
+    """A pattern of files in a program's own folder, which no other trial has."""
+    if "{" in pattern:
+        raise invalid(f"{pattern} is relative to the program's folder already: nothing in braces is replaced")
+    if Path(pattern).is_absolute() or os.path.normpath(pattern).startswith(("../", "~")):
+        remedy = "give a path relative to the program's folder, and let your program write it there"
+        raise invalid(f"{pattern} would be shared by all trials: {remedy}: it is {{trial_dir}}, in a study {{out_dir}}")
+    try:
+        next(Path(os.devnull).glob(pattern), None)
+    except ValueError as error:
+        raise invalid(f"{pattern} is no pattern of files: {error}") from None
+    return pattern
+
+
+OwnFile = Annotated[str, Field(min_length=1), AfterValidator(_check_own_file)]
 WANDB_RUNS: Final = "wandb/*run-*/run-*.wandb"  # of W&B, offline and online
 _TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv|wandb)$"
 _EVENT_FILES: Final = r"tfevents|(^|/)[^/.]*$"  # a file, or a folder
 MetricsFile = Annotated[
-    str,
+    OwnFile,
     Field(pattern=f"{_TEXT_FILE}|{_EVENT_FILES}"),
     hint("a metrics file must end in .csv, .json, .jsonl, .txt, .log or .wandb, or be a folder with event files"),
 ]
@@ -155,18 +169,6 @@ class Metrics(Section):
         description="With `pattern`: one or more lines of your program's output, e.g. `epoch 3: val_acc=91.2%`. Each "
         "pattern must match in one of them, which is checked before anything is submitted.",
     )
-
-    @field_validator("file")
-    @classmethod
-    def _check_file(cls, file: str | None) -> str | None:
-        if file is not None and "{" in file:
-            raise invalid(f"{file} is relative to the program's folder already: nothing in braces is replaced")
-        try:
-            if file is not None and not Path(file).is_absolute():
-                next(Path(os.devnull).glob(file), None)
-        except ValueError as error:
-            raise invalid(f"{file} is no pattern of files: {error}") from None
-        return file
 
     @model_validator(mode="after")
     def _check_patterns(self) -> "Metrics":
@@ -254,7 +256,7 @@ class Complete(Section):
     line: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="A line of its output matches this regular expression; `{number}` as in `pattern`."
     )
-    file: Annotated[str, Field(min_length=1)] | None = Field(
+    file: OwnFile | None = Field(
         None,
         description="It has written this file, or one that matches this pattern, in its folder (`{trial_dir}` or "
         "`{out_dir}`). That of an earlier attempt counts if nothing was left to do.",
@@ -268,8 +270,6 @@ class Complete(Section):
             _compile(self.line or "")
         except re.error as error:
             raise invalid(f"{self.line} is not a regular expression: {error}") from None
-        if self.file and ("{" in self.file or ".." in self.file or Path(self.file).is_absolute()):
-            raise invalid(f"{self.file} must be relative to the program's folder: nothing in braces is replaced")
         return self
 
     def is_line(self, text: str) -> bool:
@@ -404,6 +404,11 @@ class Study(Section):
         """The command in which scripts are looked for."""
         return self.command_line
 
+    @property
+    def checkpoint_pattern(self) -> str | None:
+        """The pattern of the checkpoints of a user's program in the folder of a trial or run."""
+        return None
+
 
 class ProgramOptions(Study):
     """Options of your own program: of a `command`, a `function` or a `script`."""
@@ -447,7 +452,7 @@ class CommandOptions(ProgramOptions):
         description="When your program is done, if it can end before with exit code 0: `{epoch: 10}`, "
         "`{line: training complete}` or `{file: done.json}`.",
     )
-    checkpoint: str | None = Field(
+    checkpoint: OwnFile | None = Field(
         None,
         description="Glob pattern of the checkpoints in the program's folder (`{trial_dir}` or `{out_dir}`), e.g. "
         "`*.pt`. `{resume_from}` is the newest one, or empty: by the number in the name if the names differ in one "
@@ -495,6 +500,11 @@ class CommandOptions(ProgramOptions):
     def completion(self) -> Complete | None:
         """The section `complete`."""
         return self.complete
+
+    @property
+    def checkpoint_pattern(self) -> str | None:
+        """The option `checkpoint`."""
+        return self.checkpoint
 
     @model_validator(mode="after")
     def _check_complete(self) -> "CommandOptions":

@@ -19,7 +19,7 @@ from trainyard.config.metric_names import DURATION, create_study
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.train import value_at
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, expand, in_table, make_trial, run_of
+from trainyard.config.trials import Trial, expand, make_trial, run_of
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
@@ -210,7 +210,7 @@ def _guess(choice: Draw) -> Any:
 
 
 def _value(choice: Draw, param: Any) -> Any:
-    return in_table(param, choice) if isinstance(choice, Uniform) else options_of(choice)[param]
+    return choice.in_table(param) if isinstance(choice, Uniform) else options_of(choice)[param]
 
 
 def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | None:

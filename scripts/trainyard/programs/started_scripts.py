@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from trainyard.config.placeholders import Command
 from trainyard.programs.script_source import is_file
+from trainyard.utils.shell_syntax import CODE_OPTION, SHELLS, shell_options
 
 _OPERATOR: Final = re.compile(r"[;&|()<>\n]+")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PYTHON: Final = re.compile(r"i?python[\d.]*")
-_SHELL: Final = re.compile(r"(ba|z|da|k)?sh")
 # What starts a script with options of its own before it.
 _LAUNCHERS: Final = (
     "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "fabric",
@@ -30,8 +30,7 @@ _KEYWORDS: Final = ("then", "do", "else", "if", "!", "{", "time", "exec", "expor
 _NO_TRAINING: Final = ("pip", "venv")
 _PRINTS: Final = ("echo", "printf", "which", "type")
 _ALL_WORDS: Final = ("$@", "$*", "${@}", "${*}", "${@:1}")
-_NAMED_OPTION: Final = re.compile(r"[-+][a-zA-Z]*o")
-_CODE: Final = re.compile(r"-[a-zA-Z]*c")
+_CODE: Final = re.compile(r"-[a-zA-Z]*c")  # of Python
 _COMMENT: Final = re.compile(r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<!\S)#.*""")
 _EXPANDED: Final = re.compile(r"[${}`]")  # by the shell, or by Trainyard
 
@@ -136,10 +135,10 @@ class _ShellReader:
             is_first = index == 0 or is_wrapped
             rest = words[index + 1 :]
             absent = ""
-            if _SHELL.fullmatch(name) and rest:
-                options = _shell_options(rest)
+            if name in SHELLS and rest:
+                options = shell_options(rest)
                 rest = rest[len(options) :]
-                if rest and any(map(_CODE.fullmatch, options)):
+                if rest and any(map(CODE_OPTION.fullmatch, options)):
                     self.read(_split_lines(rest[0]), folder, passed=rest[2:])
                 elif rest and passed is None:
                     absent = self._read_shell_script(rest, folder, options)
@@ -227,16 +226,6 @@ def _simple_commands(text: str) -> list[_SimpleCommand]:
             else:
                 commands.append([])
     return [_SimpleCommand.of(words) for words in commands]
-
-
-def _shell_options(words: Sequence[str]) -> list[str]:
-    """The options before a script or a command of a shell, `pipefail` of `-o pipefail` among them."""
-    options = list[str]()
-    for word in words:
-        if not word.startswith(("-", "+")) and not (options and _NAMED_OPTION.fullmatch(options[-1])):
-            break
-        options.append(word)
-    return options
 
 
 def _find_script(words: list[str]) -> tuple[str, bool, list[str]]:

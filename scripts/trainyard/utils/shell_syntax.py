@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +20,20 @@ ESCAPED = "a backslash"
 ANSI_QUOTES = "$'...'"
 _OPTION_LINE: Final = re.compile(r"[ \t]*(--?[A-Za-z][^\s)]*)(?=\s|$)")  # but no pattern of `case`, as in `-v)`
 _HERE_DOCUMENT: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
+
+SHELLS: Final = ("sh", "bash", "dash", "ksh", "zsh")
+CODE_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")  # of a shell: a script follows its options
+_VALUE_OPTION: Final = re.compile(r"[-+][a-zA-Z]*[oO][a-zA-Z]*|--(rc|init-)file")  # such as -euo pipefail
+
+
+def shell_options(words: Sequence[str]) -> list[str]:
+    """The options of a shell, before its script or the name of one: `pipefail` of `-o pipefail` is among them."""
+    options = list[str]()
+    for word in words:
+        if not word.startswith(("-", "+")) and not (options and _VALUE_OPTION.fullmatch(options[-1])):
+            break
+        options.append(word)
+    return options
 
 
 @dataclass

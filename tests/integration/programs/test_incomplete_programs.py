@@ -320,7 +320,7 @@ def test_a_signal_between_two_launches_of_a_script_starts_no_other(tmp_path, mon
         ({}, METRICS, "give one of epoch, line and file"),
         ({"epoch": 3, "line": "x"}, METRICS, "give one of epoch, line and file"),
         ({"line": "("}, METRICS, "( is not a regular expression"),
-        ({"file": "/tmp/done"}, METRICS, "/tmp/done must be relative to the program's folder"),
+        ({"file": "/tmp/done"}, METRICS, "/tmp/done would be shared by all trials"),
         ({"file": "{trial_dir}/done"}, METRICS, "nothing in braces is replaced"),
         ({"epoch": 3}, None, "epoch needs `metrics` that find the epoch"),
         ({"epoch": 3}, {"pattern": "a=(?P<a>{number})"}, "epoch needs `metrics` that find the epoch"),

@@ -224,7 +224,7 @@ def test_the_metric_is_the_one_that_is_logged():
         ),
         (
             {"command": ["python", "${args_json_file}"], "parameters": {"weight-decay": {"values": [1, 2]}}},
-            "'weight-decay' is not a key",
+            "'weight-decay' is not valid; write names joined by dots",
         ),
         ({"method": "grid", "parameters": {"lr": {"min": 0.1, "max": 1}}}, "parameters.lr: a grid needs `values`"),
         ({"program": None}, "program: is required"),

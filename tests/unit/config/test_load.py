@@ -157,15 +157,15 @@ MISTAKES = {
     "sweeps.depth.train.modle": [("x", ": unknown key; did you mean 'model'?")],
     "sweeps.depth.grid": [({}, "sweeps.depth: has no trials; give `grid`, `trials`, `sample` or `search`")],
     "sweeps.depth.grid.lrr": [([1], ": unknown key; did you mean 'lr'?")],
-    "sweeps.depth.grid.model_args..x": [([1], "'model_args..x' is not a key: write names joined by dots")],
+    "sweeps.depth.grid.model_args..x": [([1], ": 'model_args..x' is not valid; write names joined by dots")],
     "sweeps.own": [
         (
             {"command": "x {args:hydra}", "grid": {"+net.k": [1]}},
-            ".grid: '+net.k' is not a key: write net.k here, and +net.k={net.k} in the command",
+            ".grid.+net.k: '+net.k' is not valid; write names joined by dots",
         ),
         (
             {"command": "x {args:hydra}", "trials": [{"db/opt": "a"}]},
-            ".trials.0: 'db/opt' is not a key: write opt here, and db/opt={opt} in the command",
+            "of a key of Hydra such as `+net.k` or `db/opt`, write `net.k` here, and `+net.k={net.k}` in the command",
         ),
         (
             {"command": "x", "slots": {"nodes_per_trial": 2}},
@@ -253,8 +253,8 @@ MISTAKES = {
         ({"command": "./x", "metrics": {"file": "m.tsv"}}, "'m.tsv' is not valid; a metrics file"),
         (
             {"command": "./x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "/tmp/m.csv"}},
-            ".metrics.file: /tmp/m.csv is one file for all trials, which would read each other's metrics: give a "
-            "path relative to the trial's folder, and let your program write it there: its folder is {trial_dir}",
+            ".metrics.file: /tmp/m.csv would be shared by all trials: give a path relative to the program's folder, "
+            "and let your program write it there: it is {trial_dir}, in a study {out_dir}",
         ),
         (
             {
@@ -262,7 +262,7 @@ MISTAKES = {
                 "search": {"trials": 2, "values": {"n": [1, 2]}},
                 "metrics": {"file": "a/../../m.csv"},
             },
-            ".metrics.file: a/../../m.csv is one file for all trials",
+            ".metrics.file: a/../../m.csv would be shared by all trials",
         ),
         ({"function": "train"}, "'train' is not valid; a function is package.module:name"),
         ({}, ".dataset: is required for a training; or give a `command` or a `function`"),
@@ -369,12 +369,9 @@ MISTAKES = {
         ({"script": "t.py '{seed}'", "scales": ["1x1"]}, ".script: {seed} is in single quotes"),
         (
             {"script": "t.py", "scales": ["1x1", "1x2"], "metrics": {"file": "/tmp/m.csv"}},
-            ".metrics.file: /tmp/m.csv is one file for all scales",
+            ".metrics.file: /tmp/m.csv would be shared by all trials",
         ),
-        (
-            {"script": "t.py", "scales": ["1x1"], "repeats": 2, "metrics": {"file": "/tmp/m.csv"}},
-            "relative to the scale's folder, and let your program write it there: its folder is {out_dir}",
-        ),
+        ({"script": "t.py", "scales": ["1x1"], "checkpoint": "/tmp/*.pt"}, ".checkpoint: /tmp/*.pt would be shared"),
         ({"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]}, "grace_seconds: is for `script`, not"),
         ({"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
         (
@@ -465,7 +462,6 @@ RIGHT = [
     {"command": "x {resume}", "args": {"resume": "auto"}, "resume": "--resume"},
     {"command": 'x $(({n} * {cpus})) "$(y {n})"', "grid": {"n": [1, 2.5]}},
     {"command": "x | awk '{ print $1 }' ${HOME}"},
-    {"command": "x {n}", "args": {"n": 1}, "metrics": {"file": "/tmp/m.csv"}},  # of the only trial
     {"command": "x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "a/../m.csv"}},
     {"command": "x {n}", "grid": {"n": [1, 0.5, "auto", "10-20", "2024-01-01", "5e", "1.2.3", "0,1", "e-mail", "1e4"]}},
     {"command": "x {n}", "grid": {"n": ["1-e4", "1e-3", True]}},  # no number among them
