@@ -168,7 +168,7 @@ class _Tries:
             elapsed = (time.monotonic() - began) / self.seconds
             is_enough = elapsed > 1 and len(report(found)) > LEAST_ROWS
             if not sweep.program_metrics and record.exists():  # the numbers may be of before its first step
-                is_enough = is_enough and len(_read_steps(record)) > LEAST_ROWS
+                is_enough = is_enough and len(read_steps(record)) > LEAST_ROWS
             if found.end or elapsed > EXTENSION or is_enough:
                 raise _Enough(found)
             return False
@@ -179,7 +179,7 @@ class _Tries:
                 found = runs.launch(watch)
             except _Enough as enough:
                 found = enough.args[0]
-        steps = _read_steps(record)
+        steps = read_steps(record)
         end = found.end
         reported = report(found)
         if reported and not end:
@@ -211,10 +211,16 @@ def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]
     return {**rows}
 
 
-def _read_steps(record: Path) -> Rows:
+def read_steps(record: Path) -> Rows:
+    """The norms of the parameters after steps; the processes that took them are numbered in their order."""
     lines = record.read_text().splitlines() if record.exists() else []
-    found = (json.loads(line) for line in lines if line.endswith("]"))
-    return {f"step {step}": {STEP_VALUE: norm if math.isfinite(norm) else math.inf} for step, norm in found}
+    found = [json.loads(line) for line in lines if line.endswith("]")]
+    processes = sorted({process for process, *_ in found})  # which began in this order
+    steps = dict[str, dict[str, float]]()
+    for process, step, norm in found:
+        suffix = f" of process {processes.index(process) + 1}" if len(processes) > 1 else ""
+        steps[f"step {step}{suffix}"] = {STEP_VALUE: norm if math.isfinite(norm) else math.inf}
+    return steps
 
 
 # ---- verdicts

@@ -31,7 +31,7 @@ def seed_numpy(module: ModuleType) -> None:
 
 
 def follow_torch(module: ModuleType) -> None:
-    """Seed torch, and have the first process record the steps of all optimizers."""
+    """Seed torch, and have the first rank record the steps of all optimizers."""
     module.manual_seed(SEED)
     if os.environ.get("RANK", "0") == "0":
         RECORD.touch()
@@ -39,7 +39,7 @@ def follow_torch(module: ModuleType) -> None:
 
 
 def record_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Append the norm of all parameters of an optimizer."""
+    """Append the norm of all parameters of an optimizer, unless this is another rank than the first."""
     global steps
     steps += 1
     if steps > EACH_UNTIL and steps & (steps - 1):
@@ -48,6 +48,9 @@ def record_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     with suppress(Exception):  # as of a kind of tensor without a norm
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
+        group = torch.distributed  # of processes that a program has started itself, which have no RANK
+        if group.is_available() and group.is_initialized() and group.get_rank():
+            return
         with torch.no_grad():
             total = 0.0
             for group in optimizer.param_groups:
@@ -55,7 +58,7 @@ def record_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                     own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     total += torch.linalg.vector_norm(own, dtype=torch.float64).item()
         with RECORD.open("a") as file:
-            file.write(json.dumps([steps, total]) + "\n")
+            file.write(json.dumps([os.getpid(), steps, total]) + "\n")
 
 
 class AfterImport:

@@ -1,11 +1,12 @@
 """The verdicts of the effect check on what runs report."""
 
 import itertools
+import json
 import math
 
 import pytest
 from trainyard.checks import effect_check
-from trainyard.checks.effect_check import find_effects
+from trainyard.checks.effect_check import find_effects, read_steps
 from trainyard.config.load import check_config
 
 Try = effect_check._Try
@@ -81,6 +82,17 @@ def test_a_seed_that_does_not_make_results_repeatable_is_a_warning(judge):
     verdict, message = judge({"seed": [1, 2]}, lambda values: report(next(losses)))
     assert verdict == "warns"
     assert "does not make results repeatable" in message
+
+
+def test_the_steps_of_several_processes_are_told_apart_in_the_order_of_their_start(tmp_path):
+    lines = [[7, 1, 0.5], [3, 1, 0.25], [7, 2, 0.75], [3, 2, float("nan")]]
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "[7, 3, 0.")
+    assert read_steps(tmp_path / "steps.jsonl") == {
+        "step 1 of process 2": {"parameters": 0.5},
+        "step 1 of process 1": {"parameters": 0.25},
+        "step 2 of process 2": {"parameters": 0.75},
+        "step 2 of process 1": {"parameters": math.inf},
+    }
 
 
 def with_steps(norm, *, rows=None, whole=False):

@@ -60,9 +60,39 @@ print(float(w.detach().norm() + b.detach().abs()))
 @pytest.mark.slow
 def test_the_parameters_after_steps_are_recorded(run):
     printed, steps = run(TRAINING)
-    assert [step for step, _ in steps] == [*range(1, 17), 32]
-    assert steps[0][1] > steps[-1][1] > float(printed) > 0
+    assert [step for _, step, _ in steps] == [*range(1, 17), 32]
+    assert steps[0][2] > steps[-1][2] > float(printed) > 0
     assert run("import torch") == ("", [])
     assert run(TRAINING, RANK="1") == (printed, None)
     looks_first = 'import importlib.util; assert importlib.util.find_spec("torch")'  # as Transformers does
-    assert run(f"{looks_first}\n{TRAINING}") == (printed, steps)
+    assert run(f"{looks_first}\n{TRAINING}")[0] == printed
+
+
+# Two processes, as of `mp.spawn`; a process group tells them apart, if there is one.
+PROCESSES = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def train(rank, group):
+    if group:
+        dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
+    w = torch.nn.Parameter(torch.full((3,), 1.0 + rank))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad(); w.square().sum().backward(); optimizer.step()
+
+mp.start_processes(train, (os.environ.get("GROUP"),), nprocs=2, start_method="fork")
+"""
+
+
+@pytest.mark.slow
+def test_of_the_ranks_of_a_group_the_first_one_is_recorded(run, tmp_path):
+    _, steps = run(PROCESSES, GROUP=str(tmp_path / "group"))
+    assert [step for _, step, _ in steps] == [1, 2, 3, 4]
+    assert steps[0][2] == pytest.approx(0.8 * 3**0.5)
+
+
+@pytest.mark.slow
+def test_processes_without_a_group_are_told_apart(run):
+    _, steps = run(PROCESSES)
+    by_process = {process: [step for each, step, _ in steps if each == process] for process, *_ in steps}
+    assert [*by_process.values()] == [[1, 2, 3, 4]] * 2
