@@ -1,7 +1,7 @@
 """The plots of a sweep's metrics: against each varied key, over epochs, and several objectives against each other."""
 
 import itertools
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,6 @@ from trainyard.utils.text import count_of
 
 SCATTER: Final = 0.12  # by which points of the same name are moved, as a share of the distance of two names
 MAX_MEDIANS: Final = 40  # values of a key, above which their medians are not shown
-MAX_MARKS: Final = 6  # numbers, each of which has a tick
 
 
 def facet_grid(count: int) -> tuple[int, int]:
@@ -52,11 +51,13 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
             ordered = ranked.finished.sort_values(key)
             y = ranked.values[ordered.index]
             axes.plot(ordered[key], y, "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=len(ordered) > MANY)
-        _set_key_axis(axes, ranked.table[key], log=ranked.log.get(key))
+        values = ranked.table[key]
+        letters = style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
+        style.set_key_axis(axes.xaxis, values, log=ranked.log.get(key), space=letters)
+        if not is_numeric(values):
+            axes.set_xlim(-0.5, values.astype(str).nunique() - 0.5)
         axes.set_xlabel(names.get(key, key))
-        ranked.format_axis(axes.yaxis)
-        if ranked.is_log:
-            axes.set_yscale("log")
+        ranked.set_metric_axis(axes.yaxis)
         if ranked.outlier_count:  # values that are far worse than the others are left out
             _limit(axes, *ranked.limits)
         if place % facet_grid(len(keys))[1] == 0:
@@ -143,32 +144,6 @@ def _limit(axes: Axes, low: float, high: float) -> None:
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
-def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
-    """Choose scale and ticks of the x axis for the values of a key.
-
-    Names are turned if they are long; of many names, only some are shown.
-    """
-    width = style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()  # in letters
-    if not is_numeric(values):
-        names = list(dict.fromkeys(values.astype(str)))
-        shown = list(style.distinct_names(names, 16).values())
-        turned = sum(map(len, shown)) + 2 * len(shown) > width
-        most = int(width / 3) if turned else len(names)
-        step = -(-len(names) // max(1, most))
-        how: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-        axes.set_xticks(range(0, len(names), step), shown[::step], **how)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-    elif style.is_log_scale(values, log):
-        style.set_log_scale(axes, "x", values)
-    else:
-        marks = np.unique(values.astype(float).dropna())
-        longest = max(len(f"{mark:.4g}") for mark in marks)
-        if len(marks) <= MAX_MARKS and np.all(np.diff(marks) * width >= np.ptp(marks) * (longest + 1)):
-            axes.set_xticks(marks)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
-
-
 def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: str) -> None:
     """A metric over epochs: a line per trial; the best trial's is black.
 
@@ -190,7 +165,7 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
         axes.legend(loc="best" if len(trials) <= MANY else "upper right")
     if curve.endswith("loss") and (epochs[curve] > 0).all():
-        style.set_log_scale(axes, "y", epochs[curve])
+        style.set_log_scale(axes.yaxis, epochs[curve])
     elif style.are_fractions(curve, epochs[curve]):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     else:
@@ -240,14 +215,13 @@ def plot_front(*panels: Axes, ranking: Ranking) -> None:
             axes.plot(border[horizontal], border[vertical], color=COLORS[0], linewidth=0.8, drawstyle=step)
         for place, each in ranking.spread_of_front.items():
             style.annotate(axes, str(place), (each.means[horizontal], each.means[vertical]), (5, 4))
-        which: Literal["x", "y"]
-        for which, name in (("x", horizontal), ("y", vertical)):
+        for axis, name in ((axes.xaxis, horizontal), (axes.yaxis, vertical)):
             better = "lower" if ranking.objectives[name] == "min" else "higher"
-            axes.set(**{f"{which}label": f"{readable_metric(name)} ({better} is better)"})
+            axis.set_label_text(f"{readable_metric(name)} ({better} is better)")
             if style.are_fractions(name, table[name]):
-                getattr(axes, f"{which}axis").set_major_formatter(PercentFormatter(1))
+                axis.set_major_formatter(PercentFormatter(1))
             elif style.is_log_scale(table[name]):
-                style.set_log_scale(axes, which, table[name])
+                style.set_log_scale(axis, table[name])
     style.set_title(panels[0], describe_ranking(ranking)[0].replace("$", r"\$"))
     style.legend_below(panels[0], panels[0].get_legend_handles_labels()[0])
 

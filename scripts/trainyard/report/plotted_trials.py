@@ -19,6 +19,7 @@ from trainyard.results.ranking import Ranking, describe_best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
 
 BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
 MAX_FACETS: Final = 9
@@ -87,10 +88,12 @@ class PlottedTrials:
         """A value of the metric as text."""
         return f"{value:.1%}" if self.is_percent else f"{value:.4g}"
 
-    def format_axis(self, axis: Any) -> None:
-        """Show the values of the metric on an axis in percent, if they are fractions."""
+    def set_metric_axis(self, axis: "XAxis | YAxis") -> None:
+        """Show the metric on an axis: in percent if it is a fraction, logarithmic if it spans decades."""
         if self.is_percent:
             axis.set_major_formatter(PercentFormatter(1))
+        elif self.is_log:
+            style.set_log_scale(axis, self.values.clip(*self.limits))
 
     def describe_best(self) -> str:
         """The best value and all values of its keys, or, if these are too many, its trial."""
@@ -166,8 +169,8 @@ class PlottedTrials:
         if below:
             figure.set_figheight(figure.get_figheight() + BAR_HEIGHT)
         place: dict[str, Any] = {"location": "bottom", "aspect": 60, "shrink": 0.6} if below else {}
-        bar = figure.colorbar(ScalarMappable(self.norm, self.colors), ax=axes, label=self.direction, **place)
-        self.format_axis(bar.ax.xaxis if below else bar.ax.yaxis)
+        unit = PercentFormatter(1) if self.is_percent else None
+        figure.colorbar(ScalarMappable(self.norm, self.colors), ax=axes, label=self.direction, format=unit, **place)
 
 
 def rank_trials(state: History, trials: pd.DataFrame, ranking: Ranking) -> PlottedTrials:

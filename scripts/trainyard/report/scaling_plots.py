@@ -119,7 +119,7 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
     for axes in (left, right):
         losses = pd.concat([pd.Series(line.get_ydata(), dtype=float) for line in axes.lines])
         if not (losses <= 0).any():  # as an own loss may be
-            style.set_log_scale(axes, "y", losses)
+            style.set_log_scale(axes.yaxis, losses)
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     left.set_xlabel("epoch")
     left.set_ylabel("loss")

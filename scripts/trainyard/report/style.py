@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -20,6 +20,7 @@ from trainyard.utils.text import printable
 
 if TYPE_CHECKING:  # tables are made without them, which take half a second to import
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 STYLE = mpl.rc_params_from_file(Path(__file__).with_name("trainyard.mplstyle"), use_default_template=False)
@@ -37,6 +38,7 @@ FENCE = 3.0  # interquartile ranges
 MIN_FENCED = 10  # with fewer values, none is an outlier
 LINE = 0.19  # inches from one line of text to the next
 LETTERS_PER_INCH = 12.5  # of a title
+MAX_MARKS = 6  # numbers, each of which has a tick
 LARGEST = 1e100  # that an axis shows; matplotlib fails if a power of ten above the largest value is infinite
 DOTS = "\N{HORIZONTAL ELLIPSIS}"
 MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
@@ -230,16 +232,43 @@ def norm_of(values: "pd.Series[float]", declared: bool | None = None) -> Normali
     return (LogNorm if is_log_scale(values, declared) else Normalize)(values.min(), values.max())
 
 
-def set_log_scale(axes: "Axes", which: Literal["x", "y"], values: "pd.Series[float]") -> None:
+def set_log_scale(axis: "XAxis | YAxis", values: "pd.Series[float]") -> None:
     """Make an axis for these positive values logarithmic. matplotlib labels powers of ten, or writes 2 x 10^0."""
-    getattr(axes, f"set_{which}scale")("log")
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low = values.min()
     high = values.max()
     if high < 100 * low:
-        axis = axes.xaxis if which == "x" else axes.yaxis
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 10 * low else LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
+
+
+def set_key_axis(axis: "XAxis | YAxis", values: pd.Series, *, log: bool | None, space: float) -> None:
+    """Choose scale and ticks of an axis for the values of a key.
+
+    `space`: how many letters fit below an x axis, or labels beside a y axis. Long names below an axis are turned. Of
+    many names, only some are shown.
+    """
+    is_below = axis.axis_name == "x"
+    if not is_numeric(values):
+        names = list(distinct_names(values.astype(str), 16).values())
+        most = len(names) if is_below else int(space)
+        turned: dict[str, Any] = {}
+        if is_below and sum(map(len, names)) + 2 * len(names) > space:
+            most = max(1, int(space / 3))
+            turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        step = -(-len(names) // most)
+        axis.set_ticks(range(0, len(names), step), names[::step], **turned)
+    elif is_log_scale(values, log):
+        set_log_scale(axis, values)
+    else:
+        marks = np.unique(values.astype(float).dropna())
+        size = 1 + max(len(f"{mark:.4g}") for mark in marks) if is_below else 1
+        if len(marks) <= MAX_MARKS and np.all(np.diff(marks) * space >= np.ptp(marks) * size):
+            axis.set_ticks(marks)
+        else:
+            axis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
+        axis.set_major_formatter("{x:g}")
 
 
 def are_fractions(metric: str, values: pd.Series) -> bool:

@@ -233,25 +233,36 @@ def test_no_plot_is_taller_than_a_screen():
 # ---- parallel coordinates
 
 
+def parallel(table, keys, metric, mode="max", **log):
+    """The height of each trial on each axis (the better the trial, the later its row), and the ticks of each axis."""
+    axes = Figure().add_subplot()
+    parallel_plot.plot_parallel(axes, plotted(table, keys, metric, mode, log))
+    lines = [line[:, 1] for group in axes.collections for line in group.get_segments()]
+    ticks = [[label.get_text() for label in scale.get_yticklabels()] for scale in axes.child_axes]
+    return np.array(lines), ticks, [text.get_text() for text in axes.texts]
+
+
 def test_a_coordinate_is_logarithmic_where_the_search_says_so():
-    values = pd.Series([0.001, 0.01, 0.1])
-    assert parallel_plot.key_coordinate(values, log=True).heights == pytest.approx([0, 0.5, 1])
-    assert parallel_plot.key_coordinate(values, log=False).heights[1] == pytest.approx(0.0909, abs=1e-3)
+    table = sweep(3, lr=[0.001, 0.01, 0.1], width=[1, 2, 3]).table
+    for is_log, middle in ((True, 0.5), (False, 0.0909)):
+        heights, _, _ = parallel(table, ["lr", "width"], "val_accuracy", lr=is_log)
+        assert heights[:, 0] == pytest.approx([0, middle, 1], abs=1e-3)
 
 
 def test_names_and_missing_values_have_places_of_their_own():
-    names = parallel_plot.key_coordinate(pd.Series(["sgd", "adam", "sgd", "lamb"]))
-    assert names.heights.tolist() == [0, 0.5, 0, 1]
-    assert [text for _, text in names.ticks] == ["sgd", "adam", "lamb"]
-    gaps = parallel_plot.key_coordinate(pd.Series([1.0, float("nan"), 3.0]))
-    assert gaps.heights.tolist() == [0, parallel_plot.MISSING, 1]
-    assert gaps.ticks[-1] == (parallel_plot.MISSING, "none")
+    table = sweep(4, optimizer=["sgd", "adam", "sgd", "lamb"], clip=[1.0, NONE, 2.0, 3.0]).table
+    heights, ticks, texts = parallel(table, ["optimizer", "clip"], "val_accuracy")
+    assert heights[:, 0] == pytest.approx([0, 0.5, 0, 1])
+    assert ticks[:2] == [["sgd", "adam", "lamb"], ["1", "2", "3"]]
+    assert heights[:, 1] == pytest.approx([0, parallel_plot.MISSING, 0.5, 1])
+    assert texts == ["none"]
 
 
-@pytest.mark.parametrize(("mode", "heights"), [("max", [0, 0.5, 1]), ("min", [1, 0.5, 0])])
-def test_the_best_value_is_on_top(mode, heights):
-    rows = plotted(sweep(3, lr=[1, 2, 3], width=[1, 2, 3]).table.assign(score=[1, 2, 3]), ["lr"], "score", mode)
-    assert parallel_plot.metric_coordinate(rows).heights == pytest.approx(heights)
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_best_value_is_on_top(mode):
+    table = sweep(3, lr=[1, 2, 3], width=[1, 2, 3]).table.assign(score=[1, 2, 3])
+    heights, _, _ = parallel(table, ["lr", "width"], "score", mode)
+    assert heights[:, 2] == pytest.approx([0, 0.5, 1])
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
@@ -270,9 +281,9 @@ def test_one_trial_that_is_far_worse_does_not_hide_the_differences_of_the_others
     ranked = plotted(rows, ["lr", "width"], "score", "max")
     assert ranked.limits == (0.5, 0.9)
     assert ranked.outlier_count == 1
-    heights = parallel_plot.metric_coordinate(ranked).heights
-    assert (heights[0], heights[1], heights[-1]) == (0, 0, 1)
-    assert parallel_plot.metric_coordinate(ranked).ticks[0] == (0.0, "0.5 or worse")
+    heights, _, _ = parallel(rows, ["lr", "width"], "score")
+    assert heights[[0, 1, -1], 2] == pytest.approx([0, 0, 1])
+    assert "at the bottom: 1 trial far worse" in texts_of(partial(parallel_plot.plot_parallel, ranked=ranked), 1, 1)
 
 
 # ---- importance
