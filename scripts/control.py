@@ -53,7 +53,9 @@ def _find_trial(given: str, state: History) -> str:
         return found[0]
     if found:
         what = f"{given} is the beginning of {count_of(len(found), 'trial')}, {', '.join(found[:SHOWN])}"
-        raise UserError(f"sweep {state.name}: {what}{', ...' * (len(found) > SHOWN)}: give more of the name")
+        if len(found) > SHOWN:
+            what += ", ..."
+        raise UserError(f"sweep {state.name}: {what}: give more of the name")
     near = difflib.get_close_matches(given, names, n=SHOWN, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:SHOWN])}, ..."
     raise UserError(f"sweep {state.name} has no trial {given}; {hint} The column `trial` of trials.csv has all names")

@@ -63,7 +63,8 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
     if not path.is_file():
-        raise UserError(f"{path}: {'this is a folder' if path.is_dir() else 'there is no such file'}")
+        what = "this is a folder" if path.is_dir() else "there is no such file"
+        raise UserError(f"{path}: {what}")
     if not command and (sweep := _read_sweep(path, arguments.array)):
         text = sweep.text(path)
         left = sweep.notes
@@ -71,7 +72,7 @@ def main(arguments: argparse.Namespace) -> None:
         text, left = _read_script(path, arguments)
     _write(arguments.out, text)
     given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
-    on_cluster = "; on this cluster, plan and run it with `--profile slurm`" * PROFILE.exists()
+    on_cluster = "; on this cluster, plan and run it with `--profile slurm`" if PROFILE.exists() else ""
     for line in left:
         log.info("TODO in %s: %s", arguments.out, line)
     log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)

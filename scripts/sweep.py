@@ -59,9 +59,9 @@ def main(arguments: argparse.Namespace) -> None:
         write_sweep_tables(plan.state, answer.ranking, plan.state.folder)
     for folders in reduced_folders(plan.state, plan.state.sweep.kept_files).values():
         reduce_folders(folders)
-    config_line = [f"the best as a config: {best}"] * (answer.ranking.best_trial is not None)
-    mismatch = filter(None, [describe_mismatch(plan.state)])
-    for line in (summarize_sweep(plan.state), *answer.lines, *mismatch, *config_line):
+    config_line = f"the best as a config: {best}" if answer.ranking.best_trial else ""
+    lines = [summarize_sweep(plan.state), *answer.lines, describe_mismatch(plan.state), config_line]
+    for line in filter(None, lines):
         log.info("%s", line)
 
 

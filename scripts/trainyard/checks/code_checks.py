@@ -73,7 +73,8 @@ def check_code(
 def _packages(config: Config) -> Iterator[str]:
     """The packages of extras that a config needs."""
     trains = any(study.trains for _, study in config.studies())
-    yield from ["torch"] * trains
+    if trains:
+        yield "torch"
     if trains or any(isinstance(dataset, Torchvision) for dataset in config.datasets.values()):
         yield "torchvision"
     for sweep in config.sweeps.values():

@@ -32,7 +32,12 @@ class Finding:
 
     def __str__(self) -> str:
         """One line for a log or an error."""
-        return f"{self.name}: {self.message}{f': {self.remedy}' if self.remedy else ''}"
+        return f"{self.name}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """The message, and the remedy."""
+        return f"{self.message}: {self.remedy}" if self.remedy else self.message
 
 
 def catch_errors(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -93,6 +98,9 @@ def print_findings(
         console.print(row)
         last_remedy = each.remedy
     if failed or not quiet:
-        ending = f"{failed} of these {'fails' if failed == 1 else 'fail'}" if failed else "Nothing fails"
-        console.print(f"\n[bold]{ending}[/]{f'; {unknown} cannot be known yet' if unknown else ''}.")
+        ending = "Nothing fails"
+        if failed:
+            ending = f"{failed} of these fail" if failed > 1 else "1 of these fails"
+        not_known = f"; {unknown} cannot be known yet" if unknown else ""
+        console.print(f"\n[bold]{ending}[/]{not_known}.")
     return int(failed > 0)

@@ -66,7 +66,7 @@ def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_schedu
             return missing_file(f"{place}.root", root, "no such file or folder", has_scheduler=has_scheduler)
     if known.shape and known.outputs and known.training_images:
         return Finding(place, "ok", f"not staged yet: {known}")
-    message = f"{f'{known}; ' if str(known) else ''}the rest is known once its images are staged"
+    message = "; ".join(filter(None, [str(known), "the rest is known once its images are staged"]))
     return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
 
 

@@ -432,7 +432,8 @@ class _Drill:
         worst = max(far, key=lambda each: each.share)
         usual = noise.get(worst.metric)
         message = f"{where}, but {worst.metric} then differs by {worst.typical:.2g} from an undisturbed run"
-        message += f", and two undisturbed runs differ {f'by {usual:.2g}' if usual else 'not at all'}"
+        differing = f"by {usual:.2g}" if usual else "not at all"
+        message += f", and two undisturbed runs differ {differing}"
         remedy = "save and load the optimizer, the schedule and the random numbers, too"
         return self._find("fails" if worst.share > FAR else "warns", message, remedy)
 
@@ -464,7 +465,9 @@ def describe_start(
     elif pattern:
         remedy = f"no file in its folder matched `checkpoint: {pattern}`; it has {list_some(saved)}"
     elif own:
-        suggested = f"{'**/' if os.sep in own[0] else ''}*{Path(own[0]).suffix}"
+        suggested = f"*{Path(own[0]).suffix}"
+        if os.sep in own[0]:
+            suggested = f"**/{suggested}"
         remedy = f"it saves {own[0]}: give `checkpoint: '{suggested}'` and {RESUME_OPTION}"
     else:
         remedy = f"have it save a checkpoint to {{trial_dir}}; give `checkpoint` and {RESUME_OPTION}"

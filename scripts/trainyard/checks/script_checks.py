@@ -194,7 +194,8 @@ class _OptionChecks:
         for plain, name in names.items():
             remedy = remedy.replace(repr(plain), name)
         if names.get(key, "").startswith("--"):
-            remedy += f" `{'{args:dashes}' if '-' in names[key][2:] else '{args}'}` writes it so"
+            argument = "{args:dashes}" if "-" in names[key][2:] else "{args}"
+            remedy += f" `{argument}` writes it so"
         if script.is_strict:
             yield self._find(f"{flag} is no option of {script.path}", remedy)
         else:

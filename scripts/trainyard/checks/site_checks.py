@@ -217,7 +217,7 @@ def check_memory(site: Site) -> Iterator[Finding]:
     if fitting:
         least, most = (choose(each.mem_mb for each in fitting) for choose in (min, max))
         amounts = f"{least:g} to {most:g}" if least < most else f"{least:g}"
-        share = "at most the share of the jobs' GPUs, and " * any(each.gpu_count for each in fitting)
+        share = "at most the share of the jobs' GPUs, and " if any(each.gpu_count for each in fitting) else ""
         yield Finding("memory", "ok", f"{amounts} MB per node: {share}enough for their data")
 
 

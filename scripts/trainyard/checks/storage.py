@@ -32,7 +32,8 @@ class Space:
     def __str__(self) -> str:
         """The space and the files."""
         files = f" and {self.files:,.0f} files" if math.isfinite(self.files) else ""
-        return f"{self.gib:.1f} GiB{files} free ({'of your quota' if self.has_quota else 'no quota found'})"
+        quota = "of your quota" if self.has_quota else "no quota found"
+        return f"{self.gib:.1f} GiB{files} free ({quota})"
 
 
 def check_results(results: Path) -> Iterator[Finding]:

@@ -165,7 +165,8 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     _check_options(options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     profile = ["--profile", str(find_profile(given.profile))]
-    options += ["--verbose"] * given.verbose
+    if given.verbose:
+        options.append("--verbose")
     return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 

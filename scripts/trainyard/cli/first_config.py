@@ -133,7 +133,8 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         words.append(f"{option.flag} ${{CUDA_VISIBLE_DEVICES:-{option.default}}}")
     if script.output:
         file = Path(str(script.output.default or ""))
-        words.append(f"{script.output.flag} {{trial_dir}}{f'/{file.name}' if file.suffix else ''}")
+        name = f"/{file.name}" if file.suffix else ""
+        words.append(f"{script.output.flag} {{trial_dir}}{name}")
     return " ".join([*words, *map(shlex.quote, inputs)])
 
 
@@ -173,7 +174,8 @@ def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
         # One that does not exist yet may be downloaded; `--dataset cifar10` is the name of a dataset.
         is_path = not has_flag or os.sep in option.default or option.key.endswith(("dir", "folder", "root"))
         if Path(option.default).exists() or (is_path and not must_exist):
-            words += [option.flag] * has_flag
+            if has_flag:
+                words.append(option.flag)
             words.append(str(Path(option.default).absolute()))
     return words
 
@@ -187,7 +189,8 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         found += [f"say where its metrics are{reason}, as in\n{example}"]
     imported = [name for file in script.source.files for _, name, _ in file.imports]
     is_trainer = any(map(_HF_TRAINER.fullmatch, imported))
-    resume = script.resume or "--resume_from_checkpoint {resume_from}" * is_trainer
+    resume = "--resume_from_checkpoint {resume_from}" if is_trainer else ""
+    resume = script.resume or resume
     if resume:
         checkpoint = "checkpoint-*/trainer_state.json" if is_trainer else f"*{script.checkpoint}"
         found += [
@@ -255,8 +258,9 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
     comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     study = re.sub(r"\W+", "_", script.path.stem) or "sweep"
     text = comments + write_yaml({"sweeps": {study: sweep}})
-    lacks_gpu = not has_gpu() and shutil.which("sinfo") is None
-    return text.removesuffix("\n") + "  # without a GPU: {cpus: 1}" * lacks_gpu + "\n"  # `slots` is the last line
+    if not has_gpu() and shutil.which("sinfo") is None:  # `slots` is the last line
+        text = text.removesuffix("\n") + "  # without a GPU: {cpus: 1}\n"
+    return text
 
 
 # ---- the profile
@@ -284,6 +288,6 @@ def fill_profile(text: str, partitions: Sequence[Partition], accounts: Sequence[
         share = best.memory_share_mb(1) or best.node_memory_mb
         text = re.sub(r"(# mem_mb: )\d+", rf"\g<1>{share:.0f}", text)
     for name, (value, comment) in settings.items():
-        line = f"  {name}: {value}" + f" # {comment}" * bool(comment)
+        line = f"  {name}: {value} # {comment}" if comment else f"  {name}: {value}"
         text = re.sub(rf"^  (# )?{name}: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.MULTILINE)
     return text

@@ -47,7 +47,7 @@ class ImportedSweep:
             ) from None
         for finding in check_script_source(CheckedStudy[Any]("", config.sweeps[name])):
             if finding.verdict != "ok":
-                self.note(f"{finding.message}{f': {finding.remedy}' if finding.remedy else ''}")
+                self.note(finding.text)
         lines = [f"Imported from {source}."]
         lines += ["What to look at, and what was not carried over:"] if self.notes else []
         for note in self.notes:
@@ -66,5 +66,6 @@ def import_commands(path: Path) -> ImportedSweep:
 def key_for(name: str) -> str:
     """A key of the config for a parameter: the same name, unless it has other characters or another meaning."""
     parts = [re.sub(r"^(?=\d)", "_", re.sub(r"\W", "_", part, flags=re.ASCII)) for part in name.split(".")]
-    parts[0] += "_" * (parts[0] in _TAKEN)
+    if parts[0] in _TAKEN:
+        parts[0] += "_"
     return ".".join(parts)

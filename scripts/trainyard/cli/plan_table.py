@@ -57,7 +57,8 @@ def describe_total(rows: Sequence[PlannedJob], *, on_cpus: bool) -> str:
             for what in ("predicted", "asked")
         )
         if predicted:
-            total.append(f"about {predicted} {unit}{f' of {asked} requested' * bool(asked)}")
+            requested = f" of {asked} requested" if asked else ""
+            total.append(f"about {predicted} {unit}{requested}")
         elif asked:
             total.append(f"at most {asked} {unit}")
     if cost := _cost(submitted):
@@ -101,7 +102,9 @@ def _cost(rows: Sequence[PlannedJob]) -> str:
     costs = [row.asked_cost if row.predicted_cost is None else row.predicted_cost for row in rows]
     is_limit = any(row.predicted_cost is None and row.asked_cost for row in rows)
     total = sum(cost or 0.0 for cost in costs)
-    return f"{'at most ' * is_limit}{total:.2f}" if total else ""
+    if not total:
+        return ""
+    return f"at most {total:.2f}" if is_limit else f"{total:.2f}"
 
 
 def _number(value: float | None) -> str:

@@ -219,7 +219,8 @@ class Profile:
         found.append(f"nodes: {nodes}")
         if gpus is not None:
             model = self.gpu_type or " or ".join(models if len(models := self.gpu_models(rule, gpus)) > 1 else ())
-            found.append(f"GPUs per node: {f'{gpus} {model}'.rstrip() if gpus else 'none'}")
+            count = f"{gpus} {model}".rstrip() if gpus else "none"
+            found.append(f"GPUs per node: {count}")
         return ", ".join(found)
 
     def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:

@@ -151,8 +151,9 @@ class RunSummary:
     def text(self) -> str:
         """The summary, in lines with a heading each."""
         folders = [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
+        nothing = "" if self.interrupted else "nothing new"
         parts = {
-            "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
+            "finished": [_list(self._work("finished")) or nothing],
             "not done": [_list(self._work("interrupted", "left"))],
             "answers": self._answers(),
             "results": [f"{self.results.absolute()}: {_list(folders)}"],
@@ -160,10 +161,16 @@ class RunSummary:
             "failed": self._failures(),
             "next": self._next_steps(),
         }
-        end = "done" if self.is_done else "interrupted" * self.interrupted or "ended before everything was done,"
+        end = "ended before everything was done,"
+        if self.is_done:
+            end = "done"
+        elif self.interrupted:
+            end = "interrupted"
         lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
         for heading, content in parts.items():
-            lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
+            for line in filter(None, content):
+                lines.append(f"  {heading:<9} {line}")
+                heading = ""
         return "\n".join(lines)
 
     def _work(self, *states: State) -> list[str]:
@@ -173,14 +180,15 @@ class RunSummary:
             for job in self.jobs:
                 if job.rule == rule and job.state in states:
                     found.setdefault(f"{noun} {job.name}", []).append(job.scale)
-        return [name + f" ({', '.join(scales)})" * any(scales) for name, scales in found.items()]
+        return [f"{name} ({', '.join(scales)})" if any(scales) else name for name, scales in found.items()]
 
     def _failures(self) -> list[str]:
         nouns = NOUNS | {"sweep_job": "sweep"}
         lines = list[str]()
         for job in (job for job in self.jobs if job.state == "failed"):
             name = f"{nouns.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip()
-            lines.append(f"{name}: {job.failure.why if job.failure else self._why_killed(job) or _end_of(job.log)}")
+            why = job.failure.why if job.failure else self._why_killed(job) or _end_of(job.log)
+            lines.append(f"{name}: {why}")
         return _first(lines)
 
     def _why_killed(self, job: RunJob) -> str:
@@ -240,8 +248,10 @@ class RunSummary:
         from trainyard.utils.csv_files import read_table  # pandas takes a second to import
 
         summaries = self.config.scaling[name].summaries(table.parent)
-        mismatch = describe_difference("scales ran", read_sessions(summaries))
-        return [f"scaling {name}: {recommendation(read_table(table))}", *[f"  {mismatch}"] * bool(mismatch)]
+        lines = [f"scaling {name}: {recommendation(read_table(table))}"]
+        if mismatch := describe_difference("scales ran", read_sessions(summaries)):
+            lines.append(f"  {mismatch}")
+        return lines
 
     def _report_call(self) -> str:
         """The command that writes the report of this run: with its config as typed, or a copy of an overridden one."""
@@ -251,12 +261,12 @@ class RunSummary:
         files = [word for word in argv[2:] if Path(word).suffix in (".yaml", ".yml", ".json")]
         if argv[1:2] == ["run"] and typed in ([], ["--config"]) and len(files) >= len(typed):
             config = files[0] if files else ""
-        return trainyard_call("report", *["--config", config] * bool(config))
+        return trainyard_call("report", *(["--config", config] if config else []))
 
     def _next_steps(self) -> list[str]:
         if not self.is_done:
             has_cause = not self.interrupted and any(job.state == "failed" for job in self.jobs)
-            first = "correct the cause, then " * has_cause
+            first = "correct the cause, then " if has_cause else ""
             return [f"{first}go on with what has finished: {call_again(self.argv)}"]
         steps = []
         for state in self._states.values():  # the same command does not run failed trials again
@@ -305,7 +315,8 @@ def notify(command: str, text: str) -> str:
 
 def _first(lines: list[str]) -> list[str]:
     """The first lines, and how many are left out."""
-    return lines[:SHOWN] + [f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], f"and {more} more"] if more > 0 else lines
 
 
 def _list(words: list[str]) -> str:

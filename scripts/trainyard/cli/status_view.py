@@ -76,8 +76,9 @@ def status_view(
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
     for plan, attempts in running:
         count = len(_running(plan))
-        is_shared = plan.state.sweep.slots.jobs > 1
-        title = f"sweep {plan.state.name}: " + f"{count_of(count, 'job')} " * is_shared
+        title = f"sweep {plan.state.name}: "
+        if plan.state.sweep.slots.jobs > 1:
+            title += f"{count_of(count, 'job')} "
         title += "running" if _all_live(plan) else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
@@ -114,9 +115,10 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
         plan = plan_sweep(config, name, results, fold=fold)
         *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
         ended = int(total) - len(plan.state.unfinished)
-        failures = f", {failed} failed" * (failed != "0")
-        line = f"sweep {name}: {ended} of {total} trials done, {running} running{failures}, time left {left}"
-        lines += [line] * bool(plan.forecast.pending)
+        failures = "" if failed == "0" else f", {failed} failed"
+        if plan.forecast.pending:
+            done = f"{ended} of {total} trials done, {running} running{failures}"
+            lines.append(f"sweep {name}: {done}, time left {left}")
     return lines
 
 
@@ -170,7 +172,9 @@ def sweep_has_ended(state: History) -> bool:
 
 def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
     left = _seconds_left(plan, opened)
-    time_left = "-" if not plan.forecast.pending else "unknown yet" if left is None else format_duration(left)
+    time_left = "-"
+    if plan.forecast.pending:
+        time_left = "unknown yet" if left is None else format_duration(left)
     return [plan.state.name, *map(str, _count_trials(plan, opened).values()), time_left]
 
 

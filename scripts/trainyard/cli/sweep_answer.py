@@ -25,13 +25,14 @@ def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str
         lines += filter(None, [answer.deciding, describe_mismatch(state)])
     lines += describe_spoiled_results(state.sweep)
     if ranking.best_trial:
-        files = find_files(state, ranking)
         line = paste_line(state, ranking)
         its = "the first one's" if ranking.front else "its"
-        lines += [f"{its} files: {files}"] * bool(files)
-        lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
-        path = find_config(state, answer)
-        lines += [f"{its} config: {path}"] * bool(path)
+        if files := find_files(state, ranking):
+            lines.append(f"{its} files: {files}")
+        if line and "\n" not in line:
+            lines.append(f"by hand: {line}")
+        if path := find_config(state, answer):
+            lines.append(f"{its} config: {path}")
     lines += filter(None, [describe_cost(state, pricing)])
     return [summarize_sweep(state), *(f"  {line}" for line in lines)]
 

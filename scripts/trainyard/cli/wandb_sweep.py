@@ -179,7 +179,8 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
     stop = raw.get("early_terminate")
     if not metrics:
         if stop or method not in ("grid", "random"):
-            raise UserError(f"metric: {'early_terminate' if stop else method} needs one")
+            user = "early_terminate" if stop else method
+            raise UserError(f"metric: {user} needs one")
         found.note("`metric`: nothing says by which one trials are ranked: name it")
         return
     metric = metrics[0]

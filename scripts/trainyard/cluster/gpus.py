@@ -141,7 +141,8 @@ def _start(running: contextlib.ExitStack) -> str:
         code = subprocess.run(probe, text=True, capture_output=True, timeout=START_SECONDS, check=False).stdout.strip()
     except subprocess.CalledProcessError as error:
         lines = output.read_text(errors="replace").strip().splitlines()
-        return f"{CONTROL} -d: {lines[-1] if lines else describe_exit(error.returncode)}"
+        reason = lines[-1] if lines else describe_exit(error.returncode)
+        return f"{CONTROL} -d: {reason}"
     except subprocess.TimeoutExpired as error:
         return f"no answer within {error.timeout:g} s"
     return "" if code == "0" else f"CUDA does not start with it (error {code or 'unknown'})"

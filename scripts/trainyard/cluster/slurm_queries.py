@@ -398,11 +398,12 @@ class UserJob:
 
 def describe_jobs(jobs: Iterable[UserJob]) -> str:
     """How many of the jobs run or wait, and for what: `2 jobs running, 1 job pending: Priority`."""
-    states = Counter(
-        job.state.lower() + f": {job.why_hopeless or job.reason}" * (job.state == "PENDING")
-        for job in jobs
-        if job.state not in ENDED
-    )
+    states = Counter[str]()
+    for job in jobs:
+        if job.state == "PENDING":
+            states[f"pending: {job.why_hopeless or job.reason}"] += 1
+        elif job.state not in ENDED:
+            states[job.state.lower()] += 1
     return ", ".join(f"{count_of(count, 'job')} {state}" for state, count in states.items())
 
 

@@ -110,7 +110,10 @@ def _select(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(known, Mapping):
             return raw  # the check of the config says what is wrong
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
-        words = list(known) if words == ["all"] else [] if words == ["none"] else words
+        if words == ["all"]:
+            words = list(known)
+        elif words == ["none"]:
+            words = []
         if unknown := [name for name in words if name not in known]:
             hint = suggest(unknown[0], known)
             raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
@@ -246,8 +249,8 @@ def _reason(item: Any) -> str:
 def _unknown_key(section: "_Place", key: str) -> str:
     """What is wrong with a key that its section does not have."""
     is_study = len(section.path) == 2
-    name = section.path[0] if is_study else section.path[-1] if section.path else ""
-    if remedy := REPLACED.get(f"{name}.{key}".removeprefix(".")):
+    path = section.path[:1] if is_study else section.path[-1:]
+    if remedy := REPLACED.get(".".join((*path, key))):
         return f"is no longer an option: {remedy}"
     if key in section.kinds:
         return f"give {key} or {section.kind}, not both"

@@ -58,7 +58,11 @@ _TIMING_WORDS: Final = frozenset((
 def is_timing(metric: str) -> bool:
     """Whether a number by this name is a time, a speed or a use of the machine, which differs from run to run."""
     words = _words(metric)
-    per = words[words.index("per") + 1 :] if "per" in words[1:] else words[1:] if "/" in metric else []
+    per = list[str]()
+    if "per" in words[1:]:
+        per = words[words.index("per") + 1 :]
+    elif "/" in metric:
+        per = words[1:]
     return not _TIMING_WORDS.isdisjoint(words) or bool({"s", "ms", "it"}.intersection(per))
 
 

@@ -154,7 +154,11 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
     script = _script_index(command) if isinstance(command, list) else None
     if script is not None and PLACEHOLDER.fullmatch(command[script]):
         return  # the value is the script
-    shell_line = command if isinstance(command, str) else "" if script is None else command[script]
+    shell_line = ""
+    if isinstance(command, str):
+        shell_line = command
+    elif script is not None:
+        shell_line = command[script]
     for name, where in _parse(shell_line).placeholders:
         if script is None and where != shell_syntax.ARITHMETIC:
             continue

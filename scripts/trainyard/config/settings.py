@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -125,7 +125,11 @@ def _with_value(content: Any, key: str, value: Any) -> Any:
 
     Only what changes is copied, since YAML's aliases are one object in several places.
     """
-    items = content.items() if isinstance(content, dict) else enumerate(content if isinstance(content, list) else ())
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, dict):
+        items = content.items()
+    elif isinstance(content, list):
+        items = enumerate(content)
     for name, inner in items:
         changed = value
         if key == str(name):

@@ -260,7 +260,9 @@ Draw = Annotated[
 
 def options_of(values: list[Any] | Choice | Range) -> list[Any]:
     """The values that a key can have."""
-    return values if isinstance(values, list) else values.choices if isinstance(values, Choice) else values.values()
+    if isinstance(values, list):
+        return values
+    return values.choices if isinstance(values, Choice) else values.values()
 
 
 def ends_of(values: list[Any] | Choice | Range | Uniform) -> list[Any]:
@@ -841,8 +843,8 @@ class Sweep(Study):
             if (self.metric, self.mode) not in self.objectives.items():
                 metric = f"{self.metric}: {self.mode}" if self.mode else self.metric
                 raise invalid(f"metric is {metric}, which is not among the objectives: {names}")
-        unable = "several objectives" if self.objectives else "constraints" if self.constraints else ""
-        if self.search and self.search.method == "cmaes" and unable:
+        unable = "several objectives" if self.objectives else "constraints"
+        if self.search and self.search.method == "cmaes" and (self.objectives or self.constraints):
             raise invalid(f"cmaes cannot search with {unable}; tpe, gp, nsgaii and nsgaiii can")
         return self
 
@@ -1207,7 +1209,8 @@ class TrainSweep(Sweep):
         gpus = self.slots.ranks
         if spec.batch_size % gpus:
             message = f"batch_size {spec.batch_size} cannot be shared evenly by the {gpus} GPUs of a trial"
-            raise ValueError(f"{message} ({'nodes' if self.slots.nodes_per_trial > 1 else 'gpus'}_per_trial)")
+            option = "nodes_per_trial" if self.slots.nodes_per_trial > 1 else "gpus_per_trial"
+            raise ValueError(f"{message} ({option})")
         metric = self.epoch_metric(spec)
         modes = dict([self.compared_by]) | self.objectives
         if not (spec.patience or f"best_{metric}" in [*modes, *self.constraints]):
@@ -1215,8 +1218,9 @@ class TrainSweep(Sweep):
         if metric is None:
             raise ValueError(f"patience is about the metric of an epoch, and metric is {self.metric}")
         if modes.get(metric, modes.get(f"best_{metric}")) != guess_mode(metric):
-            problem = f"the best epoch is that with the {'smallest' if guess_mode(metric) == 'min' else 'largest'}"
-            raise ValueError(f"mode is {self.mode}, but {problem} {metric}, by its name: rename it in `metrics`")
+            best = "smallest" if guess_mode(metric) == "min" else "largest"
+            problem = f"the best epoch is that with the {best} {metric}, by its name"
+            raise ValueError(f"mode is {self.mode}, but {problem}: rename it in `metrics`")
         return spec.judged_by(metric)
 
     @property

@@ -50,8 +50,9 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
     target = frame.pop(dataset.target)
     if not len(frame.columns):
         raise DataError(f"{dataset.path}: has no column besides the target {dataset.target!r}")
-    is_floating = target.dtype.kind == "f"
-    task = dataset.task if dataset.task != "auto" else ("regression" if is_floating else "classification")
+    task = dataset.task
+    if task == "auto":
+        task = "regression" if target.dtype.kind == "f" else "classification"
     classes: list[str] = []
     if task == "classification":
         names, codes = np.unique(target.astype(str) if target.dtype.kind not in "iuf" else target, return_inverse=True)

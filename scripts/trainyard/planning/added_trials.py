@@ -124,7 +124,9 @@ def list_changes(before: Sweep, now: Sweep) -> list[str]:
     if before.search and now.search:
         is_smaller |= now.search.trials < before.search.trials
         names += ["repeats"] if before.trials_of_each != now.trials_of_each else []
-    return [*names, *["the number of trials"] * is_smaller]
+    if is_smaller:
+        names.append("the number of trials")
+    return names
 
 
 def changed_options(before: Sweep, now: Sweep) -> list[str]:

@@ -155,7 +155,8 @@ def _draw_terms(
     costs = centered_logs(relative) if relative is not None and 0 < min(relative) < max(relative) else None
     terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
     for x, groups in key_columns(trials):
-        terms.append((x, groups, BESIDE_COST if costs is not None else TEXT if groups.any() else NUMBER))
+        kind = TEXT if groups.any() else NUMBER
+        terms.append((x, groups, kind if costs is None else BESIDE_COST))
     if len(models := list(dict.fromkeys(gpu_models))) > 1:
         terms.append((none + 1.0, np.array([models.index(each) for each in gpu_models], np.intp), GPU_MODEL))
     drawn = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]

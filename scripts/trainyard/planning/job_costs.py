@@ -241,7 +241,9 @@ def _describe_pending(plan: Plan, *, on_cpus: bool = False) -> str:
     slots = plan.slots
     pending = plan.forecast.pending
     again = ", ".join(filter(None, [*_describe_again(plan), describe_new_search(plan.state)]))
-    what = f"sweep {state.name}: {len(pending)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
+    what = f"sweep {state.name}: {len(pending)} of {len(state.trials)} trials pending"
+    if again:
+        what += f" ({again})"
     if reread := state.unread_count:
         what += f", {count_of(reread, 'output')} to re-read without running anything"
     if not pending:
@@ -269,7 +271,9 @@ def _describe_budget(plan: Plan) -> str:
         parts.append(f"{left} {unit}-hours left")
     if math.isfinite(spending.end_time):
         parts.append(f"until {format_time(spending.end_time)}")
-    fitting = "" if count is None else f": about {count} of these trials {'fits' if count == 1 else 'fit'}"
+    fitting = ""
+    if count is not None:
+        fitting = ": about 1 of these trials fits" if count == 1 else f": about {count} of these trials fit"
     return f"; budget: {', '.join(parts)}{fitting}"
 
 
@@ -284,7 +288,8 @@ def _describe_again(plan: Plan) -> Iterator[str]:
         before = recorded_sweep(state, last.config)
         changed = [f"`{option}`" for option in changed_options(before, state.sweep)] if before else []
         why = f"{' and '.join(changed) or 'more than the values of its trials'} changed"
-        yield f"{why}: {count_of(lost, 'trial')} that finished before {'do' if lost > 1 else 'does'} not count"
+        do = "do" if lost > 1 else "does"
+        yield f"{why}: {count_of(lost, 'trial')} that finished before {do} not count"
     if failed := plan.forecast.failed:
         yield f"{len(failed)} failed before"
     records = [state.record(name) for name in plan.forecast.unfinished]
@@ -341,7 +346,7 @@ def _describe_gpu_models(plan: Plan) -> str:
     if not models or (len(models) == 1 and known <= set(models)):
         return ""
     measured = f"predicted as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)}"
-    unknown = f" ({measured})" * bool(missing)
+    unknown = f" ({measured})" if missing else ""
     return f" on {' or '.join(models)}{unknown}"
 
 

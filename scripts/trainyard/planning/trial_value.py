@@ -89,7 +89,9 @@ def score_of(values: Sequence[float], score: Score, mode: Mode) -> float:
     """What a trial counts by, of the values of its epochs, in their order."""
     if isinstance(score, Mean):
         return statistics.fmean(values[-score.mean :])
-    return values[-1] if score == "last" else (max if mode == "max" else min)(values)
+    if score == "last":
+        return values[-1]
+    return max(values) if mode == "max" else min(values)
 
 
 def reported_metrics(state: History, attempt: Attempt) -> dict[str, float]:

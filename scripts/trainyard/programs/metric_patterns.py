@@ -111,7 +111,9 @@ class PatternParser:
         if not match[name].endswith((*"0123456789%",)):
             return True
         after = _UNIT.match(match.string, match.end(name))
-        unit = "%" if match[name].endswith("%") else after["unit"] if after else ""
+        unit = after["unit"] if after else ""
+        if match[name].endswith("%"):
+            unit = "%"
         if after and unit in _SCALES and not _is_required(match, name, match.end(name)):
             printed = match[name] + after[0]
             self._notes.refuse(name, f"{name} has the unit {unit} in {printed!r}, {REMEDY_FOR_UNITS}")

@@ -35,7 +35,10 @@ RECORDED: Final = (
 # From `make run`: a `make` of the user would take over its options and variables.
 _OF_MAKE: Final = re.compile(r"MAKE(FLAGS|LEVEL|OVERRIDES|_TERMOUT|_TERMERR)|MFLAGS")
 # Snakemake sets them to the CPUs of the job, which several trials share.
-_THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
+_THREADS: Final = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
 GIT_SECONDS: Final = 5.0  # at most, while the slots wait
 FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
 SCRIPT: Final = (".py", ".sh")
@@ -112,8 +115,7 @@ def module_path(start: Path, environment: Mapping[str, str]) -> dict[str, str]:
 def thread_variables(count: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that make libraries use this many threads; for torch.compile, the number in `environment` stays."""
     compiling = {} if COMPILE_THREADS in environment else {COMPILE_THREADS: str(count)}
-    names = (f"{library}_{'MAXIMUM' if library == 'VECLIB' else 'NUM'}_THREADS" for library in _THREADS)
-    return dict.fromkeys(names, str(count)) | compiling
+    return dict.fromkeys(_THREADS, str(count)) | compiling
 
 
 def gpu_memory_variables(share: float, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -37,7 +37,8 @@ def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None
     axes.set_ylim(lines * (height + gap + head) - head, -head - gap)
     axes.axis("off")
     train, val = (sum(meta.counts[name]) for name in SPLITS)
-    shape = f"{height}x{width} {'RGB' if channels == 3 else 'grayscale'}"
+    colors = "RGB" if channels == 3 else "grayscale"
+    shape = f"{height}x{width} {colors}"
     axes.set_title(f"{train:,} training and {val:,} validation images, {shape}, {len(meta.classes)} classes")
 
 
@@ -69,7 +70,6 @@ def plot_class_balance(axes: Axes, meta: StagedImageMeta) -> None:
     axes.set_ylabel("images")
     axes.set_ylim(0, 1.18 * train.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    low = f"{train.min():,}"
-    high = f"{train.max():,}"
-    axes.set_title(f"{len(train)} classes of {high if low == high else f'{low} to {high}'} training images")
+    sizes = " to ".join(dict.fromkeys(f"{count:,}" for count in (train.min(), train.max())))
+    axes.set_title(f"{len(train)} classes of {sizes} training images")
     axes.legend(ncols=2, loc="upper right")

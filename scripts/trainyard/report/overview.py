@@ -97,7 +97,9 @@ def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
         for scale, paths in study.summaries(folder).items()
         if all(is_trained(study, run, folder, results) for run in study.runs(scale))
     }
-    so_far = f"{len(done)} of {count_of(len(study.scales), 'scale')} trained" + ": " * bool(done) + ", ".join(done)
+    so_far = f"{len(done)} of {count_of(len(study.scales), 'scale')} trained"
+    if done:
+        so_far += f": {', '.join(done)}"
     left = {"so far": so_far, "missing": MISSING}
     try:
         measured = read_table(folder / "scaling.csv")
@@ -115,7 +117,9 @@ def scaling_summary(config: Config, name: str, results: Path) -> StudyPage:
     code = describe_difference("scales ran", sessions) or describe_origin(next(chain(*sessions.values()), None))
     hours = (table["gpu_hours"] * repeats).sum()
     cost = (table["cost"] * repeats).sum()
-    spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
+    spent = f"{hours:,.3g} GPU-hours" if hours else "no GPU time"
+    if cost:
+        spent += f", {cost:,.2f}"
     ended = format_time(max(path.stat().st_mtime for path in chain(*done.values())))
     seconds = format_duration(spent_seconds.sum())
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, until {ended}"
@@ -135,7 +139,9 @@ def scale_rows(table: pd.DataFrame, columns: Iterable[str]) -> list[list[str]]:
 
 
 def _format_cell(value: Any) -> str:
-    return value if isinstance(value, str) else "" if pd.isna(value) else format_number(value)
+    if isinstance(value, str):
+        return value
+    return "" if pd.isna(value) else format_number(value)
 
 
 def _pictures(results: Path, kind: str, name: str, *plots: str) -> dict[str, str]:

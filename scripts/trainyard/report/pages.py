@@ -153,18 +153,19 @@ def _table_to_html(part: ReportTable, table_id: str, name: str) -> str:
             maxBytes=0,
             showIndex=False,
             scrollX=True,
-            classes="display compact" + " trials" * part.has_trials,
+            classes="display compact trials" if part.has_trials else "display compact",
             text_in_header_can_be_selected=False,
             fixedColumns={"start": 1},
             pageLength=ROWS_PER_PAGE,
-            buttons=[csv, *["pageLength"] * (len(frame) > ROWS_PER_PAGE)],
+            buttons=[csv, "pageLength"] if len(frame) > ROWS_PER_PAGE else [csv],
             lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
             columnDefs=[{"targets": "_all", "createdCell": mark}, {"targets": long_texts, "className": "long"}],
             **(filters if len(frame) >= MIN_FILTERED else {}),
         )
     # The names of columns may be broken at dots and underscores.
     table = _NAME_IN_HEADER.sub(lambda name: re.sub("[._]", r"\g<0><wbr>", name[0]), table)
-    return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(table)
+    paragraph = Markup("<p>{}</p>").format(note) if note else Markup()
+    return paragraph + Markup(table)
 
 
 @cache

@@ -61,7 +61,8 @@ class PlottedTrials:
         has_epochs = any(value.epoch is not None for value in ranking.finished.values())
         self.value_label = f"{self.label} ({describe_score(ranking.score)})" if has_epochs else self.label
         self.is_minimized = ranking.mode == "min"
-        self.direction = f"{self.value_label} ({'lower' if self.is_minimized else 'higher'} is better)"
+        better = "lower" if self.is_minimized else "higher"
+        self.direction = f"{self.value_label} ({better} is better)"
         self.is_percent = style.are_fractions(ranking.metric, known)
         self.is_log = not self.is_percent and len(known) > 0 and style.is_log_scale(known)
         # The range of the metric that is shown: from the best value to the worst one that is no outlier.
@@ -104,8 +105,11 @@ class PlottedTrials:
         has_seeds = self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
         when = self.ranking.best_trial.when if self.ranking.best_trial else ""
-        its_best = f"{f' over {self.ranking.over}' * (not self.ranking.average)}; its best trial" * has_seeds
-        start = f"{what}{its_best}: {value}{when}"
+        if has_seeds and not self.ranking.average:
+            what += f" over {self.ranking.over}"
+        if has_seeds:
+            what += "; its best trial"
+        start = f"{what}: {value}{when}"
         names = style.short_names(self.keys)
         settings = ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
         title = f"{start}, with {settings}" if when else f"{start} at {settings}"

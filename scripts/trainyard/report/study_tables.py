@@ -170,7 +170,8 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
         columns.remove(metric)
         columns.insert(1, metric)
     equal = [name for name in ("attempts", "accumulation", "epoch") if name in trials and trials[name].nunique() < 2]
-    equal += ["attempts"] * bool(trials["attempts"].max() < 2)
+    if trials["attempts"].max() < 2:
+        equal.append("attempts")
     kept = [name for name in columns if name not in equal]
     best = places[ranking.best_trial.trial] if ranking.best_trial else None
     return ReportTable(ordered[kept], best, has_trials=True)

@@ -62,7 +62,8 @@ def answer_rows(ranking: Ranking) -> list[list[str]]:
         label = (
             describe_best(ranking).removeprefix("best ") if metric == ranking.metric else f"{metric} ({EXTREMES[mode]})"
         )
-        label += f"; no trial has reported {ranking.unreported}" * bool(ranking.unreported)
+        if ranking.unreported:
+            label += f"; no trial has reported {ranking.unreported}"
         rows.append([label, *(_describe_value(each, metric, ranking) for each in configurations)])
     rows += [[names[key], *(format_setting(each.values.get(key)) for each in configurations)] for key in keys]
     if ranking.evidence:
@@ -75,11 +76,15 @@ def answer_rows(ranking: Ranking) -> list[list[str]]:
 def _describe_value(each: Configuration, metric: str, ranking: Ranking) -> str:
     """The value of a configuration, with its deviation between seeds, and whether trials of it ended early."""
     is_first = metric == ranking.metric
-    value = f"{each.mean if is_first else each.means[metric]:.4g}"
+    mean = each.mean if is_first else each.means[metric]
+    value = f"{mean:.4g}"
     if is_first and each.deviation is not None:
         value += f" ± {each.deviation:.2g}"
-    value += f" (n = {each.n})" * ranking.has_seeds
-    return value + " NOT COMPLETE" * any(trial.trial in ranking.incomplete for trial in each.trials)
+    if ranking.has_seeds:
+        value += f" (n = {each.n})"
+    if any(trial.trial in ranking.incomplete for trial in each.trials):
+        value += " NOT COMPLETE"
+    return value
 
 
 def _strategy(tables: SweepResults, name: str) -> Any:
@@ -94,7 +99,8 @@ def _describe_runs(tables: SweepResults) -> str:
     last = jobs.iloc[-1]
     names = tables.timeline["node"].dropna().astype(str).str.split(",").explode().unique()  # a trial may have several
     most = max(last["nodes"], len(names))  # of one job, or of several
-    nodes = f"{most:.0f} nodes" if most > 1 else f"node {names[0] if len(names) else last['node']}"
+    node = names[0] if len(names) else last["node"]
+    nodes = f"{most:.0f} nodes" if most > 1 else f"node {node}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
     seconds = covered_seconds(zip(jobs["start"], jobs["start"] + jobs["elapsed_seconds"], strict=True))
     times = f"{count_of(len(jobs), 'job')}, {format_duration(seconds)}"
@@ -179,13 +185,17 @@ def list_failures(state: History) -> list[str]:
     groups = sorted(reasons.values(), key=len, reverse=True)
     lines = []
     for first, *others in groups[:SHOWN_FAILURES]:
-        failed = f", then it failed: {first.failure}" * bool(first.failure)
-        why = f": {first.error}" * bool(first.error) + failed + f"; see {first.log}" * bool(first.log)
+        why = f": {first.error}" if first.error else ""
+        if first.failure:
+            why += f", then it failed: {first.failure}"
+        if first.log:
+            why += f"; see {first.log}"
         count = count_of(1 + len(others), "trial")
         status = WORDS.get(first.outcome, first.outcome)
         lines.append(f"{count} {status}, as {first.trial}{why}")
-    more = sum(map(len, groups[SHOWN_FAILURES:]))
-    return lines + [f"{more} more, for {count_of(len(groups) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
+    if hidden := groups[SHOWN_FAILURES:]:
+        lines.append(f"{sum(map(len, hidden))} more, for {count_of(len(hidden), 'other reason')}")
+    return lines
 
 
 def list_next_steps(state: History, answer: Answer) -> list[str]:

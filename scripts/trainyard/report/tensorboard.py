@@ -155,7 +155,8 @@ def _last_point(time: float, points: Sequence[Point], metrics: Mapping[str, Any]
     """The final metrics that no epoch has, at the last epoch."""
     known = {name for point in points for name in point.metrics}
     final = {name: value for name, value in metrics.items() if name not in known}
-    return [Point(time, points[-1].step if points else 1, final)] if final else []
+    step = points[-1].step if points else 1
+    return [Point(time, step, final)] if final else []
 
 
 # ---- their encoding

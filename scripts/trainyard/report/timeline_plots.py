@@ -43,7 +43,7 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     if ranked.colored_key and not labels:
         ranked.add_key_colorbar(axes)
     busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
-    of_jobs = f" of {layout.jobs} jobs" * (layout.jobs > 1)
+    of_jobs = f" of {layout.jobs} jobs" if layout.jobs > 1 else ""
     counts = f"{count_of(len(run), 'attempt')} on {count_of(len(layout.lanes), 'slot')}{of_jobs}"
     style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
 
@@ -84,7 +84,9 @@ def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     moved = held["job"].map(origin)
     held = held.assign(lane=held["slot"].map(lane_of), begin=held["first"] - moved, stop=held["last"] - moved)
     count = lanes["order_job"].nunique()
-    names = [_lane_name(row) + f", job {row.order_job + 1}" * (count > 1) for row in lanes.itertuples()]
+    names = list(map(_lane_name, lanes.itertuples()))
+    if count > 1:
+        names = [f"{name}, job {job + 1}" for name, job in zip(names, lanes["order_job"], strict=True)]
     return TimelineLayout(run, held, names, count, pauses)
 
 

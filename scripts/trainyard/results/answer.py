@@ -83,7 +83,8 @@ def _describe_deciding_trials(state: History, ranking: Ranking, alike: Sequence[
     seconds = [record.seconds for record in records if record.result and record.seconds]
     minutes = count * statistics.mean(seconds or [0.0]) * state.sweep.slots.units_per_trial / 60
     on_cpus = sweep.slots.has_gpus and all(each.location.device == "cpu" for each in results)
-    trials = f"{count} trials" + f", {minutes:.2g} {'slot' if on_cpus else sweep.slots.unit}-minutes" * bool(seconds)
+    unit = "slot" if on_cpus else sweep.slots.unit
+    trials = f"{count} trials, {minutes:.2g} {unit}-minutes" if seconds else f"{count} trials"
     can_repeat = sweep.repeats_of_all == 1 and sweep.seed_key and isinstance(sweep.first_seed, int) and not has_own
     options = f" (`repeats: {sweep.repeats + MORE_SEEDS}` and `repeat_best: {len(chosen)}`)" if can_repeat else ""
     return (

@@ -57,7 +57,10 @@ def best_config(config: Config, name: str, trials: Sequence[Trial], *, new_name:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
     cpus, (nodes, gpus) = sweep.slots.cpus_per_trial, split_scale(sweep.slots.scale)
     slots = {"gpus_per_node": gpus if sweep.slots.has_gpus else 0, "cpus_per_trial": cpus}
-    slots |= {"nodes_per_trial": nodes} if nodes > 1 else {"gpus_per_trial": gpus} if sweep.slots.has_gpus else {}
+    if nodes > 1:
+        slots["nodes_per_trial"] = nodes
+    elif sweep.slots.has_gpus:
+        slots["gpus_per_trial"] = gpus
     content["sweeps"] = {new_name: kept | {"trials": [each.values for each in trials], "slots": slots}}
     if has_study(sweep) and isinstance(spec := trials[0].spec, Training):
         # Its scale is this training; it has as many CPUs, so that sums have the same order.
@@ -246,7 +249,7 @@ def write_best(config: Config, state: History, answer: Answer) -> Path:
         optional = state.space.optional
         ran = [each.trial for each in best_first if each.trial not in optional or state.record(each.trial).result]
         study = study_name(config, state.name)
-        seeds = f", with its {len(ran)} seeds" * (len(ran) > 1)
+        seeds = f", with its {len(ran)} seeds" if len(ran) > 1 else ""
         lines += ["", f"Sweep {study} trains it again{seeds}. In {shell_folder()}:"]
         lines.append(run_call(path, "--", "sweeps"))
         if has_study(state.sweep):

@@ -52,7 +52,8 @@ def check_sweep(state: History) -> None:
 
 def describe_failure(attempt: Attempt) -> str:
     """The error of a failed attempt, and the file with details: one line."""
-    return f"trial {attempt.trial} failed: {attempt.error}" + f"; see {attempt.log}" * bool(attempt.log)
+    details = f"; see {attempt.log}" if attempt.log else ""
+    return f"trial {attempt.trial} failed: {attempt.error}{details}"
 
 
 def summarize_sweep(state: History) -> str:
@@ -64,7 +65,8 @@ def summarize_sweep(state: History) -> str:
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
     parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
-    parts += f", {failed} failed" + f", {left} to run" * bool(left)
+    parts += f", {failed} failed"
+    parts += f", {left} to run" if left else ""
     if misread := sum(map(state.is_misread, filter(None, (record.end for record in state.records)))):
         parts += f", {count_of(misread, 'output')} to re-read by the present `metrics`"
     parts += f"; {reached}" if (reached := state.describe_budget()) else ""

@@ -41,7 +41,8 @@ def describe_out_of_memory(state: History) -> list[str]:
     found = {key: condition for key, condition in conditions.items() if condition}
     # Keys whose values belong together say the same. Of others, some may do so by chance.
     one = len({_part_of_grid(state, key) for key in found}) == 1
-    words = f", {'all ' * (len(values) > 1)}with {' and '.join(found.values())}" if one else ""
+    every = "all " if len(values) > 1 else ""
+    words = f", {every}with {' and '.join(found.values())}" if one else ""
     return [f"{count_of(len(values), 'trial')} {OUT_OF_MEMORY}{words}"]
 
 

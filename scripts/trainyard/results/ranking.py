@@ -157,8 +157,11 @@ class Ranking:
         self.scores = {trial.trial: trial.score for trial in self.trials}
         # Whether a configuration has several trials, which differ in no setting, and in what they do.
         self.has_seeds = any(len(each.trials) > 1 for each in self.configurations)
-        seeds = ["seeds"] * (not self.average or any(is_seed(key) for each in self.trials[:1] for key in each.values))
-        self.over = ", ".join([*self.average, *seeds])
+        keys = self.trials[0].values if self.trials else {}
+        over = list(self.average)
+        if not over or any(map(is_seed, keys)):
+            over.append("seeds")
+        self.over = ", ".join(over)
         # The values of the trials that have finished with the metric, and what those printed last that are incomplete.
         finished = [each for each in self.trials if each.status is TrialStatus.FINISHED]
         self.finished = {trial: trial.value for trial in finished if trial.value}
@@ -281,11 +284,13 @@ def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
 
 def describe_best(ranking: Ranking, *, metric: str = "") -> str:
     """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
-    mean = "mean " * ranking.has_seeds
-    extreme = EXTREMES[ranking.mode]
-    over = f" over {ranking.over}" * bool(ranking.average)
-    of_each = f"; of each trial the {describe_score(ranking.score)}" * (ranking.has_seeds and ranking.score != "last")
-    how = f"{extreme}{', guessed from its name' * ranking.is_guessed}{of_each}"
+    mean = "mean " if ranking.has_seeds else ""
+    over = f" over {ranking.over}" if ranking.average else ""
+    how = EXTREMES[ranking.mode]
+    if ranking.is_guessed:
+        how += ", guessed from its name"
+    if ranking.has_seeds and ranking.score != "last":
+        how += f"; of each trial the {describe_score(ranking.score)}"
     return f"best {mean}{metric or ranking.metric}{over} ({how})"
 
 
@@ -300,13 +305,15 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     if not ranking.counting:
         statuses = [trial.status for each in ranking.configurations for trial in each.trials]
         is_over = not {TrialStatus.PENDING, TrialStatus.RUNNING}.intersection(statuses)
-        stopped = is_over * statuses.count(TrialStatus.STOPPED)
-        total = len(statuses)
-        why = f": {stopped} of {total} stopped early; change or remove `stop`, and they run again" * bool(stopped)
+        stopped = statuses.count(TrialStatus.STOPPED)
+        why = f": {stopped} of {len(statuses)} stopped early; change or remove `stop`, and they run again"
         if any(each.finished for each in ranking.configurations):
             return [f"no configuration has finished at all values of {', '.join(ranking.average)}"]
-        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != DURATION) + why]
-    beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] * bool(count)
+        nothing = "no trial has finished"
+        if ranking.metric != DURATION:
+            nothing += f" with {ranking.metric}"
+        return [nothing + why if is_over and stopped else nothing]
+    beyond = [f"{count_of(count, 'configuration')} not within {constraints}"] if count else []
     first, *others = _describe_front(ranking) if ranking.front else _describe_first(ranking)
     settings = {trial.trial: trial.values for trial in ranking.finished}
     return [
@@ -421,7 +428,9 @@ def _describe_front(ranking: Ranking) -> list[str]:
     """The objectives, then a line for each of the first configurations on their Pareto front."""
     *names, last = (f"{name} ({EXTREMES[mode]})" for name, mode in ranking.objectives.items())
     front = ranking.front
-    of = f"{'mean ' * ranking.has_seeds}{', '.join(names)} and {last}"
+    of = f"{', '.join(names)} and {last}"
+    if ranking.has_seeds:
+        of = f"mean {of}"
     doubt = "" if ranking.has_seeds else "; with one run each, chance may have decided"
     count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
     first = f"best.yaml has the first, with the {EXTREMES[ranking.mode]} {ranking.metric}"
@@ -433,7 +442,9 @@ def _describe_front(ranking: Ranking) -> list[str]:
         means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
         which = f"trial {trial.trial}{values}{_describe_incomplete(each, ranking)}"
         lines.append(f"{place}. {means}{trial.when}: {which}")
-    return lines + [f"and {len(front) - NAMED} between them"] * (len(front) > NAMED)
+    if len(front) > NAMED:
+        lines.append(f"and {len(front) - NAMED} between them")
+    return lines
 
 
 def _describe_evidence(found: Evidence, ranking: Ranking) -> str:

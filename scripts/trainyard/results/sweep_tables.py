@@ -147,7 +147,7 @@ def describe_prediction_errors(predicted: pd.DataFrame) -> str:
     if not count:
         return ""
     ends = (errors.min(), errors.max())
-    texts = dict.fromkeys(f"{abs(error):.0%} {'less' if error < 0 else 'more'}" for error in ends)
+    texts = dict.fromkeys(f"{-error:.0%} less" if error < 0 else f"{error:.0%} more" for error in ends)
     return f"{count_of(count, 'trial')} took {' to '.join(texts)} than predicted"
 
 

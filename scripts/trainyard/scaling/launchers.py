@@ -163,7 +163,7 @@ def script_command(
     options = {
         "torchrun": ["--nproc-per-node", str(gpus), "--nnodes", str(nodes), "--node-rank", NODE_RANK,
                      "--rdzv-backend", "static", "--master-addr", MASTER_ADDRESS, "--master-port", MASTER_PORT],
-        "accelerate": [*["--multi_gpu"] * (nodes * gpus > 1), "--num_machines", str(nodes),
+        "accelerate": [*(["--multi_gpu"] if nodes * gpus > 1 else []), "--num_machines", str(nodes),
                        "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK,
                        "--main_process_ip", MASTER_ADDRESS, "--main_process_port", MASTER_PORT,
                        "--rdzv_backend", "static", "--mixed_precision", "no", "--dynamo_backend", "no"],

@@ -141,7 +141,7 @@ def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["we
         if counted.empty or expected.empty or (mode == "weak" and noun != "epoch"):
             continue
         tolerance = 0.0 if noun == "epoch" else SAME_WORK
-        counts = f"{_range(counted)} {noun}{'s' if counted.max() != 1 else ''}"
+        counts = f"{_range(counted)} {noun}" if counted.max() == 1 else f"{_range(counted)} {noun}s"
         if np.ptp(counted) > tolerance * counted.max():
             return f"{counts} in its repeats"
         both = pd.concat([counted, expected])

@@ -171,7 +171,8 @@ def _timm_model(name: str, *, shape: tuple[int, int, int], classes: int, argumen
     """
     timm = import_object("timm", role="model")
     if not timm.is_model(name):
-        raise ModelError(f"timm has no model {name!r}; {suggest(name, timm.list_models() if name else ())}")
+        known = timm.list_models() if name else ()
+        raise ModelError(f"timm has no model {name!r}; {suggest(name, known)}")
     height, width, channels = shape
     is_sized = timm.get_pretrained_cfg(name).fixed_input_size
     size = {"img_size": (height, width)} if is_sized else {}

@@ -39,7 +39,9 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
     major, _ = torch.cuda.get_device_capability(device)
-    return "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
+    if major >= 8:
+        return "bf16"
+    return "fp16" if major == 7 else "fp32"
 
 
 def set_float32(precision: str) -> None:

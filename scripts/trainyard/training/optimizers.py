@@ -88,9 +88,13 @@ def _create_state(optimizer: Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         is_adam = "betas" in group
-        names = ["exp_avg", "exp_avg_sq"] if is_adam else ["momentum_buffer"] if group["momentum"] else []
-        if is_adam and group["amsgrad"]:
-            names.append("max_exp_avg_sq")
+        names = list[str]()
+        if is_adam:
+            names = ["exp_avg", "exp_avg_sq"]
+            if group["amsgrad"]:
+                names.append("max_exp_avg_sq")
+        elif group["momentum"]:
+            names = ["momentum_buffer"]
         for parameter in group["params"] if names else ():
             if parameter.requires_grad:
                 state = optimizer.state[parameter]

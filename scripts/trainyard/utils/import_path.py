@@ -57,7 +57,8 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({error.code!r}){user_code_location(error)}"
     message = printable((str(error).strip().splitlines() or [""])[0])
-    return f"{type(error).__name__}{': ' if message else ''}{message}{user_code_location(error)}"
+    described = ": ".join(filter(None, [type(error).__name__, message]))
+    return f"{described}{user_code_location(error)}"
 
 
 def user_code_location(error: BaseException) -> str:

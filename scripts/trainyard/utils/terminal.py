@@ -63,7 +63,7 @@ def _rate(task: Task) -> str:
     """Rate and remaining time, after a comma; "" as long as they are unknown."""
     if not task.speed or task.time_remaining is None:
         return ""
-    speed = f"{task.speed:,.{0 if task.speed >= 10 else 1}f}"
+    speed = f"{task.speed:,.0f}" if task.speed >= 10 else f"{task.speed:,.1f}"
     return f", {speed} {task.fields['unit']}/s, about {format_duration(task.time_remaining)} left"
 
 
