@@ -22,6 +22,7 @@ from trainyard.config.placeholders import (
 from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import CommandOptions, Study
+from trainyard.programs.parser_uses import leaves_to_wandb
 from trainyard.programs.script_findings import ScriptFinding, find_named_signals, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_started
 from trainyard.programs.script_source import parse
@@ -51,7 +52,7 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
     read = {part.path for part, _ in scripts}
     for there in dict.fromkeys(script.path for script in started.scripts):
         yield Finding(place, "ok", f"{there} is there") if there in read else _unread(place, there)
-    options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent)
+    options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent, study.is_wandb)
     yield from options.of_command(started, scripts, study.resume)
     if study.is_wandb:
         yield from options.of_wandb([script for _, script in scripts])
@@ -110,6 +111,7 @@ class _OptionChecks:
     named: set[str]  # the placeholders of the command
     place: str
     absent: Any  # the verdict if there is no script that can be read
+    is_wandb: bool  # `wandb.config` has the values, too
 
     def of_command(
         self, started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
@@ -175,7 +177,9 @@ class _OptionChecks:
     ) -> Iterator[Finding]:
         """Of the first value of an option that it does not take, where false comes before all others."""
         for value in sorted(values, key=lambda value: value is not False):
-            if problem := _find_wrong(option, flag, key, value, is_named=is_named):
+            problem = _find_wrong(option, flag, key, value, is_named=is_named)
+            is_text = "type=bool" not in problem or isinstance(value, str)
+            if problem and (is_text or not self.is_wandb or not leaves_to_wandb(script.source, option.flag)):
                 remedy = _remedy(script, option, key)
                 if isinstance(value, list) and not option.is_flag:
                     remedy = f"declare it with nargs='+', or write `{flag} {{{key}}}` in the command if it reads JSON"

@@ -1,4 +1,4 @@
-"""Whether a script that uses argparse certainly refuses every option that its source does not declare.
+"""What a script that uses argparse certainly does: refuse options that its source does not declare, or not read one.
 
 It does if its source tells of every parser, and of every use of one, what it does.
 """
@@ -30,6 +30,28 @@ def refuses_other_options(source: Source) -> bool:
     calls = [(file, call) for file in source.files for call in file.calls]
     is_parsed = any(method(call) == "parse_args" for _, call in calls)
     return is_parsed and all(_is_plain(file, call, parsers) for file, call in calls)
+
+
+def leaves_to_wandb(source: Source, flag: str) -> bool:
+    """Whether a script certainly gives the value of an option to nothing but `wandb.config`."""
+    calls = [(file, call) for file in source.files for call in file.calls]
+    declared = [call for _, call in calls if flag in map(literal, call.args)]
+    names = {flag.lstrip("-").replace("-", "_"), *(literal(arguments(call).get("dest")) for call in declared)}
+    uses = [file.parents[call] for file, call in calls if method(call) in ("parse_args", "parse_known_args")]
+    parsed = {ast.unparse(use.targets[0]) if isinstance(use, ast.Assign) else "" for use in uses}
+    if not (parsed and source.is_whole and all(map(str.isidentifier, parsed))):
+        return False
+    for file in source.files:
+        for node in file.nodes:
+            is_read = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+            if not is_read or file.name(node).rpartition(".")[2] not in parsed:
+                continue
+            around = file.parents[node]
+            is_other = isinstance(around, ast.Attribute) and around.attr not in names and around.attr[0] != "_"
+            takers = {file.name(each.func) for each in file.ancestors(node) if isinstance(each, ast.Call)}
+            if not is_other and takers.isdisjoint(("wandb.init", "wandb.config.update")):
+                return False
+    return True
 
 
 def _makes_parser(node: ast.AST) -> bool:

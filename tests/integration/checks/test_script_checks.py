@@ -82,6 +82,27 @@ def test_a_false_value_is_written_as_the_script_takes_it_or_refused(look, declar
 
 
 @pytest.mark.parametrize(
+    ("uses", "is_taken"),
+    [
+        ("wandb.init(config=a)\nprint(wandb.config.amp)", True),  # where the value of the sweep counts
+        ("wandb.init()\nwandb.config.update(vars(a))\nc = wandb.config\nprint(c.amp, a.lr)", True),
+        ("wandb.init(config=a)\nprint(a.amp)", False),
+        ("wandb.init(config=a)\nprint(a.half)", False),  # its name is given by `dest`
+        ("wandb.init(config=a)\ntrain(a)", False),
+        ("wandb.init(config=a)\ntrain(**vars(a))", False),
+        ("wandb.init(config=a)\nself.a = a", False),
+        ("train(p.parse_args())", False),
+        ("wandb.init()\np.parse_intermixed_args()", False),
+    ],
+)
+def test_with_wandb_false_as_text_is_refused_only_where_a_script_reads_it(look, uses, is_taken):
+    dest = ", dest='half'" * ("half" in uses)
+    declared = amp(f"type=bool, default=True{dest}").removesuffix("a = p.parse_args()\n" * ("p.parse" in uses))
+    mistakes, _ = look(f"import wandb\n{declared}{uses}\n", metrics="wandb", **BOOLEANS)
+    assert [TYPE_BOOL in line for line in mistakes] == ([] if is_taken else [True])
+
+
+@pytest.mark.parametrize(
     ("text", "command", "uncertain"),
     [
         ("import sys\nprint(sys.argv)\n", "python train.py {args}", True),
