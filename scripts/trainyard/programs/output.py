@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.programs.progress import Progress, ProgressReader
-from trainyard.utils.errors import storage_error
+from trainyard.utils.errors import mentions_gpu_memory, storage_error
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"  # of a file that lacks a part of the output: nobody may parse it again
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
-ERROR_LINES: Final = 100  # in which the error of a failed program is looked for: torchrun adds 50 after it
+ERROR_LINES: Final = 200  # in which the error of a failed program is looked for: torchrun adds 50 after it
 MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
 CHUNK_BYTES: Final = 2**20  # of saved output, at a time
 QUEUED_LINES: Final = 1000  # that were not read yet: then the program waits, as if the pipe were full
@@ -26,9 +26,12 @@ LINE_CHARACTERS: Final = 16_384  # searched in each line: the time of a regular 
 _LINE_END: Final = re.compile(r"[\r\n]+")
 # Colors, cursor movements, window titles: ECMA-48, sections 5.3 to 5.6.
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+# Torch writes `[rank0]: ` before each line. Rich draws a box around all but the exception, as of Typer's programs.
 _TRACEBACK: Final = re.compile(
-    r"(.*?)Traceback \(most recent call last\):"
-)  # torch writes `[rank0]: ` before each line
+    r"(.*?)(?:Traceback \(most recent call last\):|╭─+ Traceback \(most recent call last\) ─+╮)"
+)
+_BOX: Final = ("│", "╰")
+_SUMMARY: Final = re.compile(r"wandb: (?!ERROR)")  # W&B prints dozens of such lines after an exception
 _OF_LAUNCHER: Final = re.compile(r"[\w.]*(ChildFailedError|CalledProcessError)\b")  # it reports that a rank has failed
 _HINT: Final = "Set the environment variable HYDRA_FULL_ERROR=1"
 log = logging.getLogger(__name__)
@@ -104,7 +107,8 @@ class OutputReader:
 
     def _keep(self, line: str) -> None:
         self._on_line(line)
-        self._last.append(line)
+        if not _SUMMARY.match(line):
+            self._last.append(line)
         self._progress.add_line(line)
         self.has_killed_rank = self.has_killed_rank or _KILLED_RANK.search(line) is not None
 
@@ -200,12 +204,12 @@ class LineSplitter:
 def find_error(lines: Sequence[str], *, recent: int) -> str:
     """The line of a failed program's last output that names the error; "" without any output.
 
-    It is the exception of the last traceback, if that is among the `recent` lines: an earlier one was handled. The
-    traceback of a launcher only reports that another process failed, so the one before it counts. Without a traceback,
-    it is the last line that is not a hint on how to get one.
+    It is the exception of the last traceback, if that is among the `recent` lines: an earlier one was handled, unless
+    the GPU's memory did not suffice. The traceback of a launcher only reports that another process failed, so the one
+    before it counts. Without a traceback, it is the last line that is not a hint on how to get one.
     """
     raised = list(_exceptions(lines))
-    if raised and raised[-1][0] >= len(lines) - recent:
+    if raised and (raised[-1][0] >= len(lines) - recent or mentions_gpu_memory(raised[-1][1])):
         return next((error for _, error in reversed(raised) if not _OF_LAUNCHER.match(error)), raised[-1][1])
     return next((line.strip() for line in reversed(lines) if _HINT not in line), "")
 
@@ -216,7 +220,8 @@ def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
         if not (found := _TRACEBACK.fullmatch(header)):
             continue
         own = [(at, line.removeprefix(found[1])) for at, line in enumerate(lines) if line.startswith(found[1])]
-        rest = [(at, line) for at, line in own if at > start and not line[:1].isspace()]  # frames are indented
+        after = ((at, line) for at, line in own if at > start and not line.startswith(_BOX))
+        rest = [(at, line) for at, line in after if not line[:1].isspace()]  # frames are indented
         if rest:
             at, error = rest[0]
             following = lines[at + 1 : at + 2] if error.endswith(":") else []  # its message begins there

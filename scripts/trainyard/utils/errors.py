@@ -102,11 +102,11 @@ def mentions_full_disk(message: str) -> bool:
 # Of torch (also cuBLAS and cuDNN "ALLOC_FAILED", since 9 "ALLOCATION_FAILED"), of JAX, TensorFlow, and our training.
 # TensorFlow says the same of host memory, with another allocator, and JAX names the CPU or host.
 _GPU_MEMORY: Final = re.compile(
-    r"\b(?:cuda|hip|xpu|mps)\b.{0,40}out of memory|cudaErrorMemoryAllocation|"
+    r"\b(?:cuda\w*|hip|xpu|mps)\b.{0,40}out of memory|cudaErrorMemoryAllocation|"
     r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|"
     r"_ALLOC(?:ATION)?_FAILED|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)(?!.*\b(?:cpu|host)\b)|"
     r"(?:OOM when allocating tensor|ResourceExhaustedError)(?!.*by allocator (?:mkl)?cpu)|"
-    r"^out of memory (?:in .* on rank|with a micro-batch)",
+    r"Dst tensor is not initialized|^out of memory (?:in .* on rank|with a micro-batch)",
     re.IGNORECASE,
 )
 

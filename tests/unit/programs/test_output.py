@@ -1,7 +1,7 @@
 """The error of a failed program is the line of its output that a person would quote."""
 
 import pytest
-from trainyard.programs.output import find_error
+from trainyard.programs.output import OutputReader, find_error
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 9, in main', "    raise ValueError(3)"]
 ERRORS = {
@@ -25,6 +25,11 @@ ERRORS = {
     "of a launcher alone": ([*TRACEBACK, "subprocess.CalledProcessError: x", "end"],
                             "subprocess.CalledProcessError: x"),
     "one that was handled": ([*TRACEBACK, "ValueError: 3", *map(str, range(30)), "no data"], "no data"),
+    "out of memory, and much after it": ([*TRACEBACK, "torch.OutOfMemoryError: x", *map(str, range(60))],
+                                         "torch.OutOfMemoryError: x"),
+    "in a box of Rich": (["╭─── Traceback (most recent call last) ───╮", "│ train.py:9 in main │", "╰────╯",
+                          "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00", "GiB"],
+                         "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00"),
     "a torn one": (TRACEBACK, "raise ValueError(3)"),
 }  # fmt: skip
 
@@ -33,3 +38,12 @@ ERRORS = {
 def test_the_error_is_found_as_a_person_would(case):
     lines, expected = ERRORS[case]
     assert find_error(lines, recent=30) == expected
+
+
+def test_what_wandb_prints_after_an_exception_hides_no_error(tmp_path):
+    reader = OutputReader(tmp_path / "output.log")
+    reader.stop_reading()
+    summary = [f"wandb: {number} of the run" for number in range(600)]
+    reader.take("\n".join([*TRACEBACK, "ValueError: 3", *summary, ""]).encode())
+    reader.take(b"")
+    assert reader.error() == "ValueError: 3"

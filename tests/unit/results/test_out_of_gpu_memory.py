@@ -28,6 +28,9 @@ ERRORS = [
     "OOM when allocating tensor with shape[64,9] and type float on /job:w by allocator GPU_0_bfc [Op:Mul]",
     "RuntimeError: MPS backend out of memory (MPS allocated: 17.00 GB, other allocations: 1.00 GB)",
     "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
+    "InternalError: Failed copying input tensor from CPU:0 to GPU:0 in order to run _EagerConst: Dst tensor is not "
+    "initialized.",
+    "RuntimeError: cudaMalloc retry failed: out of memory",
     "out of memory with a micro-batch of one image: use a smaller model",
 ]  # fmt: skip
 OTHERS = [
