@@ -1,4 +1,4 @@
-"""Patches of private parts of Ray that let it start sooner. No other file patches a library.
+"""Patches of private parts of Ray that let it start sooner. No other file patches Ray.
 
 A sweep needs neither an API server nor an autoscaler nor Ray's agents. `TRAINYARD_FAST_START=0` in the environment
 turns all patches off. They apply only to the releases in `TESTED`: another Ray starts unpatched, which is slower. To
