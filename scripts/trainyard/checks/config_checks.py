@@ -218,7 +218,7 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     parser = PatternParser(metrics.compiled, notes)
     for line in metrics.sample_lines:
         parser.add_line(line)
-    rows = parser.take_rows(final=True)
+    rows = parser.new_rows(final=True)
     found = {name: value for row in rows for name, value in row.items()}
     numbers = numeric_row(found)
     if problem := next(iter(notes.unread.values()), ""):

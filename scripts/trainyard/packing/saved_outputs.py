@@ -16,7 +16,13 @@ from trainyard.planning.history import LOST, History
 from trainyard.planning.journal import Ended, Journal, Reread
 from trainyard.planning.task import output_file
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
-from trainyard.programs.metrics import ParsedOutput, first_unread, parse_earlier_outputs, parse_saved_output
+from trainyard.programs.metrics import (
+    ParsedOutput,
+    first_unread,
+    join_outputs,
+    parse_ended_outputs,
+    parse_saved_output,
+)
 from trainyard.programs.output import saved_progress
 from trainyard.utils.guarded_process import completed_seconds
 from trainyard.utils.text import count_of
@@ -150,13 +156,8 @@ def _parse(state: History, attempt: Attempt) -> ParsedOutput:
     if attempt.resumed and metrics and metrics.numbers_rows:
         before = epochs_before(reported_epochs(continued[::-1]), attempt.resumed)
         parsed = replace(parsed, rows=[shift_epoch(row, before) for row in parsed.rows])
-    if parsed.had_nothing_to_do:
-        outputs = [output_file(state.folder, each) for each in continued]
-        earlier = parse_earlier_outputs(metrics, output.parent, outputs, complete=complete)
-        if latest := parsed.metrics or earlier.metrics:
-            parsed = replace(parsed, metrics=latest, missing="")
-        parsed = replace(parsed, incomplete=parsed.incomplete and earlier.incomplete)
-    return parsed
+    outputs = (output_file(state.folder, each) for each in continued)
+    return join_outputs(parsed, parse_ended_outputs(metrics, output.parent, outputs, complete=complete))
 
 
 def _judge(state: History, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:

@@ -326,7 +326,6 @@ class MatchingFiles:
         self._own: list[str] = []  # the names of those of this attempt
         self._looked_at = -math.inf
         self._has_new_rows = False
-        self.warning = ""
         if not has_wildcards(self._pattern):
             path = folder / self._pattern
             self._files[path] = self._current = MetricsFile(path, notes)
@@ -357,7 +356,8 @@ class MatchingFiles:
                 self._current = file
                 self._own.append(str(path.relative_to(self._folder)))
         if len(self._own) > 1:
-            self.warning = f"{self._pattern} matches {', '.join(self._own)}: the newest counts, {self._own[-1]}"
+            which = f"{self._pattern} matches {', '.join(self._own)}"
+            self._notes.warn(f"{len(self._own)} files", f"{which}: the newest counts, {self._own[-1]}")
         for path, file in self._files.items() if self._current is None else ():  # to which this attempt may append
             if has_changed([path], self._before):
                 self._current = file
@@ -410,7 +410,7 @@ class EventFiles:
         # TensorBoard's own reader, which waits for the rest of an incomplete event; it takes a second to import.
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-        self.error = self.warning = ""
+        self.error = ""
         self.is_complete = True
         self._before = before
         self._metrics = metrics

@@ -30,6 +30,9 @@ class PatternParser:
     Lines of several ranks for the same step are one row: rank 0's where lines name ranks, else their mean.
     """
 
+    error = ""  # as of files
+    is_complete = True
+
     def __init__(
         self,
         patterns: Sequence[re.Pattern[str]],
@@ -46,6 +49,7 @@ class PatternParser:
         self._mean = RankMean(ranks, notes, holds_first=hold_first_row)
         self._training: dict[str, str] = {}  # of several in the program: the number of the first one
         self._looked_at = set[str]()  # metrics
+        self.has_reported = False
         self._open: dict[str, Any] = {}  # the incomplete row
         self._rows: list[dict[str, Any]] = []
 
@@ -71,21 +75,19 @@ class PatternParser:
         self._looked_at.add(name)
         other = match.re.search(match.string, match.end())
         if other and other[name] and subject != (also := find_subject(match.string[: other.start(name)])):
-            self._notes.row_warning = (
-                f"{name} is of {subject or 'unnamed data'}, and the same line has it of {also or 'unnamed data'}: "
-                f"the first counts; {_WORDS_TELL}"
-            )
+            both = f"{name} is of {subject or 'unnamed data'}, and the same line has it of {also or 'unnamed data'}"
+            self._notes.warn(f"others of {name}", f"{both}: the first counts; {_WORDS_TELL}")
 
     def _note_training(self, match: "re.Match[str]", found: Mapping[str, Any]) -> None:
         """Take notice of lines of several trainings, as of the folds of a cross-validation."""
         for kind, number in _TRAINING.findall(match.string):
-            if self._training.setdefault(kind, number) != number and not self._notes.row_warning:
-                self._notes.row_warning = (
-                    f"{', '.join(found)}: lines name {kind} {self._training[kind]} and {kind} {number}, which count as "
-                    "epochs of one training: to rank by all, have the program print their mean under another name"
-                )
+            if self._training.setdefault(kind, number) != number:
+                several = f"lines name {kind} {self._training[kind]} and {kind} {number}"
+                remedy = "to rank by all, have the program print their mean under another name"
+                counts = f"which count as epochs of one training: {remedy}"
+                self._notes.warn("trainings", f"{', '.join(found)}: {several}, {counts}")
 
-    def take_rows(self, *, final: bool) -> list[dict[str, Any]]:
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows completed since the last call; with `final`, also the incomplete one."""
         if final:
             for reported in self._labels.rest():
@@ -95,6 +97,7 @@ class PatternParser:
             self._close_row()
         rows = self._rows
         self._rows = []
+        self.has_reported = self.has_reported or bool(rows)
         return rows
 
     def _is_read(self, match: "re.Match[str]", name: str) -> bool:
@@ -203,13 +206,12 @@ class RankMean:
             self._notes.of_several_ranks |= reported.values.keys()
         if is_next:
             self._is_repeated.setdefault(reported.pattern, True)
-        if not is_equal and not self._notes.rank_warning:
+        if not is_equal:
             is_mean = self._ranks > 1 and is_next and self._is_repeated[reported.pattern]
             counts = "their mean counts" if is_mean else "the last counts"
-            self._notes.rank_warning = (
-                f"lines that differ only in their values, as {reported.line!r}: {counts}; "
-                "if they are those of several ranks, let rank 0 alone print them"
-            )
+            remedy = "if they are those of several ranks, let rank 0 alone print them"
+            differ = f"lines that differ only in their values, as {reported.line!r}"
+            self._notes.warn("ranks", f"{differ}: {counts}; {remedy}")
 
 
 def _mean_of(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -331,12 +333,9 @@ class RankLabels:
         key = (reported.pattern, reported.line)
         is_other = self._values.get(key, reported.values) != reported.values
         self._values = {key: reported.values}
-        notes = self._notes
-        if reported.line and is_other and notes.of_several_ranks and not notes.rank_warning:
-            notes.rank_warning = (
-                f"several ranks print lines as {reported.line!r} with different values: those of the lowest count; "
-                "let rank 0 alone print them"
-            )
+        if reported.line and is_other and self._notes.of_several_ranks:
+            several = f"several ranks print lines as {reported.line!r} with different values"
+            self._notes.warn("ranks", f"{several}: those of the lowest count; let rank 0 alone print them")
 
 
 def _find_rank(match: "re.Match[str]") -> int | None:

@@ -104,8 +104,7 @@ class ReadingNotes:
         self.units: dict[str, str] = {}  # of each metric, that of its first number; "" if it has none
         self.unread: dict[str, str] = {}  # by metric: the first reason
         self.of_several_ranks = set[str]()  # metrics that more than one rank has printed
-        self.rank_warning = ""  # about what is taken for the lines of several ranks
-        self.row_warning = ""  # about what else a line or row may say
+        self.warnings: dict[str, str] = {}  # by what they are about
         # Of runs of W&B:
         self.names_epochs = False
         self._steps = 0
@@ -127,14 +126,18 @@ class ReadingNotes:
         if self.names_epochs and not logged:
             if early := self._early & row.keys():
                 when = "is logged before its epoch, and counts for the epoch before"
-                self.row_warning = f"{min(early)} {when}: log it together with `epoch`"
+                self.warn("early", f"{min(early)} {when}: log it together with `epoch`")
             return row
         if not logged:
             self._early |= row.keys()
             if self._steps_before:
                 before = "its steps are counted on from the last one before, not from the checkpoint"
-                self.row_warning = f"a run of W&B that resumes logs no `epoch`: {before}"
+                self.warn("steps", f"a run of W&B that resumes logs no `epoch`: {before}")
         return {"epoch": logged[0] if logged else step} | row
+
+    def warn(self, topic: str, warning: str) -> None:
+        """Note what is read in another way than may be meant; the first of each topic counts."""
+        self.warnings.setdefault(topic, warning)
 
     def refuse(self, name: str, reason: str) -> None:
         """Note why a metric cannot be read."""

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,9 +80,6 @@ class MetricsCollector:
         self._began = time.time() if began is None else began
         self._has_line = False  # that says that the program is complete
         self._notes = ReadingNotes()
-        self._parser = PatternParser(
-            metrics.compiled if metrics else [], self._notes, ranks=ranks, hold_first_row=hold_first_row
-        )
         self._row_count = 0
         self._hold_first_row = hold_first_row
         self._epoch: float | None = None  # the last one that was reported
@@ -90,11 +87,8 @@ class MetricsCollector:
         self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final = False
-        self._has_printed = False
         self._said = set[str]()  # warnings
-        self._comma_warning = ""
         self._words: dict[str, tuple[Any, dict[str, str]]] = {}  # by metric: epoch and texts of the last row with it
-        self._text_warning = ""
         self._last_lines = deque[str](maxlen=KEPT_LINES)
         for path in metric_files(metrics, folder) if not resumes and began is None else ():
             path.rename(path.with_name(f"{path.name}{BEFORE}"))
@@ -104,16 +98,19 @@ class MetricsCollector:
         if metrics or complete:
             self._before = file_states(folder, self._done_files, until=math.inf if began is None else began)
         continued = self._before if resumes else {}
-        self._file: MatchingFiles | EventFiles | None = None
+        self._parser = PatternParser(
+            metrics.compiled if metrics else [], self._notes, ranks=ranks, hold_first_row=hold_first_row
+        )
+        self._source: PatternParser | MatchingFiles | EventFiles = self._parser
         if metrics and metrics.has_event_files:
-            self._file = EventFiles(metrics, folder, continued)
+            self._source = EventFiles(metrics, folder, continued)
         elif metrics and metrics.file:
-            self._file = MatchingFiles(metrics, folder, continued, self._notes)
+            self._source = MatchingFiles(metrics, folder, continued, self._notes)
 
     @property
     def error(self) -> str:
         """Why a part of the file cannot be read; "" if nothing is wrong. Only after the `final` call of `new_rows`."""
-        return self._file.error if self._file else ""
+        return self._source.error
 
     @property
     def missing(self) -> str:
@@ -121,7 +118,7 @@ class MetricsCollector:
 
         Only after the `final` call of `new_rows`.
         """
-        if self._file and not self._file.is_complete:
+        if not self._source.is_complete:
             return self.error
         if self.section is None or self._has_reported:
             return ""
@@ -159,12 +156,12 @@ class MetricsCollector:
 
         Only after the `final` call of `new_rows`, and if it succeeded.
         """
-        has_problem = self.unread or (self._file and not self._file.is_complete)
+        has_problem = self.unread or not self._source.is_complete
         return self._resumes and not has_problem and not self._has_reported and not self._left_files
 
     @property
     def _has_reported(self) -> bool:
-        return bool(self.latest) and (self._has_printed or (self._file is not None and self._file.has_reported))
+        return bool(self.latest) and self._source.has_reported
 
     @property
     def _left_files(self) -> list[Path]:
@@ -183,11 +180,6 @@ class MetricsCollector:
         """The units of the metrics that have one, such as `ms` or `%`."""
         return {name: unit for name, unit in self._notes.units.items() if unit}
 
-    @property
-    def of_several_ranks(self) -> set[str]:
-        """The metrics that more than one rank has printed. Only after the `final` call of `new_rows`."""
-        return self._notes.of_several_ranks
-
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
         self._parser.add_line(line)
@@ -201,11 +193,8 @@ class MetricsCollector:
         was killed or failed, so the end of its file may be only a part of a row.
         """
         self._is_final = final
-        new = self._parser.take_rows(final=final)
-        self._has_printed = self._has_printed or bool(new)
-        if self._file:
-            new += self._file.new_rows(final=final and not torn)
-        for row in new:
+        is_file = self._source is not self._parser
+        for row in self._source.new_rows(final=final and not (torn and is_file)):
             numbers = numeric_row(row)
             for name in self._find_unread(row, numbers):
                 del numbers[name]
@@ -231,9 +220,9 @@ class MetricsCollector:
             if has_decimal_comma(text):
                 problem = f"{text} has a decimal comma; have the program print a decimal point"
                 self._notes.refuse(name, f"{name} is not read: {problem}")
-            elif may_have_decimal_comma(text) and not self._comma_warning:
-                self._comma_warning = f"{name}: the comma in {text} is taken to separate thousands"
-        if not self._file:
+            elif may_have_decimal_comma(text):
+                self._notes.warn("comma", f"{name}: the comma in {text} is taken to separate thousands")
+        if self._source is self._parser:
             return []  # the parser of lines has looked at units and at the words before each number
         words = {key: text for key, text in texts.items() if key not in numbers and not re.search(r"\d", text)}
         subject = next(filter(None, map(find_subject, filter(str.isidentifier, words.values()))), "")
@@ -245,9 +234,9 @@ class MetricsCollector:
             known_epoch, known = self._words.get(name, (None, words))
             self._words[name] = epoch, words
             for key in words if epoch is not None and epoch == known_epoch else ():
-                if known.get(key, words[key]) != words[key] and not self._text_warning:
+                if known.get(key, words[key]) != words[key]:
                     differ = f"{known[key]!r} and {words[key]!r}"
-                    self._text_warning = f"{name}: rows of one epoch differ in {key}, {differ}: the last counts"
+                    self._notes.warn("texts", f"{name}: rows of one epoch differ in {key}, {differ}: the last counts")
             is_read = self._notes.note_subject(name, subject, _TEXTS_TELL)
             if is_read and numbers[name] is not None:
                 is_read = self._notes.note_unit(name, "%" if texts.get(name, "").endswith("%") else "")
@@ -257,12 +246,25 @@ class MetricsCollector:
 
     def take_warning(self) -> str:
         """A new warning about how metrics are read; "" if there is none."""
-        warnings = [self._comma_warning, self._text_warning, *self.unread.values()]
-        warnings += [self._notes.rank_warning, self._notes.row_warning]
-        warnings += [self._file.warning if self._file else "", self.error if self._is_final else ""]
+        warnings = [*self._notes.warnings.values(), *self.unread.values(), self.error if self._is_final else ""]
         new = next((each for each in warnings if each and each not in self._said), "")
         self._said |= {new} - {""}
         return new
+
+    def parsed(self, rows: Sequence[Row] = (), *, warning: str = "") -> "ParsedOutput":
+        """What the program has reported in all, with these rows. Only after the `final` call of `new_rows`."""
+        return ParsedOutput(
+            rows=list(rows),
+            metrics=self.latest,
+            missing=self.missing,
+            incomplete=self.incomplete,
+            unread=self.unread,
+            units=self.units,
+            warning=warning,
+            counts_epochs=self.counts_epochs,
+            had_nothing_to_do=self.had_nothing_to_do,
+            of_several_ranks=frozenset(self._notes.of_several_ranks),
+        )
 
 
 def first_unread(unread: Mapping[str, str], judged: Iterable[str]) -> str:
@@ -272,7 +274,7 @@ def first_unread(unread: Mapping[str, str], judged: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ParsedOutput:
-    """The metrics in the saved output and metrics file of a program."""
+    """What a program has reported in all: the metrics in its output or its files."""
 
     rows: list[Row] = field(default_factory=list)
     metrics: Row = field(default_factory=dict)  # the last value of each
@@ -283,7 +285,7 @@ class ParsedOutput:
     warning: str = ""
     counts_epochs: bool = False  # as in `MetricsCollector`
     had_nothing_to_do: bool = False  # as in `MetricsCollector`
-    of_several_ranks: frozenset[str] = frozenset()  # as in `MetricsCollector`
+    of_several_ranks: frozenset[str] = frozenset()  # metrics that more than one rank has printed
 
 
 def parse_saved_output(
@@ -321,28 +323,33 @@ def parse_saved_output(
     for row in collector.new_rows(final=True, torn=torn):
         merge_row(rows, row, resumed=resumed)
     rows = thin_rows(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
-    return ParsedOutput(
-        rows,
-        collector.latest,
-        collector.missing,
-        collector.incomplete,
-        collector.unread,
-        collector.units,
-        collector.take_warning(),
-        collector.counts_epochs,
-        collector.had_nothing_to_do,
-        frozenset(collector.of_several_ranks),
-    )
+    return collector.parsed(rows, warning=collector.take_warning())
 
 
-def parse_earlier_outputs(
+def parse_ended_outputs(
     metrics: Metrics | None, folder: Path, outputs: Iterable[Path], *, complete: Complete | None = None
-) -> ParsedOutput:
-    """The metrics of the first of these saved outputs that has any, and whether one was complete.
+) -> Iterator[ParsedOutput]:
+    """What programs that were ended have reported, from their saved outputs.
 
-    Their programs were ended. An output may be missing: its program did not start, or the disk was full.
+    An output may be missing: its program did not start, or the disk was full.
     """
-    there = (output for output in outputs if output.exists())
-    read = [parse_saved_output(metrics, folder, each, complete=complete, seconds=0.0, torn=True) for each in there]
-    latest = next((each for each in read if each.metrics), read[0] if read else ParsedOutput())
-    return latest if all(each.incomplete for each in read) else replace(latest, incomplete="")
+    for output in outputs:
+        if output.exists():
+            yield parse_saved_output(metrics, folder, output, complete=complete, seconds=0.0, torn=True)
+
+
+def join_outputs(last: ParsedOutput, earlier: Iterable[ParsedOutput]) -> ParsedOutput:
+    """What a program has reported that continues `earlier` ones, the latest first.
+
+    If nothing was left to do for it, they have reported its metrics, and said that it is complete.
+    """
+    if not last.had_nothing_to_do:
+        return last
+    outputs = [last, *earlier]
+    reported = next((each for each in outputs if each.metrics), last)
+    return replace(
+        last,
+        metrics=reported.metrics,
+        missing="" if reported.metrics else last.missing,
+        incomplete=reported.incomplete if all(each.incomplete for each in outputs) else "",
+    )

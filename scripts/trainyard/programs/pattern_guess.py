@@ -381,5 +381,5 @@ def _row(pattern: str, line: str) -> dict[str, float | int | None]:
     notes = ReadingNotes()
     parser = PatternParser(metrics.compiled, notes)
     parser.add_line(line)
-    rows = parser.take_rows(final=True)
+    rows = parser.new_rows(final=True)
     return numeric_row(rows[0]) if len(rows) == 1 and not notes.unread else {}

@@ -25,7 +25,7 @@ from trainyard.config.placeholders import build_argv, insert_resume_option
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, checkpoints_of, digest_of_code, metrics_digest
 from trainyard.programs.metric_rows import Row
-from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs
+from trainyard.programs.metrics import MetricsCollector, join_outputs, parse_ended_outputs
 from trainyard.programs.output import OutputReader
 from trainyard.programs.script_options import find_switches
 from trainyard.programs.trial_messages import EpochReported, ReportEpoch, TrialEnded, timeout_error
@@ -198,19 +198,13 @@ def _judge_output(run: ProgramRun) -> tuple[TrialStatus, str, Row]:
     If nothing was left to do for it, what the attempts that it continues have reported counts, too.
     """
     metrics = run.metrics
-    latest = metrics.latest
-    missing = metrics.missing
-    incomplete = metrics.incomplete
-    if (missing or incomplete) and metrics.had_nothing_to_do:
-        before = parse_earlier_outputs(metrics.section, metrics.folder, run.earlier_outputs, complete=metrics.complete)
-        latest = latest or before.metrics
-        missing = missing if not latest else ""
-        incomplete = incomplete and before.incomplete
-    if incomplete:
-        return TrialStatus.INTERRUPTED, incomplete, latest
-    if missing:
-        return TrialStatus.UNREADABLE, missing, latest
-    return TrialStatus.FINISHED, "", latest
+    earlier = parse_ended_outputs(metrics.section, metrics.folder, run.earlier_outputs, complete=metrics.complete)
+    parsed = join_outputs(metrics.parsed(), earlier)
+    if parsed.incomplete:
+        return TrialStatus.INTERRUPTED, parsed.incomplete, parsed.metrics
+    if parsed.missing:
+        return TrialStatus.UNREADABLE, parsed.missing, parsed.metrics
+    return TrialStatus.FINISHED, "", parsed.metrics
 
 
 def failed_by_itself(error: str, *, external: Collection[signal.Signals] = EXTERNAL_SIGNALS) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from trainyard.config.user_programs import Complete, Metrics
 from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metric_rows import Row, join_rows, merge_row, shift_epoch
-from trainyard.programs.metrics import ParsedOutput, parse_saved_output
+from trainyard.programs.metrics import ParsedOutput, join_outputs, parse_saved_output
 from trainyard.programs.runner import CheckpointFile
 from trainyard.utils.errors import StorageError
 from trainyard.utils.event_log import Event, EventLog, read_clock, read_decoded
@@ -161,12 +161,9 @@ class Launches:
             launches = dict(enumerate(each.before for each in self.epochs()))
             parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
         rows = join_rows(parts)
-        had_all = not all(each.incomplete for each in parsed)  # one of the launches that the last one continues
         return replace(
-            parsed[-1],
+            join_outputs(parsed[-1], reversed(parsed[:-1])),
             rows=rows,
-            missing="" if rows and parsed[-1].had_nothing_to_do else parsed[-1].missing,
-            incomplete="" if had_all and parsed[-1].had_nothing_to_do else parsed[-1].incomplete,
             counts_epochs=all(each.counts_epochs for each in parsed if each.rows),
             of_several_ranks=frozenset().union(*(each.of_several_ranks for each in parsed)),
         )

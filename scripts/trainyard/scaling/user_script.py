@@ -8,7 +8,7 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -249,12 +249,7 @@ class UserScript:
                     node_names=list(allocation.nodes) if allocation else [host.node_name()],
                     gpu_model=allocation.gpu_model if allocation else "",
                 )
-        return ParsedOutput(
-            missing=end.error,
-            unread=metrics.unread,
-            counts_epochs=metrics.counts_epochs,
-            of_several_ranks=frozenset(metrics.of_several_ranks),
-        )
+        return replace(metrics.parsed(), missing=end.error)
 
     def _command(
         self, checkpoint: Path | None, meeting: str, port: int, variables: Mapping[str, dict[str, str]]

@@ -17,7 +17,13 @@ from trainyard.planning import attempts
 from trainyard.planning.attempts import ENDLESS, STALLED, Piece, why_given_up
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.programs.metrics import MetricsCollector, parse_earlier_outputs, parse_saved_output
+from trainyard.programs.metrics import (
+    MetricsCollector,
+    ParsedOutput,
+    join_outputs,
+    parse_ended_outputs,
+    parse_saved_output,
+)
 from trainyard.results.retention import reduced_folders
 from trainyard.scaling import user_script
 from trainyard.scaling.launch_records import Launches
@@ -194,7 +200,8 @@ def test_a_program_that_counts_epochs_from_0_is_told_its_last_one(tmp_path):
     output.write_text("".join(f"iteration {epoch}/10 | lm loss: 0.5\n" for epoch in range(10)))
     (tmp_path / "output-2.log").touch()
     outputs = [tmp_path / "output-2.log", output]
-    parsed = parse_earlier_outputs(Metrics(**METRICS), tmp_path, outputs, complete=Complete(epoch=10))
+    ended = parse_ended_outputs(Metrics(**METRICS), tmp_path, outputs, complete=Complete(epoch=10))
+    parsed = join_outputs(ParsedOutput(incomplete="it has reported no epoch", had_nothing_to_do=True), ended)
     assert parsed.incomplete.endswith(
         "its last epoch is 9, and `complete` says 10; if it counts from 0, write {epoch: 9}"
     )

@@ -20,7 +20,7 @@ from trainyard.programs.metrics import (
     KEPT_LINES,
     MetricsCollector,
     ParsedOutput,
-    parse_earlier_outputs,
+    parse_ended_outputs,
     parse_saved_output,
 )
 from trainyard.programs.output import LINE_CHARACTERS, LineSplitter
@@ -135,7 +135,7 @@ def test_an_earlier_output_that_is_missing_is_passed_over(tmp_path):
     (tmp_path / "output-1.log").write_text("acc 0.5\n")
     outputs = [tmp_path / "output-2.log", tmp_path / "output-1.log"]
     metrics = Metrics(pattern="acc (?P<acc>{number})")
-    assert parse_earlier_outputs(metrics, tmp_path, outputs).metrics == {"acc": 0.5}
+    assert [each.metrics for each in parse_ended_outputs(metrics, tmp_path, outputs)] == [{"acc": 0.5}]
 
 
 def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):
@@ -766,7 +766,7 @@ def test_of_lines_that_name_their_ranks_those_of_rank_0_count(tmp_path, label, r
         rows += found.new_rows()
     rows += found.new_rows(final=True)
     assert rows == [{"epoch": step, "loss": step, "tps": 1000} for step in (1, 2, 3)]
-    assert found.of_several_ranks == {"epoch", "loss", "tps"}
+    assert found.parsed().of_several_ranks == {"epoch", "loss", "tps"}
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0)], ids=str)
@@ -859,7 +859,7 @@ def test_lines_without_a_step_are_not_taken_for_those_of_several_ranks_however_m
         found.add_line(f"loss 0.{number:05}")
         found.new_rows()
     assert found.take_warning() == ""
-    assert found.of_several_ranks == set()
+    assert found.parsed().of_several_ranks == set()
 
 
 def test_of_two_columns_the_first_is_no_number_with_a_comma(tmp_path):
@@ -903,7 +903,7 @@ def test_lines_of_several_ranks_without_their_names_count_with_their_mean(tmp_pa
     ]
     assert ": their mean counts; if they are those of several ranks" in found.take_warning()
     assert found.take_warning() == ""
-    assert "tps" in found.of_several_ranks
+    assert "tps" in found.parsed().of_several_ranks
 
 
 def test_a_number_that_all_ranks_print_stays_as_it_is(tmp_path):
@@ -921,7 +921,7 @@ def test_ranks_that_do_not_print_a_step_at_the_same_time_are_said(tmp_path):
     for line in lines:
         found.add_line(line)
     found.new_rows(final=True)
-    assert "tps" in found.of_several_ranks
+    assert "tps" in found.parsed().of_several_ranks
     assert ": the last counts; if they are those of several ranks" in found.take_warning()
 
 
@@ -932,7 +932,7 @@ def test_lines_of_rank_0_alone_are_passed_on_at_once(tmp_path):
         found.add_line(f"step {step} loss {step} tps 5")
         assert [row["loss"] for row in found.new_rows()] == [step]
     assert found.take_warning() == ""
-    assert found.of_several_ranks == set()
+    assert found.parsed().of_several_ranks == set()
 
 
 def test_lines_without_a_step_are_rows_of_their_own_on_several_gpus(tmp_path):

@@ -80,7 +80,7 @@ def test_the_metrics_of_a_common_kind_of_output_are_found(lines, metric, found):
     parser = PatternParser(metrics.compiled, ReadingNotes())
     for line in lines:
         parser.add_line(line)
-    (row,) = parser.take_rows(final=True)
+    (row,) = parser.new_rows(final=True)
     assert numeric_row(row) == found
 
 
@@ -91,7 +91,7 @@ def test_the_pattern_of_a_line_matches_the_other_lines_of_its_kind():
     guess = guess_pattern(lines[:1])
     parser = PatternParser(Metrics(pattern=guess.pattern).compiled, ReadingNotes())
     parser.add_line(lines[1])
-    assert parser.take_rows(final=True) == [{"epoch": "12", "loss": "0.7500", "test_acc": "12.0"}]
+    assert parser.new_rows(final=True) == [{"epoch": "12", "loss": "0.7500", "test_acc": "12.0"}]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_what_looks_like_a_metric_is_not_taken_for_one(lines, metric, values):
     parser = PatternParser(Metrics(pattern=guess.pattern, sample=guess.sample).compiled, ReadingNotes())
     for line in lines:
         parser.add_line(line)
-    assert [numeric_row(row)[metric] for row in parser.take_rows(final=True)] == list(values), "and in no other line"
+    assert [numeric_row(row)[metric] for row in parser.new_rows(final=True)] == list(values), "and in no other line"
 
 
 def test_numbers_in_quotes_behind_a_progress_bar_are_found():
@@ -234,7 +234,7 @@ def test_numbers_in_quotes_behind_a_progress_bar_are_found():
     parser = PatternParser(Metrics(pattern=guess.pattern, sample=guess.sample).compiled, ReadingNotes())
     for line in lines:
         parser.add_line(line)
-    rows = list(map(numeric_row, parser.take_rows(final=True)))
+    rows = list(map(numeric_row, parser.new_rows(final=True)))
     assert guess.metric == "eval_accuracy"
     assert rows == [
         {"eval_loss": 0.6667, "eval_accuracy": 0.44, "epoch": 0.5},
