@@ -22,7 +22,7 @@ from trainyard.cluster.slurm_queries import (
     named_partitions,
 )
 from trainyard.config.scaling import MOST_CPUS_PER_GPU
-from trainyard.planning.memory_request import MemoryRequest, NodeMemory, node_memory
+from trainyard.planning.memory_request import MemoryRequest, NodeMemory
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -146,7 +146,12 @@ class Profile:
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
-        return node_memory(self._named_partitions(rule, gpus), gpus, self.gpu_type)
+        nodes = [each for each in self._named_partitions(rule, gpus) if each.gpu_count(self.gpu_type) >= gpus]
+        if not nodes:
+            return NodeMemory()
+        largest = max(each.node_memory_mb for each in nodes)
+        shares = [each.memory_share_mb(gpus, self.gpu_type) for each in nodes]
+        return NodeMemory(largest, min(shares) if gpus else largest)
 
     def gpu_models(self, rule: str, gpus: int) -> tuple[str, ...]:
         """The GPU models that a job of a rule may get, with this number of GPUs per node; empty if that is unknown."""

@@ -11,13 +11,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
+from trainyard.cluster.slurm_queries import ran_out_of_memory
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -53,6 +54,17 @@ def read_records(folder: Path) -> list[MemoryRecord]:
         with contextlib.suppress(OSError, ValueError, TypeError):  # a record of another version is no evidence
             found.append(MemoryRecord(**json.loads(path.read_text())))
     return found
+
+
+def exhausted_mib(records: Sequence[MemoryRecord]) -> int:
+    """The memory that the last job had, if it ran out of it; otherwise 0."""
+    if not records or not records[0].requested_mib:
+        return 0
+    last = [record for record in records if record.job == records[0].job]
+    was_killed = any(record.oom_kills for record in last)
+    if not was_killed and not all(record.ended for record in last):
+        was_killed = ran_out_of_memory(records[0].job)
+    return records[0].requested_mib if was_killed else 0
 
 
 @contextlib.contextmanager

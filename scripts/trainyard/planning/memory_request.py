@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster.job_memory import MemoryRecord, read_records
-from trainyard.cluster.slurm_queries import Partition, ran_out_of_memory
+from trainyard.cluster.job_memory import MemoryRecord, exhausted_mib, read_records
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import split_scale
@@ -64,7 +63,7 @@ def request_memory(
         basis = f"assuming {_gb(process_mib)} per {noun}"
     wanted = least + shared_mib
     basis += f" and {_gb(shared_mib)} of data" if shared_mib >= STEP_MB else ""
-    exhausted = GROWTH * _exhausted_mib(records)
+    exhausted = GROWTH * exhausted_mib(records)
     if exhausted > wanted:
         least = wanted = exhausted
         basis = f"{GROWTH:g} times the {_gb(exhausted / GROWTH)} that the last job ran out of"
@@ -80,26 +79,6 @@ def request_memory(
 
 def _gb(mib: float) -> str:
     return f"{mib / 1000:.2f}".rstrip("0").rstrip(".") + " GB"
-
-
-def _exhausted_mib(records: Sequence[MemoryRecord]) -> int:
-    """The memory that the last job had, if it ran out of it; otherwise 0."""
-    if not records or not records[0].requested_mib:
-        return 0
-    last = [each for each in records if each.job == records[0].job]
-    killed = any(each.oom_kills for each in last)
-    was_killed = killed or (not all(each.ended for each in last) and ran_out_of_memory(records[0].job))
-    return records[0].requested_mib if was_killed else 0
-
-
-def node_memory(partitions: Sequence[Partition], gpus: int, gpu_type: str = "") -> NodeMemory:
-    """The memory of the nodes with so many GPUs of a type in these partitions."""
-    nodes = [each for each in partitions if each.gpu_count(gpu_type) >= gpus]
-    if not nodes:
-        return NodeMemory()
-    largest = max(each.node_memory_mb for each in nodes)
-    shares = [each.memory_share_mb(gpus, gpu_type) for each in nodes]
-    return NodeMemory(largest, min(shares) if gpus else largest)
 
 
 # ---- the jobs of each kind

@@ -6,11 +6,11 @@ import pytest
 from sweep_journals import record_attempt, session_of
 from torch import nn
 from torchvision import models
+from trainyard.cluster import job_memory
 from trainyard.cluster.job_memory import MemoryRecord
 from trainyard.config.load import check_config
 from trainyard.config.model_sizes import count_parameters
 from trainyard.config.train import Train
-from trainyard.planning import memory_request
 from trainyard.planning.memory_request import (
     NodeMemory,
     request_memory,
@@ -104,7 +104,7 @@ def test_the_measured_peak_replaces_the_estimate_and_follows_the_number_of_slots
     ],
 )
 def test_after_a_job_ran_out_of_memory_more_is_requested(tmp_path, monkeypatch, last, accounting, mb):
-    monkeypatch.setattr(memory_request, "ran_out_of_memory", lambda job: accounting)
+    monkeypatch.setattr(job_memory, "ran_out_of_memory", lambda job: accounting)
     record(tmp_path / "data/d", **{"peak_mib": 4600, "process_peak_mib": 4600} | last)
     assert staging_memory("d", 1, tmp_path, ANYWHERE).mb == mb
 
