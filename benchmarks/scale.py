@@ -108,7 +108,6 @@ def stages(folder: Path, trials: int, epochs: int, kind: str, programs: list[str
     _run_in_process(copy_lines, whole, journal, 0.5)
     yield "`-n`, half has run", measure(dry_run, folder)
     yield "`status.py`, half has run", measure(program_of("status"), folder)
-    yield "`plan.py`, half has run", measure(program_of("plan"), folder, made="plan/*.*")
     _run_in_process(copy_lines, whole, journal, 1.0)
     yield "fold of the journal", _run_in_process(fold_seconds, journal)
     yield "`-n`, all has run", measure(dry_run, folder)

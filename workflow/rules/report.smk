@@ -15,24 +15,6 @@ PLOT_INPUTS = {
 }
 
 
-rule plan:
-    "Print what is missing and what it will cost, and write it to results/plan."
-    log:
-        "results/logs/plan.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    envmodules:
-        *project.config.env_modules,
-    params:
-        program=project.program("plan"),
-        options=project.plan_options,
-    message:
-        "planning"
-    shell:
-        "{params.program} {params.options} --log-file {log}"
-
-
 rule tables:
     "Make all tables."
     input:

@@ -1,7 +1,8 @@
 """What a dry run prints: a table of what is missing and what it will cost, the first commands, and remarks.
 
-With `--verbose`, it also prints all that jobs request. Snakemake itself lists every job with its reason, also those
-that draw plots. It does so with `-p`, `--debug-dag` or `--quiet`, and in a workflow that imports this one.
+With `--verbose`, it also prints all that jobs request, and what other strategies would. Snakemake itself lists every
+job with its reason, also those that draw plots. It does so with `-p`, `--debug-dag` or `--quiet`, and in a workflow
+that imports this one.
 """
 
 import logging
@@ -89,8 +90,11 @@ class _Plan(logging.Filter):
         return sorted(shown, key=lambda job: (list(LINES).index(job.rule_name), job.jobid))
 
     def _rows(self, shown: Sequence[Any]) -> list[PlannedJob]:
+        """The jobs that are submitted; with `--verbose`, also other strategies for the trials of a sweep."""
         names = {LINES[job.rule_name].format_map(job.wildcards) for job in shown}
-        return [row for row in self._project.planned_jobs() if row.job in names and row.is_submitted]
+        shows_all = self._snakemake.output_settings.verbose
+        rows = [row for row in self._project.planned_jobs() if row.job in names]
+        return [row for row in rows if row.is_submitted or shows_all]
 
     def _commands(self, shown: Sequence[Any]) -> dict[str, str]:
         """The first command that would run, by sweep."""

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import math
 import os
 import shlex
 import signal
@@ -20,7 +19,7 @@ from trainyard.checks.config_checks import check_use
 from trainyard.checks.findings import Finding, refuse_mistakes
 from trainyard.cli.command_line import INTERRUPT_CODE
 from trainyard.cli.conclusion import Conclusion
-from trainyard.cli.job_resources import JOB_RULES, StagingJobs, SweepJobs, TrainJobs, Wildcards, match_any
+from trainyard.cli.job_resources import StagingJobs, SweepJobs, TrainJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure, RunSummary, notify, read_jobs
@@ -232,7 +231,7 @@ class Workflow:
             summary = RunSummary(
                 self.config, self._results, jobs, seconds, succeeded, typed_argv(), targets, self._is_interrupted
             )
-            if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
+            if not run.touch:
                 code = code or int(succeeded and not summary.is_done)
                 summary.write_best()
                 summary.announce_ends()
@@ -289,33 +288,13 @@ class Workflow:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
         return text + (REQUESTS + _REQUESTED if self._profile.submits else "")
 
-    def plan_options(self, wildcards: Wildcards) -> str:
-        """The options of `plan.py` that depend on the profile."""
-        if not self._profile.has_scheduler:
-            return ""
-        limits = {
-            "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
-            "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),
-            "--limit-gpus": self._profile.limits("sweep").gpus if self.config.sweeps else math.inf,
-        }
-        options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]
-        options += [f"--set-minutes {rule}={minutes:g}" for rule, minutes in self._fixed_minutes().items()]
-        gpus = max((each.slots.gpus_per_node for each in self.config.sweeps.values()), default=0)
-        words = {"--partition": self._profile.partition_names("sweep", gpus), "--gpu-type": self._profile.gpu_type}
-        return " ".join([*options, *(f"{name}={shlex.quote(text)}" for name, text in words.items() if text)])
-
     def planned_jobs(self) -> list[PlannedJob]:
-        """The jobs of all studies whose results are missing, as `plan.py` plans them with these options."""
-        minutes = self._fixed_minutes()
+        """The jobs of all studies whose results are missing, and for each sweep two other strategies."""
         runtime = self._profile.walltime_minutes() if self._profile.has_scheduler else None
+        minutes = {rule: self._profile.fixed_minutes(rule) for rule in ("stage", "train")}
         return list(
             plan_jobs(self.config, self._results, self.sweep.plan, runtime_minutes=runtime, set_minutes=minutes)
         )
-
-    def _fixed_minutes(self) -> dict[str, float]:
-        """The walltimes that `set-resources` gives rules, by rule."""
-        given = {rule: self._profile.fixed_minutes(rule) for rule in JOB_RULES}
-        return {rule: minutes for rule, minutes in given.items() if minutes is not None}
 
     def list_refusals(self, jobs: Mapping[str, Any]) -> list[Finding]:
         """What Slurm would refuse of jobs of Snakemake, by their names; nothing without a scheduler."""

@@ -44,7 +44,7 @@ class TrainingTrials(TrialKind):
         if not is_needed(plan, plan.slots.count):
             return {}
         assert dataset is not None
-        return count_trial_flops(plan, Staged(dataset), own=False, seconds=seconds)
+        return count_trial_flops(plan, Staged(dataset), seconds=seconds)
 
 
 class TrainTrials(TrainingTrials):

@@ -27,16 +27,16 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
     return is_unknown and not forecast.seconds and state.sweep.cost is None and len(forecast.pending) > slots
 
 
-def count_trial_flops(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
+def count_trial_flops(plan: Plan, staged: Staged, *, seconds: float = math.inf) -> dict[str, float]:
     """Training FLOPs per image of each pending trial, times its epochs; empty if they cannot be counted.
 
     Each model is counted once. If all trials have the same model, it counts as 1, since only the epochs matter. Users'
-    models are built only with `own`, since their code may do anything. Counting stops after `seconds`.
+    models are not built, since their code may do anything. Counting stops after `seconds`.
     """
     meta = staged.require(ImageMeta)
     specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}
     examples = {_model_key(spec): name for name, spec in specs.items()}
-    if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
+    if len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}
     if len(examples) == 1:
         return {name: spec.epochs for name, spec in specs.items()}

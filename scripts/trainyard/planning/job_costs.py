@@ -1,4 +1,4 @@
-"""The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv, the lines of `-n`."""
+"""The missing jobs of all studies, with their requests and predicted cost: the table and the lines of a plan."""
 
 import json
 import math
@@ -61,24 +61,23 @@ def plan_jobs(
     plan_of: Callable[[str], Plan],
     *,
     runtime_minutes: float | None = None,
-    set_minutes: Mapping[str, float] | None = None,
+    set_minutes: Mapping[str, float | None] = {},
 ) -> Iterator[PlannedJob]:
     """The jobs whose results are missing in `results` or of another config, and for each sweep two other strategies.
 
     `plan_of` makes the plan of a sweep. `runtime_minutes` is the default walltime; None without a scheduler.
     `set_minutes` are those of the jobs of some rules, without sweeps.
     """
-    fixed = set_minutes or {}
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
-            yield PlannedJob(job=f"stage {name}", walltime_minutes=fixed.get("stage", runtime_minutes))
+            yield PlannedJob(job=f"stage {name}", walltime_minutes=set_minutes.get("stage") or runtime_minutes)
     for name in config.sweeps:
         plan = plan_of(name)
         if plan.forecast.pending:
             yield _plan_packed(plan, has_scheduler=runtime_minutes is not None)
             yield from (_plan_alternative(plan, each) for each in planned_alternatives(plan))
     for name, study in config.scaling.items():
-        runtime = runtime_minutes and fixed.get("train", study.walltime_minutes or runtime_minutes)
+        runtime = runtime_minutes and (set_minutes.get("train") or study.walltime_minutes or runtime_minutes)
         for scale in study.scales:
             for run in study.runs(scale):
                 if not is_trained(study, run, results / "scaling" / name, results):

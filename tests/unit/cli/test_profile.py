@@ -307,7 +307,7 @@ def test_the_walltime_of_a_sweep_is_limited_by_the_partitions_with_its_gpus(
         default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
         executor=lambda: settings,
     )
-    assert yard.plan_options(None).split(" --partition")[0] == f"--runtime-minutes 60 --limit-minutes {minutes}"
+    assert yard.sweep.limit_minutes("s") == minutes
 
 
 def test_the_walltime_of_a_scale_is_compared_with_the_partitions_with_its_gpus(tmp_path, partition_file):
@@ -331,7 +331,7 @@ def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
     slurm.prints("sacctmgr", "fifty|||50:00||||||||\n", of="show qos")
     every = parsed("runtime=60", "qos=fifty")
     yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
-    assert f"--limit-minutes {minutes}" in yard.plan_options(None)
+    assert yard.sweep.limit_minutes("one") == minutes
 
 
 @pytest.mark.parametrize(

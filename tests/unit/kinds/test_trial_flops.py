@@ -74,14 +74,14 @@ def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, m
     assert flops == pytest.approx({(blocks,): 2 * (1000.0 + 10 * blocks) for blocks in range(1, 501)}, rel=0.06)
 
 
-def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(plan, tmp_path):
-    """Not in a job: their code may do anything, and GPUs are waiting."""
+def test_own_models_are_not_built_and_time_is_limited(plan, tmp_path):
+    """Their code may do anything, and GPUs are waiting."""
     trials = plan(train={"model": "no_such_module:build"}, grid={"model_args.size": [1, 2]})
     staged = Staged(tmp_path / "data/tiny")
-    assert trial_flops.count_trial_flops(trials, staged, own=False) == {}
+    assert trial_flops.count_trial_flops(trials, staged) == {}
     blocks = plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]})
-    assert len(trial_flops.count_trial_flops(blocks, staged, own=False)) == 2
-    assert trial_flops.count_trial_flops(blocks, staged, own=False, seconds=0) == {}
+    assert len(trial_flops.count_trial_flops(blocks, staged)) == 2
+    assert trial_flops.count_trial_flops(blocks, staged, seconds=0) == {}
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
-"""What is missing, what it will ask for and cost: the rows of plan.csv, by hand."""
+"""What is missing, what it will ask for and cost: the rows of a plan, by hand."""
 
 import io
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -40,10 +41,11 @@ CONFIG = {
 }
 
 
-def plan_jobs(config, results, *, set_minutes=None, runtime_minutes=None, **limits):
-    limits["fixed_minutes"] = (set_minutes or {}).get("sweep")
-    minutes = {"runtime_minutes": runtime_minutes, "set_minutes": set_minutes}
-    return job_costs.plan_jobs(config, results, lambda name: plan_sweep(config, name, results, **limits), **minutes)
+def plan_jobs(config, results, *, runtime_minutes=None, **limits):
+    def plan_of(name):
+        return plan_sweep(config, name, results, **limits)
+
+    return job_costs.plan_jobs(config, results, plan_of, runtime_minutes=runtime_minutes)
 
 
 def trained(results, scale, *, gpus, seconds, device="A100", **more):
@@ -250,7 +252,7 @@ def test_a_script_does_not_foresee_a_training_nor_a_training_a_script(tmp_path, 
     assert (row.predicted_seconds, row.basis) == (None, "no evidence")
 
 
-def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
+def test_a_partitions_limit_becomes_retries_enough_and_the_limit_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
@@ -259,17 +261,15 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
     assert jobs >= 3
     assert yard.sweep.retries() == jobs - 1 + 2
-    assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120 --partition=gpu"
+    assert yard.sweep.limit_minutes("depth") == 120
     default = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)})
     assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
-    assert (here.sweep.retries(), here.plan_options(None)) == (None, "")
+    assert (here.sweep.retries(), here.sweep.limit_minutes("depth")) == (None, math.inf)
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None
-    assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440 --partition=cpu", (
-        "the partition of the rule"
-    )
+    assert moved.sweep.limit_minutes("depth") == 1440, "of the partition of the rule"
 
 
 def test_a_walltime_of_the_config_becomes_retries_enough_where_a_partition_has_no_limit(tmp_path, monkeypatch):
@@ -287,12 +287,7 @@ def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_p
     monkeypatch.setattr(profile, "list_partitions", list)
     rules = {"sweep": {"runtime": Resource(300)}, "train": {"runtime": Resource(45)}, "stage": {"runtime": Resource(5)}}
     yard = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)}, set_resources=rules)
-    assert yard.plan_options(None) == (
-        "--runtime-minutes 60 --set-minutes stage=5 --set-minutes sweep=300 --set-minutes train=45"
-    )
-    set_minutes = {"sweep": 300, "train": 45, "stage": 5}
-    rows = plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, set_minutes=set_minutes)
-    found = {row.job: row for row in rows if row.is_submitted}
+    found = {row.job: row for row in yard.planned_jobs() if row.is_submitted}
     assert {job: row.walltime_minutes for job, row in found.items()} == {
         "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 45
     }  # fmt: skip
@@ -355,10 +350,15 @@ def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, 
 
 def test_a_walltime_that_is_an_expression_is_that_of_the_first_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", list)
+
+    def walltimes():
+        yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
+        return {row.walltime_minutes for row in yard.planned_jobs() if row.job.startswith("train")}
+
     defaults = dict(Resources.parse(["runtime=90 * attempt"], allow_expressions=True))
-    assert Workflow(CONFIG, results=tmp_path, default_resources=defaults).plan_options(None) == "--runtime-minutes 90"
+    assert walltimes() == {90}
     defaults = dict(Resources.parse(["runtime=input.size_mb"], allow_expressions=True))
-    assert Workflow(CONFIG, results=tmp_path, default_resources=defaults).plan_options(None) == ""
+    assert walltimes() == {None}
 
 
 def test_a_partition_file_limits_the_walltime_and_the_memory(tmp_path, monkeypatch):
