@@ -403,6 +403,7 @@ class TrialLoop:
                 exit_code=end.exit_code,
                 output=end.output,
                 tail=end.tail,
+                hidden_error=end.hidden_error or None,
                 progress=end.progress._asdict() if end.progress else None,
                 units=end.units,
                 # Without it, the output is read again: the journal may lack rows.

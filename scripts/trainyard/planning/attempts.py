@@ -62,6 +62,7 @@ class Attempt:
     metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
     why: str = ""  # it was stopped early, whatever its outcome is now; "" if it was not
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it
+    hidden_error: str = ""  # at the end of its output, although the exit code is 0
     failure: str = ""  # the error with which it failed after it had diverged
     exit_code: int | None = None  # of its program
     progress: Progress | None = None  # the last that its program printed
@@ -145,6 +146,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.why = event.why or ""
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
+    attempt.hidden_error = event.hidden_error or ""
     attempt.exit_code = event.exit_code
     attempt.is_retried = bool(event.retried)
     attempt.progress = Progress(**event.progress) if event.progress else None

@@ -119,6 +119,7 @@ class Ended(TrialEvent):
     exit_code: int | None = None
     output: str | None = None  # file of the program's output
     tail: str | None = None
+    hidden_error: str | None = None  # at the end of its output, although the exit code is 0
     progress: dict[str, Any] | None = None  # the last that the program printed, as `Progress`
     units: dict[str, str] | None = None  # of metrics that have one, as `ms`
     metrics_digest: str | None = None  # of the `metrics` rules that read the output

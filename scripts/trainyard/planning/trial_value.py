@@ -30,6 +30,7 @@ class TrialWork:
     ended_by_patience: bool = False  # in Trainyard's own loop, or a fit of trees
     best_round: float | None = None  # of a fit of trees that ended so: the last round of the model that it kept
     units: Mapping[str, str] = field(default_factory=dict)  # of its metrics; "" for those without
+    hidden_error: str = ""  # at the end of its output, although it succeeded
     began_again_after: float | None = None  # the epoch before it reported its first one again, as a further training
 
 
@@ -192,8 +193,9 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
     if spec.epochs is None and progress and progress.number == last_epoch:
         epochs = progress.total
     units = {name: attempt.units.get(name, "") for name in attempt.metrics}
+    hidden_error = attempt.hidden_error
     if state.sweep.completion:  # which says what complete is
-        progress = None
+        progress, hidden_error = None, ""
     best_round = attempt.metrics.get(spec.best_epoch) if spec.best_epoch else None
     has_order = state.sweep.program_metrics is None or not state.sweep.program_metrics.has_event_files
     return TrialWork(
@@ -203,6 +205,7 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
         ended_by_patience=early_end(spec, attempt.metrics) is not None,
         best_round=best_round,
         units=units,
+        hidden_error=hidden_error,
         began_again_after=next(filter(None, map(_find_new_beginning, tries)), None) if has_order else None,
     )
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from trainyard.programs.progress import Progress, ProgressReader
 from trainyard.utils.errors import mentions_gpu_memory, storage_error
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"  # of a file that lacks a part of the output: nobody may parse it again
+HIDDEN_LINES: Final = 5  # at the end of the output, in which an error is that of a program with exit code 0
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
 ERROR_LINES: Final = 200  # in which the error of a failed program is looked for: torchrun adds 50 after it
@@ -31,6 +33,9 @@ _TRACEBACK: Final = re.compile(
     r"(.*?)(?:Traceback \(most recent call last\):|╭─+ Traceback \(most recent call last\) ─+╮)"
 )
 _BOX: Final = ("│", "╰")
+# Of a `__del__` at the end of Python, or of a thread beside the training: they end no program.
+_HARMLESS: Final = re.compile(r"Exception (ignored|in thread)")
+_ENDED: Final = re.compile(r": line \d+: +\d+ (Killed|Terminated|Aborted|Segmentation fault|Bus error)")  # bash says it
 _SUMMARY: Final = re.compile(r"wandb: (?!ERROR)")  # W&B prints dozens of such lines after an exception
 _OF_LAUNCHER: Final = re.compile(r"[\w.]*(ChildFailedError|CalledProcessError)\b")  # it reports that a rank has failed
 _HINT: Final = "Set the environment variable HYDRA_FULL_ERROR=1"
@@ -150,6 +155,10 @@ class OutputReader:
         """The error of the program, as `find_error` finds it in the output so far."""
         return find_error(list(self._last), recent=TAIL_LINES)
 
+    def hidden_error(self) -> str:
+        """The error at the end of the output of a program with exit code 0, as `find_hidden_error` finds it."""
+        return find_hidden_error(list(self._last))
+
 
 def saved_progress(output: Path) -> Progress | None:
     """What a program has printed of its progress, from its saved output."""
@@ -214,10 +223,18 @@ def find_error(lines: Sequence[str], *, recent: int) -> str:
     return next((line.strip() for line in reversed(lines) if _HINT not in line), "")
 
 
+def find_hidden_error(lines: Sequence[str]) -> str:
+    """The error with which a program, or one that it started, seems to have ended although its exit code is 0."""
+    last = len(lines) - HIDDEN_LINES
+    killed = (line.strip() for line in lines[max(0, last) :] if _ENDED.search(line))
+    raised = (error for at, error in _exceptions(lines) if at >= last)
+    return next(chain(killed, raised), "")
+
+
 def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The exceptions of all tracebacks, each with the index of its line."""
     for start, header in enumerate(lines):
-        if not (found := _TRACEBACK.fullmatch(header)):
+        if not (found := _TRACEBACK.fullmatch(header)) or _HARMLESS.match(lines[max(0, start - 1)]):
             continue
         own = [(at, line.removeprefix(found[1])) for at, line in enumerate(lines) if line.startswith(found[1])]
         after = ((at, line) for at, line in own if at > start and not line.startswith(_BOX))

@@ -149,6 +149,7 @@ def run_user_program(run: ProgramRun, guard: ProcessGuard, report: ReportEpoch =
         exit_code=exit_code,
         output=str(run.output),
         tail=tail,
+        hidden_error=output.hidden_error() if exit_code == 0 else "",
         progress=output.progress,
         units=metrics.units or None,
         unread=metrics.unread,

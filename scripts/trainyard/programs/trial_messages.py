@@ -38,6 +38,7 @@ class TrialEnded:
     exit_code: int | None = None  # or minus the signal that ended it
     output: str | None = None  # the path of its whole output
     tail: str | None = None  # the last lines of it
+    hidden_error: str = ""  # at its end, although the exit code is 0
     progress: Progress | None = None  # the last that it printed
     units: dict[str, str] | None = None  # as in `MetricsCollector`; None if no metric has one
     unread: dict[str, str] = field(default_factory=dict)  # as in `MetricsCollector`

@@ -49,6 +49,7 @@ def describe_work(
     return [
         *_describe_units(work),
         *_describe_incomplete(incomplete, len(work)),
+        *_describe_hidden_errors(work),
         *_describe_epochs(work, settings, incomplete),
         *_describe_new_beginnings(work, score),
     ]
@@ -84,6 +85,16 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
     are = "is not complete: its program" if len(incomplete) == 1 else "are not complete: their programs"
     ended = f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended early with exit code 0, {named}"
     return [f"{ended}; `complete` says when they are, and they go on until then"]
+
+
+def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
+    """That programs with exit code 0 end with an error, as one that is caught, or hidden by `|| true` or `wait`."""
+    found = {name: each.hidden_error for name, each in work.items() if each.hidden_error}
+    if not found:
+        return []
+    trial, error = next(iter(found.items()))
+    ended = f"{len(found)} of {count_of(len(work), 'finished trial')} ended with exit code 0 after an error"
+    return [f"{ended}, as trial {trial}: {error}; `complete` says when they are done, or let the program fail"]
 
 
 def _describe_epochs(

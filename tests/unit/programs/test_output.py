@@ -1,7 +1,7 @@
 """The error of a failed program is the line of its output that a person would quote."""
 
 import pytest
-from trainyard.programs.output import OutputReader, find_error
+from trainyard.programs.output import OutputReader, find_error, find_hidden_error
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 9, in main', "    raise ValueError(3)"]
 ERRORS = {
@@ -38,6 +38,24 @@ ERRORS = {
 def test_the_error_is_found_as_a_person_would(case):
     lines, expected = ERRORS[case]
     assert find_error(lines, recent=30) == expected
+
+
+HIDDEN = {
+    "an exception that was caught": ([*TRACEBACK, "ValueError: 3", "training failed"], "ValueError: 3"),
+    "of a child": (["Process Process-1:", *TRACEBACK, "ValueError: 3"], "ValueError: 3"),
+    "a signal": (["epoch 1", 'run.sh: line 4: 21 Killed    python train.py "$@"', "done"],
+                 'run.sh: line 4: 21 Killed    python train.py "$@"'),
+    "one that was handled": ([*TRACEBACK, "ValueError: 3", *map(str, range(5))], ""),
+    "at the end of Python": (["Exception ignored in: <function f at 0x7f>", *TRACEBACK, "TypeError: 3"], ""),
+    "in a thread": (["Exception in thread Thread-1 (_pin_memory_loop):", *TRACEBACK, "EOFError"], ""),
+    "none": (["epoch 1"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_an_error_behind_exit_code_0_is_found_at_the_end(case):
+    lines, expected = HIDDEN[case]
+    assert find_hidden_error(lines) == expected
 
 
 def test_what_wandb_prints_after_an_exception_hides_no_error(tmp_path):

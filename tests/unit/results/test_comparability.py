@@ -52,6 +52,14 @@ def test_trials_with_the_same_number_of_epochs_need_no_words():
     assert describe_work(work, {name: {"lr": 1} for name in work}) == []
 
 
+def test_an_error_behind_exit_code_0_is_said():
+    work = {"a": TrialWork(9), "b": TrialWork(9, hidden_error="ValueError: 3")}
+    assert describe_work(work, {name: {"lr": 1} for name in work}) == [
+        "1 of 2 finished trials ended with exit code 0 after an error, as trial b: ValueError: 3; `complete` says when "
+        "they are done, or let the program fail"
+    ]
+
+
 def test_metrics_with_different_units_are_said():
     units = [{"a": "ms", "acc": "%"}, {"a": "ms", "acc": ""}, {"a": "ms"}, {"a": "ms", "acc": "%"}]
     work = {name: TrialWork(units=each) for name, each in zip("abcd", units, strict=True)}
