@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.messages import TrialRequest, WorkerStarted
+from trainyard.packing.messages import Assignment, WorkerStarted
 from trainyard.packing.worker_gpu import GpuChecked
 from trainyard.packing.workers import ENDED, WorkerDiedError
 from trainyard.planning.journal import Resumed
@@ -59,7 +59,7 @@ class Method:
 class _Attempt:
     """An attempt at a trial."""
 
-    request: TrialRequest
+    assignment: Assignment
     trial: Trial
     began: float  # on the simulated clock
     before: float = 0.0  # progress in the checkpoint that it resumed from
@@ -110,17 +110,17 @@ class Worker:
         self._answer_after(self._at.check_seconds, lambda: checked)
         return answer
 
-    def _begin(self, request: TrialRequest) -> Answer:
-        trial = self._cluster.trials[request.trial]
-        usable = [each for each in reversed(trial.checkpoints) if each[0] not in request.bad_checkpoints]
+    def _begin(self, assignment: Assignment) -> Answer:
+        trial = self._cluster.trials[assignment.trial]
+        usable = [each for each in reversed(trial.checkpoints) if each[0] not in assignment.bad_checkpoints]
         if not self._is_alive:
             return self._asked()
-        self._attempt = _Attempt(request, trial, self._clock.now)
+        self._attempt = _Attempt(assignment, trial, self._clock.now)
         self._cluster.account.attempts += 1
-        if not usable or request.attempt == 1:
+        if not usable or assignment.attempt == 1:
             return self._resume(None)
         (checkpoint, self._attempt.before), answer = usable[0], self._asked()
-        resumed = Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict())
+        resumed = Resumed(trial=assignment.trial, attempt=assignment.attempt, checkpoint=checkpoint._asdict())
         self._answer_after(0.0, lambda: resumed)
         return answer
 
@@ -129,7 +129,7 @@ class Worker:
         if attempt is None or gpu is None:  # its node has failed
             return answer
         needed = self._at.program_seconds + attempt.trial.seconds - attempt.before
-        left = max(0.0, attempt.request.deadline - self._clock.now)
+        left = max(0.0, attempt.assignment.deadline - self._clock.now)
         if gpu.is_broken:
             self._answer_after(min(self._at.broken_seconds, left), self._failed)
         elif needed <= left:
@@ -168,8 +168,8 @@ class Worker:
 
     def _ended(self, status: TrialStatus, error: str = "") -> TrialEnded:
         assert self._attempt is not None
-        seconds, folder = self._clock.now - self._attempt.began, self._attempt.request.folder
-        output = str(folder / f"output-{self._attempt.request.attempt}.log")
+        seconds, folder = self._clock.now - self._attempt.began, self._attempt.assignment.folder
+        output = str(folder / f"output-{self._attempt.assignment.attempt}.log")
         self._end_attempt()
         return TrialEnded(status=status, error=error, seconds=seconds, exit_code=1 if error else 0, output=output,
                           tail="", metrics_digest="")  # fmt: skip

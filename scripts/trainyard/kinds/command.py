@@ -12,7 +12,7 @@ from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.user_programs import INCOMPLETE, checkpoints_of
 from trainyard.kinds.program import ProgramTrials
-from trainyard.packing.messages import TrialRequest
+from trainyard.packing.messages import Assignment
 from trainyard.packing.trial_kind import Report
 from trainyard.planning.journal import Resumed
 from trainyard.planning.task import output_name
@@ -43,26 +43,26 @@ class CommandTrials(ProgramTrials):
         self._environment = program_environment(self.setup.python) | self.setup.variables
         return prepared
 
-    def run(self, request: TrialRequest, report: Report) -> TrialEnded:
+    def run(self, assignment: Assignment, report: Report) -> TrialEnded:
         """Run the command of a trial, from its newest checkpoint if it has one."""
         setup = self.setup
         sweep = self.setup.sweep
-        folder = request.folder
+        folder = assignment.folder
         assert isinstance(sweep, CommandSweep)
-        if request.taken_over and sweep.checkpoint:
-            copy_matching(request.taken_over[0], checkpoints_of(sweep.checkpoint), folder)
+        if assignment.taken_over and sweep.checkpoint:
+            copy_matching(assignment.taken_over[0], checkpoints_of(sweep.checkpoint), folder)
         with ExitStack() as held:
             folder.mkdir(parents=True, exist_ok=True)
-            purpose = f"trial {request.trial}"
+            purpose = f"trial {assignment.trial}"
             claim = held.enter_context(claim_folder(folder, purpose=purpose, grace_seconds=sweep.grace_seconds))
-            newest = partial(find_checkpoint, folder, sweep.checkpoint, bad=request.bad_checkpoints)
-            checkpoint = newest() if request.attempt > 1 else None
+            newest = partial(find_checkpoint, folder, sweep.checkpoint, bad=assignment.bad_checkpoints)
+            checkpoint = newest() if assignment.attempt > 1 else None
             if checkpoint:
-                report(Resumed(trial=request.trial, attempt=request.attempt, checkpoint=checkpoint._asdict()))
+                report(Resumed(trial=assignment.trial, attempt=assignment.attempt, checkpoint=checkpoint._asdict()))
             port = held.enter_context(host.reserved_port())
             placeholders = {
-                "trial": request.trial,
-                "attempt": request.attempt,
+                "trial": assignment.trial,
+                "attempt": assignment.attempt,
                 "trial_dir": str(folder),
                 "cpus": setup.threads,
                 GPUS: setup.gpus,
@@ -71,22 +71,22 @@ class CommandTrials(ProgramTrials):
                 "dataset": str(self.dataset.folder) if self.dataset else "",
             }
             if sweep.settings:
-                placeholders[SETTINGS] = sweep.settings.write(folder, request.spec.args)
+                placeholders[SETTINGS] = sweep.settings.write(folder, assignment.spec.args)
             start = Path(setup.cwd) if sweep.has_workdirs else None
             resume = sweep.resume if checkpoint else None
             environment = trial_environment(
-                self._environment, trial=request.trial, folder=folder, cpus=setup.threads, start=start
+                self._environment, trial=assignment.trial, folder=folder, cpus=setup.threads, start=start
             )
             environment = as_own_job(environment, folder=folder, cpus=setup.threads, port=port)
             if sweep.is_wandb:
                 group = setup.folder.name
                 of_run = {"run": run_id(group, folder), "group": group}
-                environment = wandb_environment(environment, request.spec.args, folder, **of_run)
+                environment = wandb_environment(environment, assignment.spec.args, folder, **of_run)
             run = ProgramRun(
-                command=trial_command(request.spec, placeholders, resume=resume, start=start),
+                command=trial_command(assignment.spec, placeholders, resume=resume, start=start),
                 cwd=str(folder) if sweep.has_workdirs else setup.cwd,
                 environment=environment,
-                output=folder / output_name(request.attempt),
+                output=folder / output_name(assignment.attempt),
                 metrics=MetricsCollector(
                     sweep.metrics,
                     folder,
@@ -96,11 +96,11 @@ class CommandTrials(ProgramTrials):
                 ),
                 claim=claim,
                 timeout_seconds=sweep.timeout_seconds,
-                deadline=request.deadline,
+                deadline=assignment.deadline,
                 grace_seconds=sweep.grace_seconds,
                 stop_signal=sweep.stop_signal,
                 stop_request=self.stop_request,
-                earlier_outputs=request.earlier_outputs if checkpoint else (),
+                earlier_outputs=assignment.earlier_outputs if checkpoint else (),
                 records_end=True,
             )
             saved = checkpoint_digest(folder, checkpoint) if sweep.complete else ""

@@ -18,7 +18,7 @@ from trainyard.config.weights import WeightsError
 from trainyard.data.staged import Staged
 from trainyard.kinds.program import copy_dataset
 from trainyard.kinds.trial_flops import count_trial_flops, is_needed
-from trainyard.packing.messages import TrialRequest
+from trainyard.packing.messages import Assignment
 from trainyard.packing.trial_kind import Report, TrialKind
 from trainyard.packing.worker_gpu import limit_gpu_memory
 from trainyard.planning.journal import MicroBatchHalved
@@ -83,23 +83,23 @@ class TrainTrials(TrainingTrials):
         copied["data_seconds"] = time.perf_counter() - opened
         return device_name(self._group.device), copied
 
-    def run(self, request: TrialRequest, report: Report) -> TrialEnded:
+    def run(self, assignment: Assignment, report: Report) -> TrialEnded:
         """Train, and then release what the training has left in the process, however it ended."""
         try:
-            return self._train(request, report)
+            return self._train(assignment, report)
         finally:
-            if request.spec.compile:
+            if assignment.spec.compile:
                 from trainyard.training.forward_pass import release_compiled_code
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
             gc.collect()  # what a cycle holds, as in a model that a user has given a method of its own as attribute
 
-    def _train(self, request: TrialRequest, report: Report) -> TrialEnded:
+    def _train(self, assignment: Assignment, report: Report) -> TrialEnded:
         from trainyard.training.trainer import TrainingInterrupted
         from trainyard.training.untimed_steps import warm_up
 
         began = time.perf_counter()
-        trainer = self.create_trainer(request, report)
+        trainer = self.create_trainer(assignment, report)
         self.seconds_before = trainer.seconds
         for row in trainer.history:
             report(EpochReported(row.as_row()))
@@ -120,7 +120,7 @@ class TrainTrials(TrainingTrials):
             seconds=self.seconds_before + time.perf_counter() - began,
         )
 
-    def create_trainer(self, request: TrialRequest, report: Report) -> "Trainer":
+    def create_trainer(self, assignment: Assignment, report: Report) -> "Trainer":
         """The trainer of a trial."""
         from trainyard.training.checkpoints import SAVE_SECONDS, CheckpointStore
         from trainyard.training.sampler import batch_sizes
@@ -128,29 +128,29 @@ class TrainTrials(TrainingTrials):
         from trainyard.training.trainer import Trainer
 
         assert self._dataset is not None
-        check_weights(request.spec, request.trial, self._dataset.digest)
+        check_weights(assignment.spec, assignment.trial, self._dataset.digest)
         assert isinstance(self.setup.sweep, TrainSweep)
         profile = self.setup.sweep.profile
         return Trainer(
-            request.spec,
+            assignment.spec,
             self._data,
             self._group,
-            batch=batch_sizes(request.spec),
-            store=CheckpointStore(request.checkpoints, {"trial": request.trial}),
+            batch=batch_sizes(assignment.spec),
+            store=CheckpointStore(assignment.checkpoints, {"trial": assignment.trial}),
             save_every_seconds=SAVE_SECONDS,
             save_last=False,  # the journal has the results of a trial
-            deadline=request.deadline,
+            deadline=assignment.deadline,
             stop_request=self.stop_request,
             downloads=self.setup.data.downloads,
             on_halved=lambda batch: report(
                 MicroBatchHalved(
-                    trial=request.trial,
-                    attempt=request.attempt,
+                    trial=assignment.trial,
+                    attempt=assignment.attempt,
                     micro_batch=batch.micro,
                     accumulation=batch.accumulation,
                 )
             ),
-            profiler=StepProfiler(profile, request.folder / "profile") if profile else None,
+            profiler=StepProfiler(profile, assignment.folder / "profile") if profile else None,
         )
 
 

@@ -13,7 +13,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics
 from trainyard.kinds.program import ProgramTrials
 from trainyard.kinds.train import TrainingTrials, check_weights
-from trainyard.packing.messages import TrialRequest
+from trainyard.packing.messages import Assignment
 from trainyard.packing.trial_kind import Report
 from trainyard.planning.task import output_name
 from trainyard.programs.metrics import MetricsCollector
@@ -47,31 +47,31 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
         self._guard = ProcessGuard()
         return super().prepare()
 
-    def run(self, request: TrialRequest, report: Report) -> TrialEnded:
+    def run(self, assignment: Assignment, report: Report) -> TrialEnded:
         """Start the ranks; the file to which rank 0 writes epochs is read as that of a user's program."""
         setup = self.setup
         dataset = self.dataset
         assert dataset is not None
         assert isinstance(setup.sweep, TrainSweep)
-        check_weights(request.spec, request.trial, dataset.digest)
+        check_weights(assignment.spec, assignment.trial, dataset.digest)
         scale = setup.sweep.slots.scale
-        study = study_of_trial(request.spec, "d", scale=scale, cpus=setup.threads)
+        study = study_of_trial(assignment.spec, "d", scale=scale, cpus=setup.threads)
         if setup.sweep.profile:
             study["profile"] = setup.sweep.profile
         allocation = slurm_allocation.current_allocation() if setup.nodes > 1 else None
-        request.folder.mkdir(parents=True, exist_ok=True)
+        assignment.folder.mkdir(parents=True, exist_ok=True)
         with (
-            claim_folder(request.folder, purpose=f"trial {request.trial}", grace_seconds=0.0) as claim,
-            tempfile.TemporaryDirectory(prefix=".torchrun-", dir=request.folder) as folder,
+            claim_folder(assignment.folder, purpose=f"trial {assignment.trial}", grace_seconds=0.0) as claim,
+            tempfile.TemporaryDirectory(prefix=".torchrun-", dir=assignment.folder) as folder,
         ):
             launch = Path(folder)
             content = {
-                "trial": request.trial,
+                "trial": assignment.trial,
                 "study": study,
                 "dataset": str(dataset.folder),
                 "local": setup.data.local if allocation else "off",
-                "checkpoints": str(request.checkpoints),
-                "deadline": request.deadline,
+                "checkpoints": str(assignment.checkpoints),
+                "deadline": assignment.deadline,
                 "downloads": setup.data.downloads,
             }
             write_json(launch / TRIAL, content)
@@ -83,9 +83,9 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
                 command=command,
                 cwd=setup.cwd or ".",
                 environment=trial_environment(
-                    program_environment(), trial=request.trial, folder=request.folder, cpus=study["cpus_per_gpu"]
+                    program_environment(), trial=assignment.trial, folder=assignment.folder, cpus=study["cpus_per_gpu"]
                 ),
-                output=request.folder / output_name(request.attempt),
+                output=assignment.folder / output_name(assignment.attempt),
                 metrics=MetricsCollector(Metrics(file=EPOCHS), launch, hold_first_row=False, burst=math.inf),
                 claim=claim,
                 grace_seconds=setup.sweep.end_seconds,

@@ -4,18 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from trainyard.kinds.function import FunctionTrials
-from trainyard.packing.messages import TrialRequest
+from trainyard.packing.messages import Assignment
 from trainyard.programs.function import Context
 
 
 class TreeTrials(FunctionTrials):
     """Fits trees."""
 
-    def find_function(self, request: TrialRequest) -> tuple[Callable[[Any, Context], Any], Any]:
+    def find_function(self, assignment: Assignment) -> tuple[Callable[[Any, Context], Any], Any]:
         """The fit, and its settings."""
         from trainyard.trees.boosting import fit_trial  # imports numpy, and later the library
 
-        return fit_trial, request.spec
+        return fit_trial, assignment.spec
 
 
 KIND = TreeTrials

@@ -347,7 +347,7 @@ def _record_session(session: DriverSession, plan: Plan) -> None:
 def _worker_setup(plan: Plan, results: Path, data: Data, variables: dict[str, str]) -> WorkerSetup:
     sweep = plan.state.sweep
     return WorkerSetup(
-        sweep=sweep.model_copy(update={"grid": {}, "trials": []}),  # which may be long, and are in the requests
+        sweep=sweep.model_copy(update={"grid": {}, "trials": []}),  # which may be long; assignments have them
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),

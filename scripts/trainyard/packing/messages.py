@@ -76,8 +76,8 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class TrialRequest:
-    """A trial for a worker to run."""
+class Assignment:
+    """A trial that a worker is to run."""
 
     spec: Any  # what its kind runs
     trial: str

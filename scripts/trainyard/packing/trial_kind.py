@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.sweep import Sweep
-from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup
+from trainyard.packing.messages import Assignment, TrialMessage, WorkerSetup
 from trainyard.programs.trial_messages import TrialEnded
 
 if TYPE_CHECKING:  # it imports numpy, which reads its number of threads: a worker sets that first
@@ -50,7 +50,7 @@ class TrialKind(ABC):
         """Prepare for trials; returns the device, and the seconds of each step."""
 
     @abstractmethod
-    def run(self, request: TrialRequest, report: Report) -> TrialEnded:
+    def run(self, assignment: Assignment, report: Report) -> TrialEnded:
         """Run a trial. An exception is a failure of the trial, or that it has diverged."""
 
 

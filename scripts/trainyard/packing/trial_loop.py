@@ -15,7 +15,7 @@ from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialS
 from trainyard.config.trials import full_seconds
 from trainyard.config.user_programs import INCOMPLETE
 from trainyard.packing.failure_policy import MACHINE_ERROR, TrialFailure
-from trainyard.packing.messages import TrialMessage, TrialRequest
+from trainyard.packing.messages import Assignment, TrialMessage
 from trainyard.packing.slot_pool import CurrentTrial, Phase, Slot, SlotPool
 from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.time_limits import STOP_SECONDS
@@ -203,7 +203,7 @@ class TrialLoop:
         )
         began = self._clock.monotonic()
         slot.current = CurrentTrial(slot, task, attempt, began, run.order.paused_seconds)
-        request = TrialRequest(
+        assignment = Assignment(
             spec=task.spec,
             trial=task.trial,
             attempt=attempt.number,
@@ -214,7 +214,7 @@ class TrialLoop:
             taken_over=setup.taken_over(task),
             bad_checkpoints=task.bad_checkpoints,
         )
-        slot.expect(Phase.RUNNING, slot.worker.begin.remote(request), due=began + run.limits.kill_seconds(task))
+        slot.expect(Phase.RUNNING, slot.worker.begin.remote(assignment), due=began + run.limits.kill_seconds(task))
 
     # ---- messages of workers
 

@@ -19,7 +19,7 @@ from trainyard.cluster.gpus import hide_gpus
 from trainyard.cluster.stop_request import stop_request_of_signals
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import worker_gpu
-from trainyard.packing.messages import TrialMessage, TrialRequest, WorkerSetup, WorkerStarted
+from trainyard.packing.messages import Assignment, TrialMessage, WorkerSetup, WorkerStarted
 from trainyard.packing.trial_kind import find_kind
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import Diverged, UserError
@@ -65,9 +65,9 @@ class Worker:
         node = ",".join(allocation.nodes) if allocation else host.node_name()
         return WorkerStarted(os.getpid(), slurm_allocation.job_id(), node, gpus, device, startup)
 
-    def begin(self, request: TrialRequest) -> TrialMessage:
+    def begin(self, assignment: Assignment) -> TrialMessage:
         """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
-        self._calls.put(partial(self._run_trial, request))
+        self._calls.put(partial(self._run_trial, assignment))
         return self._messages.get()
 
     def resume(self, stops: bool) -> TrialMessage:
@@ -98,15 +98,15 @@ class Worker:
         except BaseException as error:
             started.set_exception(error)
 
-    def _run_trial(self, request: TrialRequest) -> None:
+    def _run_trial(self, assignment: Assignment) -> None:
         """Run a trial; its last message says how it ended. An exception is a failure."""
         before = self._read_joules()
         began = time.perf_counter()
         self._kind.seconds_before = 0.0
         try:
-            if request.taken_over:
-                copy_matching(request.taken_over[1], "*", request.checkpoints)
-            end = self._kind.run(request, self._report)
+            if assignment.taken_over:
+                copy_matching(assignment.taken_over[1], "*", assignment.checkpoints)
+            end = self._kind.run(assignment, self._report)
         except Diverged as error:
             seconds = self._kind.seconds_before + time.perf_counter() - began
             end = TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)

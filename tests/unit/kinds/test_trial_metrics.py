@@ -10,7 +10,7 @@ from trainyard.config.config import Data
 from trainyard.config.sweep import TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.kinds.train import TrainTrials
-from trainyard.packing.messages import TrialRequest, WorkerSetup
+from trainyard.packing.messages import Assignment, WorkerSetup
 from trainyard.training.process_group import single_process
 
 
@@ -19,8 +19,8 @@ def run_trial(spec, data, folder):
     sweep = TrainSweep.model_validate({"dataset": "d", "trials": [{}]})
     kind = TrainTrials(WorkerSetup(sweep, folder, Data()), StopRequest())
     kind._data, kind._group, kind._dataset = data, single_process(), SimpleNamespace(digest="")
-    request = TrialRequest(spec, "t", 1, folder, folder / "checkpoints")
-    return drive(partial(kind.run, request))
+    assignment = Assignment(spec, "t", 1, folder, folder / "checkpoints")
+    return drive(partial(kind.run, assignment))
 
 
 def test_a_training_that_patience_ends_is_finished_and_reports_its_best_epoch(data, tmp_path):

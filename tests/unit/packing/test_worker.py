@@ -25,7 +25,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
 from trainyard.kinds.train_on_gpus import END, end_of_ranks
 from trainyard.packing import worker as worker_module
-from trainyard.packing.messages import TrialRequest, WorkerSetup
+from trainyard.packing.messages import Assignment, WorkerSetup
 from trainyard.packing.trial_kind import find_kind
 from trainyard.packing.worker import Worker
 from trainyard.programs.trial_messages import TrialEnded
@@ -61,7 +61,7 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     monkeypatch.setattr(forward_pass, "release_compiled_code", lambda: released.append(True))
     worker = of_trainings()
 
-    def train(request, report):
+    def train(assignment, report):
         if error is not None:
             raise error
         return TrialEnded(status=TrialStatus.FINISHED)
@@ -91,13 +91,13 @@ def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_pa
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     worker, found = of_trainings(), []
 
-    def create(request, report):
-        training = start(request.spec, data)
+    def create(assignment, report):
+        training = start(assignment.spec, data)
         tensors = [*training.module.parameters(), *training.module.buffers(), training.state.progress.sums]
         found.extend(weakref.ref(each) for each in tensors)
-        if request.trial == "in a cycle":
+        if assignment.trial == "in a cycle":
             training.module.forward = training.module.forward
-        if request.trial == "fails":
+        if assignment.trial == "fails":
             training.module.register_forward_hook(lambda *_: 1 / 0)
         return training
 
@@ -108,7 +108,7 @@ def test_a_process_holds_no_tensor_of_an_earlier_trial(data, monkeypatch, tmp_pa
         for _ in range(2):
             for name, options in SPECS.items():
                 spec = changed(SPEC, **{"epochs": 1, **options})
-                message = worker.begin(TrialRequest(spec, name, 1, tmp_path, tmp_path))
+                message = worker.begin(Assignment(spec, name, 1, tmp_path, tmp_path))
                 while not isinstance(message, TrialEnded):
                     message = worker.resume(False)
                 assert [name for each in found if each() is not None] == []
@@ -122,12 +122,12 @@ def test_a_trial_has_the_energy_of_its_gpus_and_of_a_shared_one_its_share(data, 
     joules = iter([1e6, 2e6, 2.8e6, 2.9e6])
     worker = of_trainings(gpus_per_trial=share)
     worker._gpus = [SimpleNamespace(joules=lambda: next(joules))] * 2
-    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: start(request.spec, data))
-    worker.begin(TrialRequest(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda assignment, report: start(assignment.spec, data))
+    worker.begin(Assignment(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
     assert worker.resume(False).energy_kwh == pytest.approx(kwh)
     lost = iter([1e6, None])
     worker._gpus = [SimpleNamespace(joules=lambda: next(lost))]
-    worker.begin(TrialRequest(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
+    worker.begin(Assignment(changed(SPEC, epochs=1), "t", 1, tmp_path, tmp_path))
     assert worker.resume(False).energy_kwh is None, "unknown is not zero"
 
 
@@ -138,7 +138,7 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer.history[0] = replace(trainer.history[0], seconds=1000.0)
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
     worker = of_trainings()
-    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: trainer)
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda assignment, report: trainer)
     worker.begin(SimpleNamespace(spec=Training(), taken_over=None))
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
@@ -149,7 +149,7 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     trainer = start(SPEC, data)
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
     worker = of_trainings()
-    monkeypatch.setattr(worker._kind, "create_trainer", lambda request, report: trainer)
+    monkeypatch.setattr(worker._kind, "create_trainer", lambda assignment, report: trainer)
     end = worker.begin(SimpleNamespace(spec=Training(), taken_over=None))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
@@ -197,7 +197,7 @@ def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_
     for trial in ("a", "b"):
         folder = tmp_path / "trials" / trial
         spec = UserProgram(function=f"leaving_{own}:run")
-        at = worker.begin(TrialRequest(spec, trial, 1, folder, tmp_path / "checkpoints")).row["at"]
+        at = worker.begin(Assignment(spec, trial, 1, folder, tmp_path / "checkpoints")).row["at"]
         assert at == (folder if own else tmp_path).stat().st_ino
         assert worker.resume(False).status is TrialStatus.FINISHED
     assert Path.cwd() == Path("/")
