@@ -3,8 +3,8 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -41,19 +41,21 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
     An absent script is a warning if another program gets its path: that may be one in a container.
     """
     study = checked.study
-    command = checked.study.started_command
-    assert command is not None
     place = f"{checked.place}.{study.command_key}"
-    started = find_started(command, Path())
-    for path, is_certain in started.absent:
+    started = _find_started(study)
+    absent = list[tuple[str, Finding]]()
+    for path, is_certain, where in started.absent:
         is_sure = is_certain and checked.absent == "fails"
-        yield missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
+        found = missing_file(place, path, "no such file", has_scheduler=checked.has_scheduler, is_sure=is_sure)
+        absent.append((where, found))
+    yield from _where_first(absent)
     scripts = read_started(started)
     read = {part.path for part, _ in scripts}
     for there in dict.fromkeys(script.path for script in started.scripts):
         yield Finding(place, "ok", f"{there} is there") if there in read else _unread(place, there)
-    options = _OptionChecks(study.argument_values, find_placeholders(command), place, checked.absent, study.is_wandb)
-    yield from options.of_command(started, scripts, study.resume)
+    named = find_placeholders(study.started_command or "")
+    options = _OptionChecks(study.argument_values, named, place, checked.absent, study.is_wandb)
+    yield from _where_first(options.of_command(scripts, study.resume))
     if study.is_wandb:
         yield from options.of_wandb([script for _, script in scripts])
     for problem in find_problems(started, scripts):
@@ -71,17 +73,31 @@ def _unread(place: str, path: Path) -> Finding:
     return Finding(place, "ok", f"{path} is there")
 
 
+def _find_started(study: Study) -> CommandContents:
+    """What the command of a study starts, or the lines of its file of commands."""
+    return find_started(study.started_command or "", Path(), file=study.command_file)
+
+
+def _where_first(found: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
+    """Each finding once, with the first line of a file of commands where it is."""
+    first = dict[Finding, str]()
+    for where, finding in found:
+        first.setdefault(finding, where)
+    for finding, where in first.items():
+        yield replace(finding, message=f"{where}: {finding.message}") if where else finding
+
+
 def named_signals(study: Study) -> list[str]:
     """The other signals than its `stop_signal` that the scripts of a study name."""
     if not isinstance(study, CommandOptions):
         return []
-    started = find_started(study.started_command or "", Path())
+    started = _find_started(study)
     return [name for name in find_named_signals(started, read_started(started)) if name != study.stop_signal]
 
 
 def describe_spoiled_results(study: Study) -> list[str]:
     """What the scripts of a study do that makes its results other ones than its config says: a line each."""
-    started = find_started(study.started_command or "", Path())
+    started = _find_started(study)
     spoils = [each for each in find_problems(started, read_started(started)) if concerns(study, each)]
     return [f"warning: {each.where}: {each.message}" for each in spoils if each.topic in ("gpu", "settings", "wandb")]
 
@@ -114,25 +130,28 @@ class _OptionChecks:
     is_wandb: bool  # `wandb.config` has the values, too
 
     def of_command(
-        self, started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
-    ) -> Iterator[Finding]:
-        """Of all words of a command; `resume` is the option to resume."""
+        self, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
+    ) -> Iterator[tuple[str, Finding]]:
+        """Of all words of a command, with the line of a file of commands; `resume` is the option to resume."""
         for part, script in scripts:
-            words = [*part.words, *(shlex.split(resume or ""))]
-            for word, following in pairwise([*words, ""]):
-                if word == "--":
-                    break
-                if word.startswith("{") and takes_all(word[1:-1], self.values):
-                    if word != "{args:hydra}" or script.uses_hydra:
-                        yield from self._of_all(script, dashed=word == "{args:dashes}")
-                elif _FLAG.match(word) or (script.uses_hydra and script.find(word.partition("=")[0])):
-                    yield from self._of_word(script, word, following)
+            for finding in self._of_script(script, [*part.words, *(shlex.split(resume or ""))]):
+                yield part.where, finding
         read = {word[1:-1] for part, _ in scripts for word in part.words}
         for name in self.named - read - {"args:hydra"}:
             for key, values in unnamed_items(self.values, self.named) if takes_all(name, self.values) else ():
                 if any(value is False for value in values):
                     flag = _flag_of(key, dashed=name == "args:dashes")
-                    yield self._find(FALSE_IS_UNCERTAIN.format(flag=flag, key=key), verdict=self.absent)
+                    yield "", self._find(FALSE_IS_UNCERTAIN.format(flag=flag, key=key), verdict=self.absent)
+
+    def _of_script(self, script: Script, words: Sequence[str]) -> Iterator[Finding]:
+        for word, following in pairwise([*words, ""]):
+            if word == "--":
+                break
+            if word.startswith("{") and takes_all(word[1:-1], self.values):
+                if word != "{args:hydra}" or script.uses_hydra:
+                    yield from self._of_all(script, dashed=word == "{args:dashes}")
+            elif _FLAG.match(word) or (script.uses_hydra and script.find(word.partition("=")[0])):
+                yield from self._of_word(script, word, following)
 
     def of_wandb(self, scripts: Sequence[Script]) -> Iterator[Finding]:
         """Of settings that a script may read elsewhere than in `wandb.config`, and of what the user has set for W&B."""

@@ -34,8 +34,7 @@ def make_trials(given: Any) -> Any:
             trials.append({LINE: line})
     if not trials:
         raise invalid(f"{path} has no command")
-    rest = {key: value for key, value in given.items() if key != "commands"}
-    return {**rest, "command": COMMAND, "trials": trials}
+    return {**given, "command": COMMAND, "trials": trials}
 
 
 def _find_problem(line: str) -> str:

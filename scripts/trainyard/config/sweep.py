@@ -10,6 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -50,7 +51,7 @@ from trainyard.config.placeholders import (
     dotted_items,
     insert_resume_option,
 )
-from trainyard.config.settings import SETTINGS
+from trainyard.config.settings import SETTINGS, read_text
 from trainyard.config.train import (
     PROFILE,
     FunctionPath,
@@ -1375,6 +1376,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
 
     commands: str | None = Field(
         None,
+        exclude=True,  # whoever gets this config gets its trials
         description="Instead of `command`: a file, each line of which is a trial, run by bash as it is written. "
         "`$TRAINYARD_TRIAL_DIR` is the trial's folder. Empty lines, and those that begin with #, are none.",
     )
@@ -1418,10 +1420,18 @@ class CommandSweep(CommandOptions, ProgramSweep):
 
     @property
     def started_command(self) -> Command:
-        """The command, or those of the first trials if each has its own."""
+        """The command, or the first lines of the file of commands."""
         if self.command != COMMAND:
             return self.command
-        return "\n".join(str(values.get(LINE)) for values in self.trials[:100])
+        lines = [str(values.get(LINE)) for values in self.trials]
+        if self.commands and Path(self.commands).exists():
+            lines = read_text(self.commands).split("\n")
+        return "\n".join(lines[:100])
+
+    @property
+    def command_file(self) -> str | None:
+        """The file of commands."""
+        return self.commands
 
     @property
     def argument_values(self) -> dict[str, list[Any]]:

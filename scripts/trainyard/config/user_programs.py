@@ -405,6 +405,11 @@ class Study(Section):
         return self.command_line
 
     @property
+    def command_file(self) -> str | None:
+        """The file whose lines are this command."""
+        return None
+
+    @property
     def checkpoint_pattern(self) -> str | None:
         """The pattern of the checkpoints of a user's program in the folder of a trial or run."""
         return None

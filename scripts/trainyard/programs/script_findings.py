@@ -7,7 +7,7 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final, Literal
@@ -56,6 +56,7 @@ def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScrip
                 problems += look(file, script, part)
     first = dict[tuple[Path | None, str], ScriptFinding]()
     for problem in problems:
+        problem = replace(problem, path=problem.path or started.file)
         first.setdefault((problem.path, problem.message), problem)
     return list(first.values())
 

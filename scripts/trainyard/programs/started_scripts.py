@@ -53,6 +53,7 @@ class StartedScript:
     words: tuple[str, ...]  # its arguments, with their placeholders
     roots: tuple[Path, ...] = ()  # where its modules may be, beside its own folder
     variables: Mapping[str, str] = field(default_factory=dict)  # that the command sets
+    where: str = ""  # the line of the file of commands, as in "jobs.txt, line 3"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class CommandContents:
 
     scripts: tuple[StartedScript, ...]
     lines: tuple[ShellLine, ...]
-    absent: tuple[tuple[str, bool], ...]  # scripts that are not there, and whether the command itself starts them
+    absent: tuple[tuple[str, bool, str], ...]  # scripts that are not there, whether the command starts them, and where
+    file: Path | None = None  # of commands
 
 
 class _SimpleCommand(NamedTuple):
@@ -81,13 +83,20 @@ class _SimpleCommand(NamedTuple):
         return cls(words, variables)
 
 
-def find_started(command: Command, start: Path) -> CommandContents:
-    """What a command starts that runs in the folder `start`."""
-    reader = _ShellReader()
+def find_started(command: Command, start: Path, *, file: str | None = None) -> CommandContents:
+    """What a command starts that runs in the folder `start`; the lines of a `file` of commands are one each."""
     lines = [ShellLine(None, 1, shlex.join(command))] if isinstance(command, list) else _split_lines(command)
-    reader.read(lines, start)
-    absent = reader.absent if reader.command_count == 1 else []  # others may change the folder or make the script
-    return CommandContents(tuple(reader.scripts), tuple(reader.lines), tuple(absent))
+    readers = list[_ShellReader]()
+    for part in [[line] for line in lines] if file else [lines]:
+        readers.append(_ShellReader(f"{file}, line {part[0].number}" if file else ""))
+        readers[-1].read(part, start)
+    return CommandContents(
+        tuple(script for reader in readers for script in reader.scripts),
+        tuple(line for reader in readers for line in reader.lines),
+        # Other commands may change the folder or make the script.
+        tuple(absent for reader in readers if reader.command_count == 1 for absent in reader.absent),
+        Path(file) if file else None,
+    )
 
 
 def starts_program(text: str) -> bool:
@@ -100,10 +109,11 @@ def starts_program(text: str) -> bool:
 class _ShellReader:
     """Reads texts for a shell: their lines, and the Python scripts that they start."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "") -> None:
+        self._where = where
         self.lines: list[ShellLine] = []
         self.scripts: list[StartedScript] = []
-        self.absent: list[tuple[str, bool]] = []
+        self.absent: list[tuple[str, bool, str]] = []
         self.command_count = 0
         self.starts_program = False
 
@@ -150,7 +160,7 @@ class _ShellReader:
             else:
                 continue
             if absent and passed is None:
-                self.absent.append((absent, index == 0))
+                self.absent.append((absent, index == 0, self._where))
             return
 
     def _read_shell_script(self, words: list[str], folder: Path, options: list[str] | None) -> str:
@@ -192,7 +202,7 @@ class _ShellReader:
         arguments = list[str]()
         for word in rest:
             arguments += [word] if passed is None or word not in _ALL_WORDS else passed
-        self.scripts.append(StartedScript(path, tuple(arguments), tuple(roots), variables))
+        self.scripts.append(StartedScript(path, tuple(arguments), tuple(roots), variables, self._where))
         return ""
 
 

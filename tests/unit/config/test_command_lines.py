@@ -55,11 +55,25 @@ def test_the_scripts_of_the_lines_are_checked(folder):
                                      "p.parse_args()\n")  # fmt: skip
     text = "python train.py --lr 1\nCUDA_VISIBLE_DEVICES=1 python train.py --lrr 2\n"
     found = [(each.verdict, each.message) for each in check_use(sweep_of(folder, text), folder)]
-    assert ("fails", "--lrr is no option of train.py") in found
-    assert any(verdict == "warns" and "CUDA_VISIBLE_DEVICES" in message for verdict, message in found)
+    assert ("fails", "jobs.txt, line 2: --lrr is no option of train.py") in found
+    assert any(verdict == "warns" and "jobs.txt, line 2: CUDA_VISIBLE_D" in message for verdict, message in found)
     assert any(verdict == "warns" and "2 trials run in one folder" in message for verdict, message in found)
     found = check_use(sweep_of(folder, "python train.py > $TRAINYARD_TRIAL_DIR/a\necho\n"), folder)
     assert not any("one folder" in each.message for each in found)
+
+
+def test_a_finding_names_the_first_line_where_it_is(folder):
+    (folder / "train.py").write_text("import argparse\np = argparse.ArgumentParser()\np.parse_args()\n")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "in.py").write_text("")
+    text = "# jobs\n\npython in.py\npython train.py --lr 1\npython in.py\npython train.py --lr 2\n"
+    found = [str(each) for each in check_use(sweep_of(folder, text), folder) if each.verdict in ("fails", "warns")]
+    for wanted in ("jobs.txt, line 3: in.py: no such file: a", "jobs.txt, line 4: --lr is no option of train.py: it"):
+        assert [wanted in each for each in found].count(True) == 1
+    text = "cd runs && python in.py\ncd runs && python in.py > log; echo done\n"
+    found = [each.message for each in check_use(sweep_of(folder, text), folder)]
+    assert [each for each in found if each.endswith("is there")] == ["runs/in.py is there"]
+    assert any(each.startswith("jobs.txt, line 2: `; echo done` hides whether") for each in found)
 
 
 @pytest.mark.parametrize(
