@@ -55,7 +55,7 @@ def test_a_preempted_job_is_submitted_again_without_a_retry(cluster, shared_dir)
         (shared_dir / "go-one").touch()
         assert running.wait(600) == 0, (shared_dir / "snakemake.out").read_text()
     assert [job.state for job in jobs_of(cluster, shared_dir)] == ["PREEMPTED", "FAILED", "COMPLETED"]
-    assert (shared_dir / "snakemake.out").read_text().count("was preempted: submitting job 0 again") == 2
+    assert (shared_dir / "snakemake.out").read_text().count("(work one) was preempted: another job follows") == 2
 
 
 def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(cluster, shared_dir):
@@ -100,7 +100,7 @@ def test_a_job_that_would_end_in_the_same_way_again_is_not_submitted_again(clust
     with snakemake_in_background(cluster, shared_dir, {}, *options) as running:
         assert running.wait(600) == 1
     output = (shared_dir / "snakemake.out").read_text()
-    assert "it is not submitted again" in output
+    assert "and another one would end in the same way: none follows" in output
     assert [job.state for job in jobs_of(cluster, shared_dir)] == ["FAILED"], output
     log = (shared_dir / "results/logs/sweep/s.log").read_text()
     assert "the first trials failed in the same way" in log

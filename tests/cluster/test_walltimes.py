@@ -1,4 +1,4 @@
-"""The walltime of a sweep is predicted from its first run; if it is too short, retries continue; limits of a QOS."""
+"""The walltime of a sweep is predicted from its first run; if it is too short, further jobs follow; limits of a QOS."""
 
 from dataclasses import replace
 
@@ -58,14 +58,17 @@ def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"]
 
 
-def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_dir):
+def test_jobs_follow_without_a_retry_until_a_sweep_whose_walltime_is_too_short_is_complete(cluster, shared_dir):
     """The first trial takes more than half of the remaining time, so that its job starts no other trial."""
     sweep = {"command": "test {seed} != 0 || sleep 140", "grid": {"seed": [0, 1, 2]}}
-    snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
+    options = ["--retries", "0", "--set-resources", "sweep:runtime=4"]
+    output = snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, *options, "--", "sweeps")
     tries = attempts_in(shared_dir / "results/sweeps/s")
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial started twice"
     jobs = list(dict.fromkeys(attempt.location.job for attempt in tries))
     assert len(jobs) >= 2, "one job was not enough"
+    planned = "has ended before its walltime, as planned, with work left: another job follows."
+    assert f"Slurm job {jobs[0]} (sweep s) {planned}" in output
     assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended by itself before Slurm ended it"
     nothing_is_left(cluster)
 

@@ -28,6 +28,7 @@ class Job(slurm_allocation.Allocation):
     @property
     def deadline(self):
         events = [each for path in Path({sessions!r}).glob("*.jsonl") for each in event_log.read_events(path)]
+        events = [each for each in events if each["time"] >= self.began]  # without those of an earlier run
         events = events if {after!r} else [{{"event": None, "time": self.began}}]
         return next((each["time"] + {seconds} for each in events if each["event"] == {after!r}), math.inf)
 
@@ -110,6 +111,18 @@ def test_trials_that_cannot_resume_are_not_said_to_continue(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["interrupted"]
     assert "with 1 trial left: none could end in time: raise `walltime` of the sweep, or `runtime` where" in done.stdout
     assert "; these trials cannot resume, so that retries request more time, unless `runtime` is set" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_job_says_of_a_trial_that_is_too_long_for_it_whether_another_one_will_get_further(slow):
+    """Its program saves a checkpoint in its first attempt only."""
+    command = "test -e {trial_dir}/a.pt || echo 1 > {trial_dir}/a.pt; sleep 3600"
+    slow.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "grace_seconds": 1}}})
+    for count in (1, 2, 3):
+        done = run_for(slow, STOP_SECONDS + 4, after="started", check=False)
+        said = "two attempts in a row have" if count == 3 else "the same command continues from here"
+        assert f"with 1 trial left: {said}" in done.stdout
+    assert [attempt.has_saved for attempt in journal_of(slow)] == [True, False, False]
 
 
 def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):

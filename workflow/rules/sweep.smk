@@ -28,7 +28,6 @@ rule sweep:
         "results/logs/sweep/{name}.log",
     wildcard_constraints:
         name=project.sweep.names(several_jobs=False),
-    retries: project.sweep.retries()
     conda:
         "../../envs/trainyard.yaml"
     envmodules:
@@ -57,7 +56,6 @@ rule sweep_job:
     wildcard_constraints:
         name=project.sweep.names(several_jobs=True),
         job=r"\d+",
-    retries: project.sweep.retries()
     conda:
         "../../envs/trainyard.yaml"
     envmodules:

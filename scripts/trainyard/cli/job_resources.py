@@ -332,21 +332,6 @@ class SweepJobs(Jobs):
 
         return {"pending": pending, "runtime": runtime, USEFUL_JOBS: useful, **super().resources()}
 
-    def retries(self) -> int | None:
-        """Retries for the jobs that follow the first if its walltime is limited, and two for failures.
-
-        None leaves the number to the profile.
-        """
-        minutes = self._profile.fixed_minutes(self.rule) or self._profile.partition_minutes(self.rule)
-        if math.isinf(minutes) and not any(each.walltime for each in self._config.sweeps.values()):
-            return None
-        jobs = 1
-        gpus = self._profile.limits(self.rule).gpus
-        for name in self._config.sweeps:
-            limits: dict[str, Any] = {"limit_minutes": minutes, "limit_gpus": gpus, "gpu_models": self.gpu_models(name)}
-            jobs = max(jobs, plan_sweep(self._config, name, self._results, **limits).jobs)
-        return jobs + 1 if jobs > 1 else None
-
     def check(self) -> None:
         """Raise a UserError if no job of a sweep can run any of its trials, or a sweep is paused."""
         for name in self._config.sweeps:
@@ -472,4 +457,4 @@ class TrainJobs(Jobs):
         if not (study.trains or study.checkpoint_pattern):
             return f"; longer than the walltime of {walltime}, and it cannot resume: set `walltime`"
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
-        return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"
+        return f"; at least {jobs} jobs one after another, with a walltime of {walltime}"

@@ -30,7 +30,8 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -110,6 +111,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
         self._refused: set[int] = set()  # jobs, by Snakemake's number, that cannot be submitted
+        self._ends: dict[int, str] = {}  # of jobs that were not done, by Snakemake's number
+        self._continued = Counter[int]()  # how often a job has ended as planned, by Snakemake's number
+        self._retries: dict[str, int] = {}  # by rule
         self._logs: dict[int, list[int]] = {}  # the sizes of the logs of jobs before their submission
         self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
         self._listing = threading.Lock()
@@ -165,7 +169,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._submit(job)
             return
         self.logger.info(
-            f"Job {job.jobid} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
+            f"A job of {_name(job)} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
             f"{live.submitted}): waiting for it to end, then taking its results."
         )
         self._announce(job)
@@ -304,7 +308,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             asyncio.run(self.workflow.persistence.finished(job))
             self.workflow.persistence.started(job)
         except Exception as error:  # otherwise the job would be neither submitted nor reported
-            self.logger.warning(f"The parameters of job {job.jobid} could not be recorded: {error}")
+            self.logger.warning(f"The parameters of {_name(job)} could not be recorded: {error}")
 
     async def check_active_jobs(self, active_jobs: Collection[Any]) -> AsyncGenerator[Any, None]:
         """Report the jobs that have ended, and yield the others."""
@@ -366,8 +370,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _report_idle(self, info: Any) -> None:
         """Report a job that has ended or was not submitted as done, because the others run all trials."""
-        what = f"Job {info.job.jobid} ({_name(info.job)})"
-        self.logger.info(f"{what} counts as done: the sweep needs nothing more of it.")
+        self.logger.info(f"{_describe(info)} counts as done: the sweep needs nothing more of it.")
         self.report_job_success(info)
 
     @property
@@ -481,6 +484,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._to_submit.append(job_info.job)
         else:
             self._record_failure(job_info, _explain_refusal(msg, _name(job_info.job)), state)
+            how = f"ended ({state or 'FAILED'})"
+            if _is_marked(job_info.job, continued_mark):
+                how = "ended before its walltime, as planned, with work left"
+            self._ends[job_info.job.jobid] = f"{_describe(job_info)} has {how}"
             super().report_job_error(job_info, msg=msg, **kwargs)
 
     def _record_failure(self, info: Any, refusal: str, state: str) -> None:
@@ -503,28 +510,30 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self.project.note_failure(job, failure)
 
     def print_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
-        """Print the error of a job; if its work continues in the next one, as planned, a line."""
+        """Print the error of a job, unless it has ended as planned."""
         job = job_info.job
         if refusal := _refusal_of(msg):
-            self.logger.error(f"Job {job.jobid} ({_name(job)}) cannot be submitted, and is not retried: {refusal}")
-            return
-        is_planned = not job.is_group() and any(continued_mark(Path(log)).exists() for log in job.log)
-        if not is_planned or job.attempt > job.restart_times:
+            self.logger.error(f"The job of {_name(job)} cannot be submitted, and is not retried: {refusal}")
+        elif not _is_marked(job, continued_mark):
             super().print_job_error(job_info, msg=msg, **kwargs)
-            return
-        self.logger.info(
-            f"Slurm job {job_info.external_jobid} has ended before its walltime, as planned, with work left: job "
-            f"{job.jobid} ({_name(job)}) continues in another one."
-        )
 
     def handle_job_error(self, job: Any) -> None:
-        """Use up the retries of a job that would end in the same way. Snakemake calls this before it retries one."""
+        """Decide whether another job follows. Snakemake calls this before it compares `attempt` and `restart_times`.
+
+        A job that has ended as planned uses up no retry, one that would end in the same way again uses up all.
+        """
         super().handle_job_error(job)
-        is_final = not job.is_group() and any(final_mark(Path(log)).exists() for log in job.log)
-        if is_final:
-            self.logger.info(f"Job {job.jobid} would end in the same way again: it is not submitted again.")
+        end, is_final = self._ends.get(job.jobid, ""), _is_marked(job, final_mark)
+        if not job.is_group():
+            retries = self._retries.setdefault(job.name, job.restart_times)
+            self._continued[job.jobid] += _is_marked(job, continued_mark)
+            job.rule.restart_times = retries + self._continued[job.jobid]  # all jobs of the rule have the same number
         if is_final or job.jobid in self._refused:
             job._attempt = max(job.attempt, job.restart_times + 1)  # `attempt` would also change its resources
+        if is_final:
+            self.logger.info(f"{end}, and another one would end in the same way: none follows.")
+        elif job.attempt <= job.restart_times:
+            self.logger.info(f"{end}: another job follows.")
 
     def shutdown(self) -> None:
         """End, without a word on nodes that the user excludes: the plugin would report that they failed."""
@@ -533,7 +542,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _submit_again(self, info: Any, reason: str) -> None:
         self._settled.add(info.external_jobid)
-        self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")
+        self.logger.info(f"{_describe(info)} {reason}: another job follows (no retry).")
         self._to_submit.append(info.job)
 
 
@@ -583,6 +592,17 @@ def _read_sizes(logs: Collection[Any]) -> list[int]:
 def _name(job: Any) -> str:
     """Rule and wildcards of a job, or the name of a group."""
     return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
+
+
+def _describe(info: Any) -> str:
+    """A job of Slurm and what it runs; before its submission, only what it runs."""
+    name = _name(info.job)
+    return f"Slurm job {info.external_jobid} ({name})" if info.external_jobid else f"The job of {name}"
+
+
+def _is_marked(job: Any, mark: Callable[[Path], Path]) -> bool:
+    """Whether the program of a job has left this mark of how it has ended."""
+    return not job.is_group() and any(mark(Path(log)).exists() for log in job.log)
 
 
 def comment_of(job: Any) -> str:

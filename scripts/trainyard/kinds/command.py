@@ -106,7 +106,7 @@ class CommandTrials(ProgramTrials):
             saved = checkpoint_digest(folder, checkpoint) if sweep.complete else ""
             end = run_user_program(run, self._guard, report)
             if not end.error.startswith(INCOMPLETE):
-                return end
+                return replace(end, has_saved=newest() != checkpoint)
             return replace(end, has_saved=checkpoint_digest(folder, newest()) not in ("", saved))
 
 

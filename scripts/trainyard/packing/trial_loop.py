@@ -13,7 +13,7 @@ from trainyard.cluster import host
 from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import full_seconds
-from trainyard.config.user_programs import INCOMPLETE
+from trainyard.config.user_programs import INCOMPLETE, UserProgram
 from trainyard.packing.failure_policy import MACHINE_ERROR, TrialFailure
 from trainyard.packing.messages import Assignment, TrialMessage
 from trainyard.packing.slot_pool import CurrentTrial, Phase, Slot, SlotPool
@@ -28,7 +28,7 @@ from trainyard.planning.task import Task
 from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.metric_rows import find_divergence, shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, first_unread
-from trainyard.programs.runner import MAY_BE_DAMAGED, CheckpointFile
+from trainyard.programs.runner import MAY_BE_DAMAGED, CheckpointFile, list_checkpoints
 from trainyard.programs.trial_messages import EpochReported, TrialEnded, timeout_error
 from trainyard.results.retention import remove_checkpoints
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
@@ -50,14 +50,21 @@ log = logging.getLogger(__name__)
 
 
 def _pieces(task: Task, attempt: Attempt, end: TrialEnded) -> list[Piece]:
-    """The last attempts at a task that ended before their program was complete, up to the one that ends now."""
+    """The last attempts at a task that were interrupted, up to the one that ends now.
+
+    If its program ended by itself before it was complete, only those that did so, too.
+    """
     found = [Piece(_last_epoch(attempt), end.has_saved)]
     for each in reversed(task.earlier):
-        is_piece = each.is_incomplete and each.outcome is TrialStatus.INTERRUPTED
+        is_piece = each.outcome is TrialStatus.INTERRUPTED and (each.is_incomplete or not _is_incomplete(end))
         if not is_piece or each.generation != task.generation:
             break
         found.insert(0, Piece(_last_epoch(each), each.has_saved))
     return found
+
+
+def _is_incomplete(end: TrialEnded) -> bool:
+    return end.error.startswith(INCOMPLETE)
 
 
 def _last_epoch(attempt: Attempt) -> float | None:
@@ -77,6 +84,8 @@ class TrialLoop:
         self._awaited = set[Any]()  # answers that had arrived when the loop last waited for a signal
         self._warned = set[str]()  # subjects
         self._interrupted = 0  # trials that ended at the deadline and can continue
+        self._is_further = False  # whether one of them got further
+        self._why_stalled = ""  # why one did not
         self._interrupted_themselves = 0  # of these, the functions that ended without a request
         # A trial with one of these metrics NaN or infinite has diverged.
         self._monitored = run.state.sweep.monitored_metrics
@@ -296,7 +305,7 @@ class TrialLoop:
         slot = current.slot
         task = current.task
         is_cancelled = current.is_cancelled and not self.queue.is_closed
-        goes_on = end.status is TrialStatus.INTERRUPTED and end.error.startswith(INCOMPLETE)
+        goes_on = end.status is TrialStatus.INTERRUPTED and _is_incomplete(end)
         if goes_on and (why := why_given_up(_pieces(task, current.attempt, end))):
             end = replace(end, status=TrialStatus.FAILED, error=f"{end.error}; {why}")
         has_failed = end.status is TrialStatus.FAILED and not is_cancelled and not self.queue.is_closed
@@ -315,6 +324,8 @@ class TrialLoop:
             output = str(self._write_log(current.attempt, end.traceback or end.error))
         failure = end.error if has_failed and status is TrialStatus.DIVERGED else None
         end = replace(end, status=status, error=error)
+        if status is TrialStatus.INTERRUPTED and not goes_on:
+            end = self._judge_progress(current, end)
         is_retried = status is TrialStatus.FAILED and not goes_on and self._decide_retry(current, end)
         goes_on = goes_on and status is TrialStatus.INTERRUPTED and not is_cancelled
         self._record_end(
@@ -354,6 +365,23 @@ class TrialLoop:
             self.slots.wake_idle()
         return not has_failed and not is_cancelled
 
+    def _judge_progress(self, current: CurrentTrial, end: TrialEnded) -> TrialEnded:
+        """Note whether an interrupted trial got further; returns its end, with whether it has saved a checkpoint.
+
+        Trainyard's own training takes a step, unless it hangs.
+        """
+        task, attempt = current.task, current.attempt
+        if not isinstance(task.spec, UserProgram):
+            self._is_further |= bool(end.error)
+            return end
+        of_function = list_checkpoints(self._run.setup.checkpoint_folder(task), "*")
+        is_new = any(each.modified_ns / 1e9 > attempt.start for each in of_function)
+        end = replace(end, has_saved=end.has_saved or is_new)
+        why = why_given_up(_pieces(task, attempt, end))
+        self._is_further |= not why
+        self._why_stalled = self._why_stalled or why
+        return end
+
     def _judge_end(self, end: TrialEnded) -> tuple[TrialStatus, str]:
         """The status with which an attempt is recorded, and its error."""
         has_failed = end.status is TrialStatus.FAILED
@@ -365,8 +393,7 @@ class TrialLoop:
         diverged = find_divergence(end.metrics, self._monitored)
         if has_failed and MACHINE_ERROR.search(end.error):
             diverged = ""
-        is_incomplete = end.error.startswith(INCOMPLETE)
-        if diverged and (has_failed or is_incomplete or end.status in WITH_RESULT):
+        if diverged and (has_failed or _is_incomplete(end) or end.status in WITH_RESULT):
             return TrialStatus.DIVERGED, diverged  # many programs fail then, and would again
         return end.status, end.error
 
@@ -534,7 +561,8 @@ class TrialLoop:
                 checkpoints = self._run.setup.checkpoint_folder(current.task)
                 if not (checkpoints.exists() and any(checkpoints.iterdir())):
                     log.warning(LOSS_WARNING, current.task.trial)
-            self._record_end(current, TrialEnded(status=TrialStatus.INTERRUPTED))
+            end = self._judge_progress(current, TrialEnded(status=TrialStatus.INTERRUPTED))
+            self._record_end(current, end, has_saved=end.has_saved or None)
         return len(running)
 
     # ---- the end of the run
@@ -561,14 +589,16 @@ class TrialLoop:
         if not interrupted and queue.is_left_to_others(self.slots.places):
             log.info("%s left to other jobs, which have better places for them", count)
             return
-        can_continue = "the same command continues from here, and so do Snakemake's retries"
+        can_continue = "the same command continues from here, and on Slurm the next job"
         if left == self._interrupted_themselves:
             raise UserError(f"{count} left, of which each {INTERRUPTED_ITSELF[3:]}: {can_continue}")
         stopped = f"stopped before the end of the walltime with {count} left"
         sweep = self._run.setup.sweep
         can_resume = sweep.can_resume
-        if queue.longest_seconds or (can_resume and self._interrupted):
+        if queue.longest_seconds or (can_resume and self._is_further):
             raise ContinuedError(f"{stopped}: {can_continue}")
+        if can_resume and self._why_stalled:
+            raise UserError(f"{stopped}: {self._why_stalled}; raise `walltime`, or correct how the program resumes")
         setting = f"walltime: {sweep.walltime}" if sweep.walltime else "walltime"
         remedy = f"none could end in time: raise `{setting}` of the sweep, or `runtime` where `set-resources` has it"
         if not can_resume:

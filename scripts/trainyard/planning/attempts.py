@@ -68,7 +68,7 @@ class Attempt:
     progress: Progress | None = None  # the last that its program printed
     units: dict[str, str] = field(default_factory=dict)  # of its metrics that have one, as `ms`
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
-    has_saved: bool = False  # if its program was not complete: as in `Piece`
+    has_saved: bool = False  # if it was interrupted: as in `Piece`
     is_retried: bool = False  # whether it failed or was not complete, and the trial is run again
     values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
 
@@ -478,10 +478,10 @@ def reported_epochs(attempts: Iterable[Attempt]) -> list[ReportedEpochs]:
 
 
 class Piece(NamedTuple):
-    """An attempt that ended with exit code 0 before its program was complete."""
+    """An attempt that was interrupted, or that ended with exit code 0 before its program was complete."""
 
     epoch: float | None  # the last that it has reported
-    has_saved: bool  # a checkpoint with other content than the one that it resumed from
+    has_saved: bool  # another checkpoint than the one that it resumed from
 
 
 STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no other checkpoint"

@@ -126,7 +126,7 @@ class Ended(TrialEvent):
     log: str | None = None  # file with details
     failure: str | None = None  # how the attempt failed after it had diverged
     retried: bool | None = None
-    has_saved: bool | None = None  # of a program that was not complete: as in `Piece`
+    has_saved: bool | None = None  # of a program that was interrupted: as in `Piece`
     ended: float | None = None  # Unix seconds, if a later driver records the end
     energy_kwh: float | None = None  # of its GPUs
 

@@ -32,7 +32,7 @@ class TrialEnded:
     warning: str = ""  # about how metrics are read
     energy_kwh: float | None = None  # of its GPUs, as NVML counts it; of a shared GPU, its share
     interrupts_itself: bool = False  # a function that nothing asked to end
-    has_saved: bool = False  # a program that was interrupted: a checkpoint with other content than it resumed from
+    has_saved: bool = False  # a program that was interrupted: another checkpoint than it resumed from
     precision: str | None = None  # of a training by Trainyard's own loop
     # Of a command:
     exit_code: int | None = None  # or minus the signal that ended it

@@ -95,7 +95,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
                         log.info(left)
             except TrainingInterrupted as error:
                 kind = UserError if error.is_by_signal else ContinuedError
-                raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+                raise kind(f"{error}: the same command continues from here, and on Slurm the next job") from None
         # No verdict is on CPUs. The telemetry, with its energy, is that of the training alone.
         steady = measure_steady_steps(trainer) if group.device.type == "cuda" else None
         group.all_gather_object(None)  # wait until all nodes have written their telemetry

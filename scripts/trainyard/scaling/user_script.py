@@ -232,6 +232,12 @@ class UserScript:
                     return ParsedOutput(incomplete=end.error, rows=launches.last_rows())
                 if end.status is TrialStatus.INTERRUPTED:
                     if end.error == OUT_OF_TIME:
+                        epochs = [each.times[-1][1] if each.times else None for each in launches.epochs()]
+                        why = why_given_up([Piece(epoch, has_saved=True) for epoch in epochs])
+                        if find_checkpoint(self._out, study.checkpoint) == kept:
+                            why = "it has saved no checkpoint"
+                        if why:
+                            raise UserError(f"the script was {OUT_OF_TIME}: {why}")
                         raise ContinuedError(f"the script was {OUT_OF_TIME}: {CONTINUES}")
                     raise UserError(STOPPED)
                 if end.status is TrialStatus.FAILED:

@@ -18,7 +18,7 @@ class FinalError(UserError):
 
 
 class ContinuedError(UserError):
-    """A job ended by itself before the end of its walltime, as planned: Snakemake's retries continue its work."""
+    """A job ended by itself before the end of its walltime, as planned, and got further: another one continues."""
 
 
 class Diverged(UserError):

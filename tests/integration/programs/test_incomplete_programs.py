@@ -24,11 +24,13 @@ from trainyard.programs.metrics import (
     parse_ended_outputs,
     parse_saved_output,
 )
+from trainyard.programs.runner import OUT_OF_TIME
+from trainyard.programs.trial_messages import TrialEnded
 from trainyard.results.retention import reduced_folders
 from trainyard.scaling import user_script
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.user_script import UserScript
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import ContinuedError, UserError
 
 # As Megatron with `--exit-duration-in-mins`: ends after some iterations with exit code 0.
 PIECES = """
@@ -115,6 +117,36 @@ def test_without_epochs_a_checkpoint_that_is_only_saved_again_is_no_progress(
     else:
         script.run()
     assert len(script._launches.earlier_outputs) + 1 == count
+
+
+@pytest.mark.parametrize(
+    ("epochs", "saves", "error", "said"),
+    [
+        ([1, 2, None, 3], True, ContinuedError, "continues"),
+        ([None], False, UserError, "it has saved no checkpoint"),
+        ([3, 3], True, ContinuedError, "continues"),
+        ([3, 3, 3], True, UserError, "two attempts in a row"),
+    ],
+)
+def test_a_script_that_is_longer_than_the_walltime_goes_on_if_it_got_further(
+    tmp_path, monkeypatch, handlers, epochs, saves, error, said
+):
+    options = {"script": "long.py", "checkpoint": "*.json", "scales": ["1x1"], "args": {}}
+    script = UserScript(ScriptScaling.model_validate(options), "1x1", tmp_path, tmp_path)
+    for number, epoch in enumerate(epochs):
+
+        def end_at_the_deadline(*_, number=number, epoch=epoch, **__):
+            if saves:
+                (script._out / f"{number}.json").write_text("state")
+            if epoch:
+                script._launches.add({"epoch": epoch})
+            return TrialEnded(status=TrialStatus.INTERRUPTED, error=OUT_OF_TIME)
+
+        monkeypatch.setattr(script, "_monitor", end_at_the_deadline)
+        with pytest.raises(UserError, match="before the end of the walltime") as raised:
+            script.run()
+    assert raised.type is error
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,26 @@ def project(*, announce=lambda job: None, note_failure=lambda job, failure: None
     return SimpleNamespace(announce=announce, note_failure=note_failure)
 
 
-def snakemake_job(log="s.log", **values):
-    return SimpleNamespace(
+class SnakemakeJob(SimpleNamespace):
+    """A job whose retries are those of its rule."""
+
+    @property
+    def attempt(self):
+        return self._attempt
+
+    @attempt.setter
+    def attempt(self, attempt):
+        self._attempt = attempt
+
+    @property
+    def restart_times(self):
+        return self.rule.restart_times
+
+
+def snakemake_job(log="s.log", restart_times=0):
+    return SnakemakeJob(
+        _attempt=1,
+        rule=SimpleNamespace(restart_times=restart_times),
         is_group=lambda: False,
         log=[str(log)],
         output=[],
@@ -130,7 +148,6 @@ def snakemake_job(log="s.log", **values):
         wildcards=["depth"],
         jobid=4,
         resources={},
-        **values,
     )
 
 
@@ -165,7 +182,7 @@ def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(executor, logged):
 @pytest.mark.parametrize("is_final", [True, False])
 def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(executor, tmp_path, is_final):
     log = tmp_path / "s.log"
-    job = snakemake_job(log, restart_times=2, attempt=1, _attempt=1)
+    job = snakemake_job(log, restart_times=2)
     final_mark(log).touch()
     executor.run_job(job)
     assert not final_mark(log).exists(), "it is of an earlier job"
@@ -184,7 +201,7 @@ WRONG_PARTITION = (
 
 
 def test_a_job_that_sbatch_refuses_for_good_is_not_retried_and_the_summary_has_its_words(executor, tmp_path, logged):
-    job, failures = snakemake_job(tmp_path / "logs/s.log", restart_times=2, attempt=1, _attempt=1), []
+    job, failures = snakemake_job(tmp_path / "logs/s.log", restart_times=2), []
     executor.project = project(note_failure=lambda job, failure: failures.append(failure))
     words = "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified"
     info = SubmittedJobInfo(job)
@@ -193,7 +210,7 @@ def test_a_job_that_sbatch_refuses_for_good_is_not_retried_and_the_summary_has_i
     executor.handle_job_error(job)
     assert job._attempt > job.restart_times
     assert [each.why for each in failures] == [f"its job cannot be submitted: {words}"]
-    assert logged == [("failed", job), f"Job 4 (sweep depth) cannot be submitted, and is not retried: {words}"]
+    assert logged == [("failed", job), f"The job of sweep depth cannot be submitted, and is not retried: {words}"]
 
 
 def test_the_summary_says_of_a_refused_job_what_a_plan_says(executor, tmp_path, slurm):
@@ -214,7 +231,7 @@ def test_the_summary_says_of_a_refused_job_what_a_plan_says(executor, tmp_path, 
 
 @pytest.mark.parametrize("refusal", ["Unable to contact slurm controller", "Resource temporarily unavailable"])
 def test_a_job_that_sbatch_refuses_for_now_waits(executor, logged, refusal):
-    job = snakemake_job(restart_times=2, attempt=1, _attempt=1)
+    job = snakemake_job(restart_times=2)
     executor.report_job_error(SubmittedJobInfo(job), msg=WRONG_PARTITION.replace("invalid partition", refusal))
     assert executor._to_submit == [job]
     assert logged == [f"sbatch refuses jobs for now ({refusal}): they are submitted later (no retry)."]
@@ -274,21 +291,47 @@ def test_what_the_plugin_refuses_is_the_error_of_the_job_without_a_stack_trace(e
     failures = []
     executor.project = project(note_failure=lambda job, failure: failures.append(failure.why))
     executor.get_account_arg = refuse
-    executor.run_job(job := snakemake_job(tmp_path / "s.log", restart_times=2, attempt=1, _attempt=1))
+    executor.run_job(job := snakemake_job(tmp_path / "s.log", restart_times=2))
     why = "The given account labb appears to be invalid. Available accounts:; lab"
     assert failures == [f"its job cannot be submitted: {why}"]
     assert logged == [("failed", job)]
 
 
-@pytest.mark.parametrize(("is_planned", "attempt", "is_error"), [(True, 2, False), (True, 3, True), (False, 1, True)])
-def test_a_planned_continuation_is_no_error(executor, tmp_path, logged, is_planned, attempt, is_error):
-    info = slurm_job()
-    info.job = snakemake_job(tmp_path / "s.log", restart_times=2, attempt=attempt)
-    if is_planned:
-        continued_mark(tmp_path / "s.log").touch()
-    executor.print_job_error(info)
-    line = "Slurm job 7 has ended before its walltime, as planned, with work left: job 4 (sweep depth) continues in"
-    assert [text.startswith("error" if is_error else line) for text in logged] == [True]
+def fail(executor, job, number):
+    """Have a job of Slurm end with an error; returns whether Snakemake runs the job again, and does so."""
+    info = SubmittedJobInfo(job, str(number), {})
+    executor.report_job_error(info)
+    executor.print_job_error(info)  # as Snakemake does when an error is reported
+    executor.handle_job_error(job)
+    follows = job.restart_times > job._attempt - 1  # as its scheduler decides
+    job.attempt += follows
+    return follows
+
+
+def test_a_job_that_got_further_is_continued_without_a_retry(executor, tmp_path, slurm, logged):
+    """Another one of its rule that fails has the retries that it was given."""
+    slurm.prints("scontrol", "JobState=FAILED StartTime=Unknown", of="show job")
+    rule = SimpleNamespace(restart_times=2)
+    job, other = (snakemake_job(tmp_path / f"{name}.log") for name in "so")
+    for each in (job, other):
+        each.rule = rule
+    other.jobid = 5
+    continued_mark(tmp_path / "s.log").touch()
+    assert all(fail(executor, job, number) for number in range(10, 40))
+    assert job.attempt == 31, "by which its resources are computed"
+    assert [fail(executor, other, number) for number in (40, 41, 42)] == [True, True, False]
+    continued_mark(tmp_path / "s.log").unlink()
+    assert [fail(executor, job, number) for number in (43, 44, 45)] == [True, True, False]
+    said = [text for text in logged if isinstance(text, str)]
+    planned = (
+        "Slurm job 10 (sweep depth) has ended before its walltime, as planned, with work left: another job follows."
+    )
+    assert said[0] == planned
+    assert said[30:36] == [
+        "error", "Slurm job 40 (sweep depth) has ended (FAILED): another job follows.",
+        "error", "Slurm job 41 (sweep depth) has ended (FAILED): another job follows.",
+        "error", "error",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -320,7 +363,7 @@ def test_the_environment_of_the_jobs_may_be_in_a_folder_with_spaces(executor):
 
 def job_of_rule(folder, *, modules=""):
     job = snakemake_job()
-    job.rule = SimpleNamespace(basedir=folder)
+    job.rule.basedir = folder
     job.shellcmd = f"{modules}exec '/my env/bin/python' '/my code/sweep.py' --sweep depth"
     job.env_modules = EnvModules("cuda")
     job.threads = 2
@@ -633,7 +676,7 @@ def test_only_nodes_that_the_user_names_are_excluded(executor):
 
 def job_of_several(number, useful, folder):
     """Job `number` of a sweep with several, of which `useful` find a trial."""
-    job = snakemake_job(restart_times=2, attempt=1)
+    job = snakemake_job(restart_times=2)
     job.name, job.wildcards, job.jobid = "sweep_job", ["depth", str(number)], 10 + number
     job.output, job.resources = [str(folder / f"{number}.done")], {"useful_jobs": useful}
     job.params = {"results": "a digest"}

@@ -23,8 +23,9 @@ from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Location, Started
 from trainyard.planning.task import Task
 from trainyard.programs.function import Context, run_function
+from trainyard.programs.runner import OUT_OF_TIME
 from trainyard.programs.trial_messages import TrialEnded
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import ContinuedError, UserError
 
 
 class IdleWorkers:
@@ -191,6 +192,42 @@ def test_attempts_of_earlier_jobs_count_for_the_progress_of_a_program(tmp_path, 
         loop._end(slot.current, end)
     (attempt,) = attempts_in(tmp_path)
     assert attempt.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("epochs", "saves", "error"),
+    [
+        ([3], True, ContinuedError),
+        ([None], True, ContinuedError),
+        ([3, 3], True, ContinuedError),  # one may be that of a slow node
+        ([3, 3, 3], True, UserError),  # it does not resume
+        ([3, None, None], True, ContinuedError),
+        ([3, None, None], False, UserError),
+        ([3, 3, 3, 4], False, ContinuedError),
+    ],
+)
+def test_a_job_is_continued_if_a_trial_got_further_before_the_end_of_the_walltime(tmp_path, epochs, saves, error):
+    """Attempts at a trial that is longer than the walltime, each in a job."""
+    earlier = []
+    for number, epoch in enumerate(epochs, 1):
+        folder = tmp_path / str(number)
+        with session_of(folder) as journal:
+            loop, slot = loop_beside(journal, checkpoint="*.pt")
+            task = Task("a", UserProgram(command="true"), {}, 0, earlier=tuple(earlier))
+            start(loop, slot, task)
+            attempt = slot.current.attempt
+            attempt.epochs = [] if epoch is None else [{"epoch": epoch}]
+            if saves:  # as a function does
+                file = loop._run.setup.checkpoint_folder(task) / "last.pt"
+                file.parent.mkdir(parents=True)
+                file.write_text(str(number))
+            loop._end(slot.current, TrialEnded(status=TrialStatus.INTERRUPTED, error=OUT_OF_TIME))
+            assert attempt.has_saved is saves
+            earlier.append(attempt)
+            with pytest.raises(UserError, match="stopped before the end of the walltime with 1 trial left") as raised:
+                loop._check_complete(late=0)
+    assert raised.type is error
+    assert (STALLED in str(raised.value)) is (error is UserError)
 
 
 @pytest.mark.parametrize(("metric", "status"), [("loss", TrialStatus.UNREADABLE), ("speed", TrialStatus.FINISHED)])

@@ -252,35 +252,18 @@ def test_a_script_does_not_foresee_a_training_nor_a_training_a_script(tmp_path, 
     assert (row.predicted_seconds, row.basis) == (None, "no evidence")
 
 
-def test_a_partitions_limit_becomes_retries_enough_and_the_limit_of_the_plan(tmp_path, monkeypatch):
+def test_a_partitions_limit_becomes_the_limit_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
-    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
-    assert jobs >= 3
-    assert yard.sweep.retries() == jobs - 1 + 2
     assert yard.sweep.limit_minutes("depth") == 120
-    default = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)})
-    assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
-    assert (here.sweep.retries(), here.sweep.limit_minutes("depth")) == (None, math.inf)
+    assert here.sweep.limit_minutes("depth") == math.inf
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
-    assert moved.sweep.retries() is None
     assert moved.sweep.limit_minutes("depth") == 1440, "of the partition of the rule"
-
-
-def test_a_walltime_of_the_config_becomes_retries_enough_where_a_partition_has_no_limit(tmp_path, monkeypatch):
-    line = "gpu*|up|infinite|1|8|1000|gpu:4|(null)"
-    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line)])
-    config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"walltime": "2h"}}}
-    finished(tmp_path, {1: 1.0, 2: 2.0})
-    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
-    jobs = yard.sweep.plan("depth").jobs
-    assert jobs >= 3
-    assert yard.sweep.retries() == jobs - 1 + 2
 
 
 def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_path, monkeypatch):
@@ -301,7 +284,7 @@ def test_the_plan_counts_all_jobs_of_a_sweep_with_several(tmp_path):
     assert (row.job, row.jobs, row.gpus, row.walltime_minutes, row.asked_gpu_hours) == ("sweep depth", 2, 1, 60, 2)
 
 
-def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, monkeypatch):
+def test_a_plan_counts_the_jobs_for_the_gpus_that_the_accounting_allows(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:8|(null)")])
     monkeypatch.setattr(profile, "find_limits", lambda *_: JobLimits((Limits("QOS", {"gres/gpu in all jobs": 1}),)))
     config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
@@ -309,7 +292,6 @@ def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, mo
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
     jobs = yard.sweep.plan("depth").jobs
     assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).jobs
-    assert yard.sweep.retries() == jobs + 1
 
 
 SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
@@ -317,10 +299,9 @@ SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
 
 @pytest.mark.parametrize(("study", "runtime", "words"), [
     ({}, 120, ""),
-    ({}, 40, "; at least 2 jobs one after another, which `retries` must allow, with a walltime of 40 min 0 s"),
+    ({}, 40, "; at least 2 jobs one after another, with a walltime of 40 min 0 s"),
     (SCRIPT, 40, "; longer than the walltime of 40 min 0 s, and it cannot resume: set `walltime`"),
-    (SCRIPT | {"checkpoint": "*.pt"}, 40, "; at least 2 jobs one after another, which `retries` must allow, with a "
-                                          "walltime of 40 min 0 s"),
+    (SCRIPT | {"checkpoint": "*.pt"}, 40, "; at least 2 jobs one after another, with a walltime of 40 min 0 s"),
     ({}, 180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min at most: lower it"),
 ])  # fmt: skip
 def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, study, runtime, words):
