@@ -174,18 +174,26 @@ REMEDY_FOR_UNITS: Final = (
 )
 
 
-# What a number is of: the last kind of data that is named before it, and that it is the best of several, or their mean.
-# Both search lower-case text: with re.IGNORECASE they take three times as long, and each printed number is looked at.
-_DATA: Final = re.compile(r"(?<![a-z])(train|test|dev|eval|val|ema)(?:ing|id|idation|uation)?(?![a-z])")
+# What a number is of: the last kind of data and of weights that are named before it, and that it is the best of
+# several, or their mean. Both search lower-case text: with re.IGNORECASE they take three times as long, and each
+# printed number is looked at.
+_ENDINGS: Final = r"(?:ing|uat(?:e|ed|ing|ion)|id(?:at(?:e|ed|ing|ion))?)?(?![a-z])"
+HELD_OUT: Final = rf"(?:test|dev|eval|val){_ENDINGS}"
+_KINDS: Final = re.compile(
+    rf"(?<![a-z])(?=[tdevs])(?:(train|test|dev|eval|val){_ENDINGS}|(ema|student|teacher)(?![a-z]))"
+)
 _SUMMARY: Final = re.compile(r"(?<![a-z])(best|max|mean|average|avg|std)(?![a-z])(?:\D|(?<=[@a-z])\d+){0,40}$")
+_WITHIN_WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")  # as in `ValLoss`
 
 
 def find_subject(text: str) -> str:
-    """Which data the text before a number names, as `val` or `best val`; "" if it names none."""
-    lower = text.lower()
-    data = _DATA.findall(lower)
-    summary = _SUMMARY.findall(lower)
-    return " ".join([*summary, *data[-1:]])
+    """Which data the text before a number names, as `val`, `best val` or `val ema`; "" if it names none."""
+    words = _WITHIN_WORD.sub(" ", text).lower()
+    kinds = _KINDS.findall(words)
+    data = [data for data, _ in kinds if data]
+    weights = [weights for _, weights in kinds if weights]
+    summary = _SUMMARY.findall(words)
+    return " ".join([*summary, *data[-1:], *weights[-1:]])
 
 
 def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from trainyard.config.metric_names import guess_mode, is_counter
 from trainyard.config.user_programs import NUMBER, Metrics
 from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metric_rows import ReadingNotes, has_decimal_comma, numeric_row
+from trainyard.programs.metric_rows import HELD_OUT, ReadingNotes, find_subject, has_decimal_comma, numeric_row
 
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
 # A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
@@ -29,7 +29,7 @@ _AVERAGE: Final = re.compile(rf"{_NAMED}(?:{NUMBER} \(\s*(?={NUMBER}\)))?(?P<val
 _AVERAGED: Final = re.compile(rf"{NUMBER} \(\s*{NUMBER}\)")
 _BATCH: Final = re.compile(r"(?<!epoch)(?<!epoch[ :])(?<!epoch: )\[\s*\d+/\d+", re.IGNORECASE)
 _EPOCH: Final = re.compile(r"\bepoch\W{0,3}(\d+)", re.IGNORECASE)
-_PROGRESS: Final = re.compile(r"(?<![\d.])(\d+)/\d+")
+_PROGRESS: Final = re.compile(r"(?<![\d.])(\d+)/(\d+)")
 _SENTENCE: Final = re.compile(rf"(?P<name>accuracy|loss)\b[^:=]*[:=] *(?P<value>{NUMBER})$", re.IGNORECASE)
 # A score that is named by its data only, as in `Loss: 1.9, Train: 0.5, Val: 0.4`.
 _BARE: Final = re.compile(
@@ -57,8 +57,8 @@ _CROSS_ENTROPY: Final = re.compile("cross[_-]?entropy", re.IGNORECASE)
 _DERIVED: Final = frozenset(
     ("best", "max", "min", "std", "stdev", "var", "target", "ema", "smoothed", "previous", "last")
 )
-_HELD_OUT: Final = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)(?![a-z])", re.IGNORECASE)
-_DATA: Final = re.compile(rf"{_HELD_OUT.pattern}|\b(?:train|training)(?![a-z])", re.IGNORECASE)
+_HELD_OUT: Final = re.compile(rf"\b{HELD_OUT}", re.IGNORECASE)
+_DATA: Final = re.compile(rf"\b(?:{HELD_OUT}|(?:train|training)(?![a-z]))", re.IGNORECASE)
 _NO_LOSS: Final = frozenset(("time", "ms", "s", "seconds", "duration", "latency", "cost", "per", "eta", "bits"))
 _SETTINGS: Final = frozenset((
     "scale", "scaler", "scaling", "weight", "weights", "coef", "coefficient", "lambda", "threshold", "thresh", "thr",
@@ -107,6 +107,7 @@ class _Line:
 
     text: str
     pattern: str
+    subject: str  # which data its metrics are of
     row: Mapping[str, float | int | None]  # without the epoch
     has_epoch: bool
     at: int = 0  # its place among the lines with metrics
@@ -124,9 +125,9 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
             epoch = named[1]
         if line and not (found and found[-1].text == text):
             found.append(replace(line, at=len(found), epoch=epoch))
-    kinds = dict[str, list[_Line]]()
+    kinds = dict[tuple[str, str], list[_Line]]()
     for line in found:
-        kinds.setdefault(_SPACES.sub(" ", line.pattern), []).append(line)
+        kinds.setdefault((_SPACES.sub(" ", line.pattern), line.subject), []).append(line)
     best = _best_candidate(list(kinds.values()), rejected)
     if best is None:
         return None
@@ -137,8 +138,14 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
             "have it print a word as `test` in those that rank"
         )
         return None
-    values = tuple(line.row[metric] for line in kind)
-    return GuessedMetrics(_common_pattern(kind, found), kind[-1].text, metric, values)
+    pattern, notes = _common_pattern(kind, found), ReadingNotes()
+    parser = PatternParser([_compiled(pattern)], notes)
+    for text in lines:
+        parser.add_line(text)
+    if metric in notes.unread:
+        rejected.mixed = notes.unread[metric]
+        return None
+    return GuessedMetrics(pattern, kind[-1].text, metric, tuple(line.row[metric] for line in kind))
 
 
 def _best_candidate(kinds: Sequence[list[_Line]], rejected: NoMetric) -> tuple[str, list[_Line]] | None:
@@ -242,7 +249,10 @@ def _is_late(kind: Sequence[_Line], total: int) -> bool:
 
 
 def _is_of_batches(kind: Sequence[_Line]) -> bool:
-    """Whether lines of a kind come several times in a row in an epoch, and then others."""
+    """Whether lines of a kind come several times in a row in an epoch, or all of them after some of its batches."""
+    progress = {tuple(_PROGRESS.findall(line.text)[-1:]) for line in kind}
+    if len(kind) > 1 and len(progress) == 1 and any(int(count) + 1 < int(of) for count, of in progress.pop()):
+        return True
     return any(after.at == line.at + 1 and after.epoch == line.epoch for line, after in pairwise(kind))
 
 
@@ -254,7 +264,7 @@ def _has_two_phases(kind: Sequence[_Line]) -> bool:
         if not line.epoch:
             return False
         counts = _PROGRESS.findall(line.text)
-        count = int(counts[-1]) if counts else 0
+        count = int(counts[-1][0]) if counts else 0
         is_anew = count < before[0] or (not counts and line.at > before[1] + 1)
         phases[line.epoch] = phases.get(line.epoch, 0) + (line.epoch not in phases or is_anew)
         before = count, line.at
@@ -272,7 +282,10 @@ def _common_pattern(kind: Sequence[_Line], lines: Sequence[_Line]) -> str:
     before = kind[-1].text[: match.start()]
     own = {line.at for line in kind}
     others = [line.text for line in lines if line.at not in own]
-    for exact in (pattern, rf"(?<!\w){pattern}", f"^{_escape(before)}{pattern}"):
+    _, gap, rest = pattern.partition(".*?")
+    label = _compiled(rest).search(kind[-1].text, match.start()) if gap else None
+    whole = _escape(kind[-1].text[: label.start()]) + rest if label else pattern
+    for exact in (pattern, rf"(?<!\w){pattern}", f"^{_escape(before)}{pattern}", f"^{whole}"):
         search = _compiled(exact).search
         if all(search(line.text) for line in kind) and not any(map(search, others)):
             return exact
@@ -314,7 +327,7 @@ def _read_line(line: str) -> _Line | None:
     if row.keys() != set(names):
         return None
     has_epoch = row.pop("epoch", None) is not None
-    return _Line(line, pattern, row, has_epoch)
+    return _Line(line, pattern, find_subject(line[: pairs[0][0].start("value")]), row, has_epoch)
 
 
 def _pairs(line: str, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:

@@ -263,6 +263,29 @@ def test_a_pattern_does_not_find_other_lines_with_metrics():
     assert Metrics(pattern=guess.pattern).compiled[0].search(lines[0]) is None
 
 
+def test_lines_of_averaged_weights_are_told_apart_from_those_of_the_model():
+    line = "Test{}: [  9/9]  Time: 0.3 (0.3)  Acc@1:   0.5 (  {})"
+    guess = guess_pattern([line.format(weights, n) for n in (1.5, 2.5, 3.5) for weights in ("", " (EMA)")])
+    assert guess.values == (1.5, 2.5, 3.5)
+    pattern = Metrics(pattern=guess.pattern).compiled[0]
+    assert [bool(pattern.search(line.format(weights, 1.5))) for weights in ("", " (EMA)")].count(True) == 1
+
+
+def test_a_line_after_the_first_of_many_batches_is_not_that_of_an_epoch():
+    lines = [f"Test: [ 0/10] Acc@1   {n}.56 (  {n}.56) | * Acc@1 {n}.780 Acc@5 {n}.9" for n in range(3)]
+    guess = guess_pattern([part for line in lines for part in line.split(" | ")])
+    assert guess.values == (0.78, 1.78, 2.78)
+
+
+def test_a_pattern_whose_numbers_would_not_be_read_is_not_guessed():
+    rejected = NoMetric()
+    line = "validation loss at iteration 9{} | lm loss PPL: {}.5"
+    lines = [part for n in (9, 8, 7) for part in (f"iteration {n} | lm loss: {n}.1", line.format("", n))]
+    lines += ["iteration 6 | lm loss: 6.1", line.format(" on validation set", 6), line.format(" on test set", 7)]
+    assert guess_pattern(lines, rejected) is None
+    assert "is of val and of test: let the pattern match the words before" in str(rejected)
+
+
 def test_a_decimal_comma_is_said():
     lines = ["step 1/3 | loss: 3,2451 | tok/sec: 529,882", "step 2/3 | loss: 2,9000 | tok/sec: 531,002"]
     assert guess_pattern(lines) is None
