@@ -49,11 +49,11 @@ class MemoryRecord:
 
 def read_records(folder: Path) -> list[MemoryRecord]:
     """The records in a folder, of the first job first."""
-    found = []
+    records = []
     for path in sorted(folder.glob("memory*.json"), key=lambda path: (len(path.name), path.name)):
         with contextlib.suppress(OSError, ValueError, TypeError):  # a record of another version is no evidence
-            found.append(MemoryRecord(**json.loads(path.read_text())))
-    return found
+            records.append(MemoryRecord(**json.loads(path.read_text())))
+    return records
 
 
 def exhausted_mib(records: Sequence[MemoryRecord]) -> int:
@@ -154,11 +154,11 @@ class JobUsage:
     def _resident_kib(self, process: str) -> int:
         """The memory of a process, with its part of what it shares, such as with the one it was forked from."""
         files = {"smaps_rollup": rb"^Pss_(?:Anon|Shmem):\s+(\d+) kB", "status": rb"^Rss(?:Anon|Shmem):\s+(\d+) kB"}
-        found = (
+        sizes = (
             re.findall(line, _read(slurm_allocation.PROC / process / name), re.MULTILINE)
             for name, line in files.items()
         )
-        return sum(map(int, next(filter(None, found), ())))  # before Linux 5.4, all of what it shares
+        return sum(map(int, next(filter(None, sizes), ())))  # before Linux 5.4, all of what it shares
 
 
 def _counters(path: Path) -> Mapping[str, int]:

@@ -86,11 +86,11 @@ def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: st
     amounts: dict[str, float] = {}
     for column, what in columns.items():
         if what in (PER_JOB, IN_ALL_JOBS):
-            found = {f"{name} {what}": amount for name, amount in parse_resources(row[column]).items()}
+            limits = {f"{name} {what}": amount for name, amount in parse_resources(row[column]).items()}
         else:
             parse = parse_time_limit if what == WALLTIME else float
-            found = {what: parse(row[column])} if row[column] else {}
-        amounts |= {name: min(amount, amounts.get(name, math.inf)) for name, amount in found.items()}
+            limits = {what: parse(row[column])} if row[column] else {}
+        amounts |= {name: min(amount, amounts.get(name, math.inf)) for name, amount in limits.items()}
     return Limits(origin, amounts)
 
 

@@ -309,7 +309,7 @@ class PartitionSettings:
 
 def list_partition_settings() -> list[PartitionSettings]:
     """The settings of each partition."""
-    found = []
+    partitions = []
     for fields in map(parse_fields, run_slurm_command("scontrol", "show", "partitions", "--oneliner").splitlines()):
         if "PartitionName" not in fields:
             continue
@@ -321,8 +321,8 @@ def list_partition_settings() -> list[PartitionSettings]:
             preempt_mode=fields.get("PreemptMode", "OFF"),
             grace_seconds=float(grace) if grace.isdigit() else 60 * parse_time_limit(grace),
         )
-        found.append(settings)
-    return found
+        partitions.append(settings)
+    return partitions
 
 
 def controller_settings() -> dict[str, str]:

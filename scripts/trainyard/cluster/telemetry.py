@@ -298,12 +298,12 @@ class Gpu:
         ecc = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         uncorrected = self._query(pynvml.nvmlDeviceGetTotalEccErrors, *ecc)
         remapped = self._query(pynvml.nvmlDeviceGetRemappedRows)  # corrected, uncorrected, is pending, has failed
-        found = [f"{uncorrected} uncorrected ECC errors since the driver was loaded"] if uncorrected else []
+        descriptions = [f"{uncorrected} uncorrected ECC errors since the driver was loaded"] if uncorrected else []
         if remapped and remapped[2]:
-            found.append("rows of its memory wait for a reset to be remapped")
+            descriptions.append("rows of its memory wait for a reset to be remapped")
         if remapped and remapped[3]:
-            found.append("rows of its memory could not be remapped")
-        return found
+            descriptions.append("rows of its memory could not be remapped")
+        return descriptions
 
     def _query(self, query: Callable[..., Any], *more: Any) -> Any:
         try:

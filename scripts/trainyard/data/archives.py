@@ -94,16 +94,16 @@ class Folder(Collection):
             raise DataError(f"{self.path}: no such folder")
         state = self.path.stat()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
-            found = list[CollectedFile]()
+            collected = list[CollectedFile]()
             pending = {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
             while pending:
                 listed = list(zip(pool.map(self._list, pending), pending.values(), strict=True))
                 pending = {}
                 for (files, folders), above in listed:
-                    found += files
+                    collected += files
                     pending |= {name: {*above, identity} for name, identity in folders if identity not in above}
                     self.folders += [name for name, _ in folders]
-        return sorted(found, key=lambda file: file.name)
+        return sorted(collected, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
         """The files in a folder, and the names and identities of the folders in it."""

@@ -133,10 +133,10 @@ def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[s
 def _orientation(image: Any) -> int:
     """The orientation in EXIF, 1 to 8; 1 means upright, also where EXIF is damaged: the pixels may be intact."""
     try:
-        found: Any = image.getexif().get(ORIENTATION_TAG) if "exif" in image.info else None
+        orientation: Any = image.getexif().get(ORIENTATION_TAG) if "exif" in image.info else None
     except DECODING_ERRORS:
         return 1
-    return int(found) if found in range(1, 9) else 1
+    return int(orientation) if orientation in range(1, 9) else 1
 
 
 def _to_rgb(image: Any) -> Any:

@@ -118,11 +118,11 @@ class _Downloader:
                     raise failure(f"HTTP status {response.status_code} ({response.reason})")
                 _write(response, Path(output_file), url.rpartition("/")[2])
             algorithm = self.checksum.partition(":")[0]
-            found = f"{algorithm}:{file_digest(Path(output_file), algorithm)}"
-            if not found.startswith(self.checksum):  # if it arrives twice, it is no longer the published file
-                error_class = _PermanentFailure if found in self.received else requests.RequestException
-                self.received.add(found)
-                raise error_class(f"its checksum is {found}, not {self.checksum}")
+            checksum = f"{algorithm}:{file_digest(Path(output_file), algorithm)}"
+            if not checksum.startswith(self.checksum):  # if it arrives twice, it is no longer the published file
+                error_class = _PermanentFailure if checksum in self.received else requests.RequestException
+                self.received.add(checksum)
+                raise error_class(f"its checksum is {checksum}, not {self.checksum}")
         except (requests.RequestException, HTTPError) as error:
             log.info("%s: %s", url, _root_cause(error))
             raise requests.RequestException(error) from error

@@ -221,19 +221,19 @@ def _measure_sample(dataset: Any) -> tuple[tuple[int, int, int], list[float], li
     Raises:
         DataError: the images are not alike.
     """
-    found = list[tuple[Any, ...]]()
+    kinds = list[tuple[Any, ...]]()
     totals = list[tuple[list[int], list[int]]]()
     for index in range(0, len(dataset), -(-len(dataset) // SAMPLE_IMAGES)):
         image = read_item(dataset, index)[0]
         normalized = as_normalized(image, index)
         pixels: NDArray[Any] = as_pixels(image, index) if normalized is None else np.moveaxis(normalized, 0, 2)
-        found.append((*pixels.shape, pixels.dtype.name))
-        if found[-1] != found[0]:
-            sizes = ["{}x{}x{} {}".format(*each) for each in (found[-1], found[0])]
+        kinds.append((*pixels.shape, pixels.dtype.name))
+        if kinds[-1] != kinds[0]:
+            sizes = ["{}x{}x{} {}".format(*each) for each in (kinds[-1], kinds[0])]
             raise DataError(f"image {index} has {sizes[0]}, but image 0 {sizes[1]}: all must be alike")
         if normalized is None:
             totals.append(channel_sums(pixels[None]))
-    height, width, channels, _ = found[0]
+    height, width, channels, _ = kinds[0]
     if not totals:
         return (height, width, channels), [0.0] * channels, [1.0] * channels
     sums, squares = (np.sum(each, axis=0).tolist() for each in zip(*totals, strict=True))

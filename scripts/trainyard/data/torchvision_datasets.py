@@ -58,18 +58,18 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
         is_train = split == "train"
         try:
             if dataset.name == "SVHN":
-                found = published(str(work), split="train" if is_train else "test")
+                loaded = published(str(work), split="train" if is_train else "test")
             else:
-                found = published(str(work), train=is_train)
+                loaded = published(str(work), train=is_train)
         except Exception as error:  # which exception a damaged file raises depends on its bytes
             reason = str(error) or type(error).__name__
             raise DataError(
                 f"{root}: torchvision cannot read the {split} files of {dataset.name} ({reason}): replace "
                 "them, or leave out `root` to download them"
             ) from None
-        images = np.asarray(found.data)
-        labels = np.asarray(found.targets if hasattr(found, "targets") else found.labels, np.int64)
-        classes = [text.partition(" - ")[0] for text in getattr(found, "classes", classes)]
+        images = np.asarray(loaded.data)
+        labels = np.asarray(loaded.targets if hasattr(loaded, "targets") else loaded.labels, np.int64)
+        classes = [text.partition(" - ")[0] for text in getattr(loaded, "classes", classes)]
         # torchvision does not check that each image has a label, and each label a class.
         what = f"{root}: the {split} split of {dataset.name}"
         if not len(images) or len(images) != len(labels):

@@ -20,10 +20,12 @@ def remote_weights(model: str, weights: str) -> RemoteFile:
         raise WeightsError(
             f"pretrained: {model!r} is not a classification model of torchvision: give a file of weights"
         )
-    known = models.get_model_weights(model).__members__
-    if weights not in known:
-        raise WeightsError(f"pretrained: torchvision has no {weights} for {model}; it has {', '.join(known) or 'none'}")
-    url = known[weights].url
+    published = models.get_model_weights(model).__members__
+    if weights not in published:
+        raise WeightsError(
+            f"pretrained: torchvision has no {weights} for {model}; it has {', '.join(published) or 'none'}"
+        )
+    url = published[weights].url
     digest = re.search(r"-([0-9a-f]{8,})\.\w+$", url)
     if digest is None:
         raise WeightsError(f"pretrained: {url} has no checksum in its name: download it, and give the file")

@@ -28,14 +28,14 @@ def train_trial(launch: Path) -> None:
     Raises:
         UserError: as `create_trainer` and `train_epochs` do.
     """
-    given = json.loads((launch / TRIAL).read_text())
-    study = TrainScaling.model_validate(given["study"])
-    staged = Staged(Path(given["dataset"]))
+    trial = json.loads((launch / TRIAL).read_text())
+    study = TrainScaling.model_validate(trial["study"])
+    staged = Staged(Path(trial["dataset"]))
     with (
         join_ranks(study, study.scales[0], traces=launch.parent) as (group, stop_request),
-        local_copy(staged, given["local"]) as copy,
+        local_copy(staged, trial["local"]) as copy,
     ):
-        store = CheckpointStore(Path(given["checkpoints"]), {"trial": given["trial"]})
+        store = CheckpointStore(Path(trial["checkpoints"]), {"trial": trial["trial"]})
         trainer = create_trainer(
             study,
             study.scales[0],
@@ -44,9 +44,9 @@ def train_trial(launch: Path) -> None:
             store,
             folder=launch.parent,
             save_last=False,  # the journal has the results of a trial
-            deadline=given["deadline"],
+            deadline=trial["deadline"],
             stop_request=stop_request,
-            downloads=given["downloads"],
+            downloads=trial["downloads"],
         )
         earlier_seconds = trainer.seconds
         status = TrialStatus.FINISHED

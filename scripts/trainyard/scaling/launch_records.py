@@ -146,12 +146,12 @@ class Launches:
                 output,
                 complete=complete,
                 seconds=seconds,
-                resumed=place > 0,
+                resumed=number > 0,
                 began=last_began if output == self.output else 0.0,
                 ranks=ranks,
                 torn=output != self.output,
             )
-            for place, output in enumerate(outputs)
+            for number, output in enumerate(outputs)
         ]
         for each in parsed:
             if each.warning:
@@ -159,7 +159,7 @@ class Launches:
         parts = [each.rows for each in parsed]
         if metrics and metrics.numbers_rows:
             launches = dict(enumerate(each.before for each in self.epochs()))
-            parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
+            parts = [[shift_epoch(row, launches.get(number, 0)) for row in rows] for number, rows in enumerate(parts)]
         rows = join_rows(parts)
         return replace(
             join_outputs(parsed[-1], reversed(parsed[:-1])),

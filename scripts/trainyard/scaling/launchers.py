@@ -71,13 +71,17 @@ def launch(scale: str, options: Sequence[str]) -> int:
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # The agents meet and log there. It is on the shared file system, and only this user can enter it.
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as folder:
-        given = current_allocation() if split_scale(scale)[0] > 1 else None
-        process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
+        allocation = current_allocation() if split_scale(scale)[0] > 1 else None
+        process = subprocess.Popen(
+            training_command(scale, options, folder=folder, allocation=allocation), env=environment
+        )
         # srun forwards SIGUSR1 to all tasks; at SIGTERM, it would kill them.
-        number = GENTLE_SIGNAL if given else signal.SIGTERM
+        number = GENTLE_SIGNAL if allocation else signal.SIGTERM
         forward_stop_request(partial(process.send_signal, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
-        code = _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if given else wait_as_shell(process)
+        code = (
+            _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if allocation else wait_as_shell(process)
+        )
         if reason := failure_reason(Path(folder)):
             log.error("%s", reason)
     return code

@@ -142,18 +142,18 @@ def _environment(step: NodeStep, endpoint: Endpoint) -> dict[str, str]:
     """The environment variables of the command."""
     # The user's own value comes first.
     python = Path(step.python) if step.python else None
-    given = {SHUTDOWN_TIMEOUT: str(math.ceil(step.grace_seconds))} | program_environment(python)
-    given |= step.variables[host.node_name()] if step.variables else {}
-    given |= thread_variables(step.cpus_per_gpu, given)
-    given |= module_path(Path.cwd(), given) if step.workdir else {}
+    variables = {SHUTDOWN_TIMEOUT: str(math.ceil(step.grace_seconds))} | program_environment(python)
+    variables |= step.variables[host.node_name()] if step.variables else {}
+    variables |= thread_variables(step.cpus_per_gpu, variables)
+    variables |= module_path(Path.cwd(), variables) if step.workdir else {}
     if signal.SIGHUP not in STOP_SIGNALS:  # under nohup
-        given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
+        variables |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpus.has_gpu():
-        given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+        variables |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if step.is_per_gpu:
-        given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
-        given |= {"MASTER_ADDR": endpoint.address, "MASTER_PORT": str(endpoint.port)}
-    return given
+        variables |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
+        variables |= {"MASTER_ADDR": endpoint.address, "MASTER_PORT": str(endpoint.port)}
+    return variables
 
 
 if __name__ == "__main__":

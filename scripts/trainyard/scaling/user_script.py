@@ -119,15 +119,15 @@ class UserScript:
         assert end is not None
         report = launches.report(ended=end["time"])
         if launched and (launched.missing or not launched.of_several_ranks):
-            found = launched
+            whole = launched
             rows = report.rows
         else:  # lines of several ranks can be merged now that all are there
             parsed = launches.parse_outputs(study.metrics, seconds=report.seconds, ranks=self._ranks)
-            found = launched or parsed
+            whole = launched or parsed
             rows = parsed.rows
-        if problem := found.missing or found.unread.get(THROUGHPUT):
+        if problem := whole.missing or whole.unread.get(THROUGHPUT):
             raise FinalError(f"{self._run}: {problem}; see {launches.output}. {UNREADABLE_REMEDY}")
-        if THROUGHPUT in found.of_several_ranks and study.per is None:
+        if THROUGHPUT in whole.of_several_ranks and study.per is None:
             raise FinalError(
                 f"{self._run}: several ranks print {THROUGHPUT}, see {launches.output}: is it that of one "
                 "GPU or of all? Set `per: gpu` or `per: all`; the same command then reads the saved output again"
@@ -139,7 +139,7 @@ class UserScript:
                 if (throughput := row.get(THROUGHPUT)) is not None:
                     row[THROUGHPUT] = throughput * self._ranks
         summary = {
-            **_trained(rows, counts_epochs=found.counts_epochs),
+            **_trained(rows, counts_epochs=whole.counts_epochs),
             "train_seconds": report.seconds,
             **{name: end[name] for name in RUN_FIELDS},
             "sessions": launches.facts(SESSION_FIELDS),
@@ -395,11 +395,11 @@ def _trained(rows: Sequence[Mapping[str, Any]], *, counts_epochs: bool) -> dict[
     A script that resumes on its own starts at a later number. Rows are thinned, so they are not counted; the first and
     the last one are always there.
     """
-    found: dict[str, float | None] = dict.fromkeys(("trained_epochs", *_COUNTERS))
+    counted: dict[str, float | None] = dict.fromkeys(("trained_epochs", *_COUNTERS))
     if rows and counts_epochs:
-        found["trained_epochs"] = rows[-1]["epoch"] - rows[0]["epoch"] + 1
+        counted["trained_epochs"] = rows[-1]["epoch"] - rows[0]["epoch"] + 1
     for column, names in _COUNTERS.items():
         counts = [row[name] for row in rows for name in names if row.get(name) is not None]
         if len(counts) == len(rows) > 1 and all(earlier < later for earlier, later in pairwise(counts)):
-            found[column] = counts[-1] - counts[0]
-    return found
+            counted[column] = counts[-1] - counts[0]
+    return counted

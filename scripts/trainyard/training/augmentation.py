@@ -117,10 +117,10 @@ def draw_crops(count: int, least_area: float, *, height: int, width: int, genera
 
 def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
     """Each image's box, enlarged to the image's size: uint8 (B, H, W, C); bilinear, as torchvision's `resized_crop`."""
-    top, left, heights, widths = boxes.float().view(-1, 4, 1).unbind(1)
+    tops, lefts, heights, widths = boxes.float().view(-1, 4, 1).unbind(1)
     _, height, width, _ = images.shape
-    rows = _positions(top, heights, height)
-    columns = _positions(left, widths, width)
+    rows = _positions(tops, heights, height)
+    columns = _positions(lefts, widths, width)
     grid = torch.stack(
         [columns.unsqueeze(1).expand(-1, height, -1), rows.unsqueeze(2).expand(-1, -1, width)], 3
     )  # x, y

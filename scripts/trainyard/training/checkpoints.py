@@ -104,10 +104,10 @@ class CheckpointStore:
         for path in self._newest_first():
             content = path.read_bytes()
             if _new_digest(content).hexdigest() == path.name.split(".")[1]:
-                found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-                if differing := differences(found["spec"], self.spec):
+                saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                if differing := differences(saved["spec"], self.spec):
                     raise UserError(f"{path} belongs to another training and is not used: {differing}")
-                state: dict[str, Any] = found["state"]
+                state: dict[str, Any] = saved["state"]
                 return state
             log.warning("%s is damaged: its content does not match its digest; using the one before it", path)
         return None
@@ -307,25 +307,25 @@ def _latest(store: CheckpointStore, group: Group) -> dict[str, Any] | None:
     Raises:
         UserError: this rank does not see the checkpoint that another one sees.
     """
-    found = store.latest()
+    state = store.latest()
     give_up_at = time.monotonic() + VISIBLE_SECONDS
-    latest = -int(group.minimum(torch.tensor(-_steps_so_far(found), device=group.device)))
-    while _steps_so_far(found) != latest:
+    latest = -int(group.minimum(torch.tensor(-_steps_so_far(state), device=group.device)))
+    while _steps_so_far(state) != latest:
         if time.monotonic() > give_up_at:
             raise UserError(f"{store.folder}: rank {group.rank} does not find the checkpoint from which others resume")
         time.sleep(1)
-        found = store.latest()
-    return found
+        state = store.latest()
+    return state
 
 
-def _restore(state: TrainingState, found: dict[str, Any], store: CheckpointStore) -> None:
+def _restore(state: TrainingState, saved: dict[str, Any], store: CheckpointStore) -> None:
     """Restore a state.
 
     Raises:
         UserError: the model, the optimizer or the user's loss has other tensors.
     """
     try:
-        state.load_state_dict(found)
+        state.load_state_dict(saved)
     except (RuntimeError, ValueError, AttributeError) as error:  # AttributeError: for a buffer of a module that is gone
         if is_out_of_memory(error):
             raise

@@ -64,14 +64,14 @@ def lr_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, fl
         ModelError: a pattern matches none of the names, or two of the same length match one.
     """
     _check_matches("lr_scale", scales, names)
-    found = {}
+    factors = {}
     for name in names:
         matching = [pattern for pattern in scales if matches(name, pattern)]
         longest = [pattern for pattern in matching if _length(pattern) == max(map(_length, matching))]
         if len({scales[pattern] for pattern in longest}) > 1:
             raise ModelError(f"lr_scale: {' and '.join(longest)} both match {name} and are equally long: extend one")
-        found[name] = scales[longest[0]] if longest else 1.0
-    return found
+        factors[name] = scales[longest[0]] if longest else 1.0
+    return factors
 
 
 def _length(pattern: str) -> int:
@@ -85,10 +85,10 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _check_matches(option: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    known = list(names)
+    parameters = list(names)
     for pattern in patterns:
-        if not any(matches(name, pattern) for name in known):
-            examples = ", ".join(dict.fromkeys(name.split(".")[0] for name in known))
+        if not any(matches(name, pattern) for name in parameters):
+            examples = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
             raise ModelError(f"{option}: {pattern!r} matches no parameter that is trained; the model has {examples}")
 
 
@@ -121,18 +121,18 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
     for name in replaced:
         del theirs[name]
     try:
-        found = inner.load_state_dict(theirs, strict=False)
+        keys = inner.load_state_dict(theirs, strict=False)
     except (RuntimeError, ValueError) as error:  # the first line of a RuntimeError names the class of the model
         reason = str(error).strip().splitlines()[-1].strip()
         remedy = "; small_images replaces the stem: leave it out" if spec.small_images else ""
         raise WeightsError(f"{path}: does not fit {spec.model}: {reason}{remedy}") from None
-    loaded = len(theirs) - len(found.unexpected_keys)
-    skipped = found.unexpected_keys
+    loaded = len(theirs) - len(keys.unexpected_keys)
+    skipped = keys.unexpected_keys
     if not loaded:
         raise WeightsError(
             f"{path}: has none of the names of {spec.model}: {list_some(skipped)}, not {list_some([*ours])}"
         )
-    missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
+    missing = [name for name in keys.missing_keys if not name.endswith("num_batches_tracked")]
     if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
         raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {list_some(absent)} of the model")
     # Names of the file in parts that the model has, except its output layer: its architecture is another one.
@@ -179,7 +179,7 @@ def weights_file(spec: Train, downloads: str) -> Path:
 def _read_state_dict(path: Path, ours: Iterable[str]) -> dict[str, Tensor]:
     """The state_dict in a file, without the prefixes of a wrapper; `ours` are the names that the model itself gives."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # which exception a damaged file raises depends on its bytes
@@ -187,18 +187,18 @@ def _read_state_dict(path: Path, ours: Iterable[str]) -> dict[str, Tensor]:
         reason = f"it holds a {named[1]}" if named else (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "save the model's `state_dict()` with torch.save: other Python objects are not loaded"
         raise WeightsError(f"{path}: is not a file of weights ({reason}): {remedy}") from None
-    while isinstance(found, Mapping) and not _is_state_dict(found):
-        found = next((found[entry] for entry in ENTRIES if isinstance(found.get(entry), Mapping)), None)
-    if found is None or not _is_state_dict(found):
+    while isinstance(state, Mapping) and not _is_state_dict(state):
+        state = next((state[entry] for entry in ENTRIES if isinstance(state.get(entry), Mapping)), None)
+    if state is None or not _is_state_dict(state):
         raise WeightsError(f"{path}: has no state_dict, neither itself nor in {', '.join(ENTRIES)}")
     for prefix in PREFIXES:
         is_own = any(name.startswith(prefix) for name in ours)  # a user's model may have a part of this name
-        if not is_own and all(name.startswith(prefix) for name in found):
-            consume_prefix_in_state_dict_if_present(found, prefix)
-    for name in list(found):
+        if not is_own and all(name.startswith(prefix) for name in state):
+            consume_prefix_in_state_dict_if_present(state, prefix)
+    for name in list(state):
         if old := _OLD_DENSENET.match(name):
-            found[old[1] + old[2]] = found.pop(name)
-    return found
+            state[old[1] + old[2]] = state.pop(name)
+    return state
 
 
 def _is_state_dict(found: Any) -> TypeGuard[dict[str, Tensor]]:

@@ -71,11 +71,11 @@ def peaks() -> dict[str, dict[str, float]]:
     (_, *precisions), *rows = [
         [cell.strip() for cell in line.split("|")] for line in _PEAKS.splitlines() if "|" in line
     ]
-    found = dict[str, dict[str, float]]()
+    by_gpu = dict[str, dict[str, float]]()
     for name, *cells in rows:
-        known = zip(precisions, cells, strict=True)
-        found[name] = {precision: float(peak) for precision, peak in known if peak}
-    return found
+        of_gpu = zip(precisions, cells, strict=True)
+        by_gpu[name] = {precision: float(peak) for precision, peak in of_gpu if peak}
+    return by_gpu
 
 
 log = logging.getLogger(__name__)

@@ -104,14 +104,14 @@ def _staged_splits(staged: Staged, device: torch.device) -> Iterator[Split]:
     Of a GPU that several trials share, this is a part of what is left of this trial's share
     (`worker_gpu.limit_gpu_memory`).
     """
-    left = math.inf
+    bytes_left = math.inf
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         share = torch.cuda.get_per_process_memory_fraction(device) * total
-        left = RESIDENT_SHARE * min(free, share - torch.cuda.memory_reserved(device))
+        bytes_left = RESIDENT_SHARE * min(free, share - torch.cuda.memory_reserved(device))
     for split in map(staged.split, SPLITS):
-        if split.images.nbytes <= left:
-            left -= split.images.nbytes
+        if split.images.nbytes <= bytes_left:
+            bytes_left -= split.images.nbytes
             yield ResidentSplit(split.images, split.labels, device)
         else:
             yield MappedSplit(split.images, split.labels, device)

@@ -64,15 +64,15 @@ def load_metric(path: str, arguments: Mapping[str, Any], *, classes: int, device
 
     A class is called with the arguments, and one of torchmetrics with the number of classes if it needs that.
     """
-    found = _KNOWN.get(path) or import_object(path, role="metric")
+    metric = _KNOWN.get(path) or import_object(path, role="metric")
     with naming("metric", path):
-        made: Any = found
-        if isinstance(found, type):
-            given = dict(arguments)
-            if found.__module__.startswith("torchmetrics."):
-                wanted = inspect.signature(found).parameters.keys() & {"num_classes", "num_labels"}
-                given = dict.fromkeys(wanted, classes) | given
-            made = found(**given)
+        made: Any = metric
+        if isinstance(metric, type):
+            chosen = dict(arguments)
+            if metric.__module__.startswith("torchmetrics."):
+                wanted = inspect.signature(metric).parameters.keys() & {"num_classes", "num_labels"}
+                chosen = dict.fromkeys(wanted, classes) | chosen
+            made = metric(**chosen)
         elif arguments:
             raise ObjectiveError("it is no class, so metric_args have no place")
         return made.to(device) if is_torchmetric(made) else made

@@ -217,14 +217,14 @@ def _replace_stem(name: str, model: nn.Module) -> None:
     """Replace the stem by one that does not downsample."""
     if name.startswith(_NO_STEM):
         raise ValueError("it has no stem to replace for small images: leave out small_images")
-    path, old = next((path, each) for path, each in model.named_modules() if isinstance(each, nn.Conv2d))
+    path, old = next((path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d))
     new = nn.Conv2d(3, old.out_channels, 3, padding=1, bias=old.bias is not None)
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     model.set_submodule(path, new)
     after = iter(list(model.named_modules()))
-    next(path for path, each in after if each is new)
-    for path, each in after:
-        if isinstance(each, nn.MaxPool2d):
+    next(path for path, module in after if module is new)
+    for path, module in after:
+        if isinstance(module, nn.MaxPool2d):
             model.set_submodule(path, nn.Identity())
-        if isinstance(each, (nn.Conv2d, nn.MaxPool2d)):
+        if isinstance(module, (nn.Conv2d, nn.MaxPool2d)):
             break

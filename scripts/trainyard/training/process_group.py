@@ -40,13 +40,13 @@ _SET_HERE: Final = {
 }
 
 
-def ddp_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def ddp_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of DistributedDataParallel with those of a config.
 
     Raises:
         UserError: it has no such argument.
     """
-    ours = {"gradient_as_bucket_view": True, **given}
+    ours = {"gradient_as_bucket_view": True, **arguments}
     keys = ["timeout_minutes"]
     return further_arguments(DistributedDataParallel, ours, option="ddp", keys=keys, without=_SET_HERE)
 
@@ -210,10 +210,10 @@ def _device(local_rank: int) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":
         present = len(list(NODE_GPUS.glob("*")))
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        if present and given:
+        assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if present and assigned:
             raise UserError(
-                f"GPU {given} was assigned to this process, but torch finds none, although the node has {present}: "
+                f"GPU {assigned} was assigned to this process, but torch finds none, although the node has {present}: "
                 "request at most the GPUs of a node, and check that torch was built for the driver"
             )
         return torch.device("cpu")

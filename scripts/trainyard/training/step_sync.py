@@ -99,10 +99,10 @@ class StepFlags:
             optimizer.found_inf = (newest.flags[0] < self._group.world_size).float()  # type: ignore[attr-defined]
             newest.flags = newest.flags.to("cpu", non_blocking=True)
         newest.ended = moment(self._group.device)
-        known = []
+        statuses = []
         while len(self._pending) > self._lag:
-            known.append(self._oldest())
-        return known
+            statuses.append(self._oldest())
+        return statuses
 
     def finish_all(self) -> list[StepStatus]:
         """The status of all steps that `finish` has not returned yet: at the end of an epoch, or after an error.

@@ -60,11 +60,11 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
     on_gpu = group.device.type == "cuda"
     nodes, gpus_per_node = split_scale(scale)
     last = history[-1].as_row()
-    given = slurm_allocation.current_allocation()
+    allocation = slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
     names = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds")
-    known = {name: [value for row in history if (value := row.value(name)) is not None] for name in names}
-    medians: dict[str, Any] = {name: statistics.median(each) if each else None for name, each in known.items()}
+    values = {name: [value for row in history if (value := row.value(name)) is not None] for name in names}
+    medians: dict[str, Any] = {name: statistics.median(each) if each else None for name, each in values.items()}
     measured: dict[str, Any] = {"measured_steps": trainer.steps * len(history), "measured_in": TRAINING}
     if steady:
         times = asdict(steady)
@@ -100,8 +100,8 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
         "torch": torch.__version__,
         "job": slurm_allocation.job_id(),
         "node": host.node_name(),
-        "node_names": list(given.nodes) if given else [host.node_name()],
-        "gpu_model": given.gpu_model if given else "",
+        "node_names": list(allocation.nodes) if allocation else [host.node_name()],
+        "gpu_model": allocation.gpu_model if allocation else "",
     }
 
 

@@ -280,12 +280,12 @@ class Trainer:
         self.flags.begin()
         with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
             images = timer.waiting(batches)
-            known = list[StepStatus]()
+            statuses = list[StepStatus]()
             stops = False
             timer.begin()
             while progress.step < self.steps and not stops:
-                known = self._step(images, augment)
-                stops = any(status.stop for status in known) or (alone and self.stop_request.is_made)
+                statuses = self._step(images, augment)
+                stops = any(status.stop for status in statuses) or (alone and self.stop_request.is_made)
                 timer.mark()
                 self._end_step()
                 if progress.step % COLLECTED_STEPS == 0:
@@ -294,12 +294,12 @@ class Trainer:
                 if steps_per_second := rate.poll(progress.step):
                     speed = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
-        known += self.flags.finish_all()
-        for status in known:
+        statuses += self.flags.finish_all()
+        for status in statuses:
             self._check(status)
         progress.times += timer.times()
-        signalled = [status.signalled_rank for status in known if status.signalled_rank is not None]
-        if stops or any(status.stop for status in known):
+        signalled = [status.signalled_rank for status in statuses if status.signalled_rank is not None]
+        if stops or any(status.stop for status in statuses):
             raise self._stopped(min(signalled, default=0 if alone and self.stop_request.is_made else None))
 
     def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> list[StepStatus]:
@@ -308,8 +308,8 @@ class Trainer:
         state = self.state
         spec = self.spec
         sums = self._compute_gradients(images, augment)
-        known = self.flags.finish(state.optimizer)
-        for status in known:
+        statuses = self.flags.finish(state.optimizer)
+        for status in statuses:
             self._check(status)
         if spec.clip_norm is not None:
             state.scaler.unscale_(state.optimizer)
@@ -322,7 +322,7 @@ class Trainer:
             state.average.update(spec.ema_decay_after(steps_before))
         progress.sums += sums
         progress.step += 1
-        return known
+        return statuses
 
     def _compute_gradients(self, batches: Iterator[ImageBatch], augment: Augmenter) -> Tensor:
         """Set the gradients of all parameters from the micro-batches of a step; returns the sums of the step."""

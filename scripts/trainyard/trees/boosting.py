@@ -333,12 +333,12 @@ def score(data: Tabular, truth: Array, predicted: Array) -> dict[str, float]:
         return {"rmse": float(np.sqrt(np.mean((truth - predicted) ** 2)))}
     if predicted.ndim == 1 and len(data.classes) > 2:
         return {"accuracy": float(np.mean(predicted == truth))}
-    found = _by_class(predicted)
-    if found is None:
+    by_class = _by_class(predicted)
+    if by_class is None:
         return {}
-    scores = {"accuracy": float(np.mean(found.argmax(axis=1) == truth))}
-    if _are_probabilities(found):
-        likelihoods = found[np.arange(len(truth)), truth].clip(np.finfo(found.dtype).eps)
+    scores = {"accuracy": float(np.mean(by_class.argmax(axis=1) == truth))}
+    if _are_probabilities(by_class):
+        likelihoods = by_class[np.arange(len(truth)), truth].clip(np.finfo(by_class.dtype).eps)
         scores["log_loss"] = float(-np.mean(np.log(likelihoods)))
     return scores
 
@@ -347,10 +347,12 @@ def score_ranks(data: Tabular, truth: Array, predicted: Array) -> dict[str, floa
     """The AUC, of several classes the mean of each against the rest; empty if a class has no rows."""
     from sklearn.metrics import roc_auc_score
 
-    found = _by_class(predicted) if data.classes else None
-    if found is None or not _are_probabilities(found) or len(np.unique(truth)) != found.shape[1]:
+    by_class = _by_class(predicted) if data.classes else None
+    if by_class is None or not _are_probabilities(by_class) or len(np.unique(truth)) != by_class.shape[1]:
         return {}
-    return {"auc": float(roc_auc_score(truth, found[:, 1] if found.shape[1] == 2 else found, multi_class="ovr"))}
+    return {
+        "auc": float(roc_auc_score(truth, by_class[:, 1] if by_class.shape[1] == 2 else by_class, multi_class="ovr"))
+    }
 
 
 def _by_class(predicted: Array) -> Array | None:

@@ -77,16 +77,16 @@ def storage_error(error: OSError, path: Path | str | None = None) -> StorageErro
     """
     if isinstance(error, StorageError):
         return error
-    place = path or error.filename
+    file = path or error.filename
     remedy = _REMEDIES.get(error.errno or 0)
-    if place is not None and error.errno in _LOST_SERVER:
+    if file is not None and error.errno in _LOST_SERVER:
         remedy = _SERVER_REMEDY
     if remedy is None:
         return None
-    where = f"{os.fsdecode(place)}: " if isinstance(place, (str, bytes, Path)) else ""
-    found = StorageError(f"{where}{os.strerror(error.errno or 0).lower()}: {remedy}")
-    found.errno = error.errno
-    return found
+    where = f"{os.fsdecode(file)}: " if isinstance(file, (str, bytes, Path)) else ""
+    described = StorageError(f"{where}{os.strerror(error.errno or 0).lower()}: {remedy}")
+    described.errno = error.errno
+    return described
 
 
 def mentions_held_folder(message: str) -> bool:

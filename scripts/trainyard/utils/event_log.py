@@ -187,12 +187,12 @@ class Reader(Generic[Decoded]):
         """Whether `new` returns all events again, because the file is another one, was shortened, or has vanished."""
         try:
             with open(self._path, "rb") as file:  # a network file system asks its server, which it does not for `stat`
-                found = os.fstat(file.fileno())
+                state = os.fstat(file.fileno())
         except FileNotFoundError:
             inode = size = 0
         else:
-            inode = found.st_ino
-            size = found.st_size
+            inode = state.st_ino
+            size = state.st_size
         if inode == self._inode and size >= self.offset:
             return False
         self._inode = inode

@@ -58,12 +58,12 @@ def copy_matching(folder: Path, pattern: str, target: Path) -> None:
 
     What is removed or renamed meanwhile is left out.
     """
-    found = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
-    if not found or target.exists():
+    files = [path for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
+    if not files or target.exists():
         return
     draft = target.with_name(f".{target.name}.copy")
     shutil.rmtree(draft, ignore_errors=True)
-    for path in found:
+    for path in files:
         copy = draft / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):

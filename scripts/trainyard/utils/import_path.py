@@ -73,16 +73,16 @@ def is_user_file(path: Path) -> bool:
     return not any(folder in path.parents for folder in (SCRIPTS, *_INSTALLED))
 
 
-def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs: Mapping[str, Any]) -> None:
+def check_call(called: Any, path: str, *, role: str, args: Sequence[str], kwargs: Mapping[str, Any]) -> None:
     """Check that an imported object can be called with these arguments, without calling it.
 
     Raises:
         UserError: it is no function or class, or takes other arguments.
     """
-    if not callable(found):
-        raise UserError(f"{role} {path!r} is a {type(found).__name__}: give a function or a class")
+    if not callable(called):
+        raise UserError(f"{role} {path!r} is a {type(called).__name__}: give a function or a class")
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(called)
     except (TypeError, ValueError):  # it is not written in Python
         return
     try:
@@ -95,7 +95,7 @@ def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs:
 
 def further_arguments(
     called: Callable[..., Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     *,
     option: str,
     without: Collection[str],
@@ -110,7 +110,7 @@ def further_arguments(
     """
     parameters = [each for name, each in inspect.signature(called).parameters.items() if name not in without]
     try:
-        bound = inspect.Signature(parameters).bind(**given)
+        bound = inspect.Signature(parameters).bind(**values)
     except TypeError as error:
         known = ", ".join([*keys, *(each.name for each in parameters)])
         raise UserError(f"{option}: {called.__name__} {error}; known: {known}") from None

@@ -150,7 +150,7 @@ def hold(
     held = held or path.parent
     began = time.monotonic()
     seconds = wait_seconds
-    known = None
+    seen = None
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -168,13 +168,13 @@ def hold(
         if is_ours:
             continue
         other = Holder.parse(content)
-        if content != known:  # the first look, or another process has taken it meanwhile
+        if content != seen:  # the first look, or another process has taken it meanwhile
             seconds = max(wait_seconds, GIVEN_UP_SECONDS) if other and is_given_up(other) else wait_seconds
         if time.monotonic() >= began + seconds:
             raise LockHeldError(held, other)
-        if content != known:
+        if content != seen:
             log.info("waiting for %s, in use by %s", held, other or "another process")
-        known = content
+        seen = content
         time.sleep(LOCK_POLL_SECONDS)
     try:
         with suppress(OSError) if inherited else storage_errors(path):

@@ -182,11 +182,11 @@ class _Parser:
         return end if end >= 0 else len(self._text)
 
     def _parse_placeholder(self, context: str) -> bool:
-        found = self._pattern.match(self._text, self._at)
-        if found:
-            self.found.placeholders.append((found[1], context))
-            self._at = found.end()
-        return found is not None
+        match = self._pattern.match(self._text, self._at)
+        if match:
+            self.found.placeholders.append((match[1], context))
+            self._at = match.end()
+        return match is not None
 
     def _add_placeholders(self, end: int, context: str) -> None:
         """Add all placeholders up to the index `end`, and continue there."""

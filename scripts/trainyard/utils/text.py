@@ -86,12 +86,12 @@ def _abbreviates(one: str, other: str) -> bool:
     return (len(initials[1]) > 1 and one == initials[1]) or (len(initials[0]) > 1 and other == initials[0])
 
 
-def suggest(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
+def suggest(word: str, words: Iterable[str], *, otherwise: str = "") -> str:
     """The known word closest to an unknown one, as a question; if none is close, `otherwise`, or all known words."""
-    known = list(known)
-    close = difflib.get_close_matches(word[:100], known, n=1) or [name for name in known if _abbreviates(word, name)]
+    words = list(words)
+    close = difflib.get_close_matches(word[:100], words, n=1) or [name for name in words if _abbreviates(word, name)]
     if close:
         return f"did you mean {close[0]!r}?"
     if otherwise:
         return otherwise
-    return f"known: {', '.join(known)}" if known else "none is defined"
+    return f"known: {', '.join(words)}" if words else "none is defined"
