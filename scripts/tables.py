@@ -1,4 +1,4 @@
-"""Write the derived tables of one study, and a page with its tables for the report."""
+"""Write the derived tables of one study."""
 
 import argparse
 import logging
@@ -12,14 +12,14 @@ log = logging.getLogger("tables")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Write the tables and the page."""
+    """Write the tables."""
     config = read_current_config(arguments.config, arguments.results, study=arguments.name)
     command_line.check_name(config, arguments.kind, arguments.name)
     folder = arguments.results / arguments.kind / arguments.name
     terms = table_terms(config, arguments.kind, arguments.name)
     with command_line.results_expected(arguments), made_for(folder / TABLES[arguments.kind], terms):
-        page = write_tables(config, arguments.kind, arguments.name, arguments.results)
-    log.info("tables: %s; page: %s", folder, page)
+        write_tables(config, arguments.kind, arguments.name, arguments.results)
+    log.info("tables: %s", folder)
 
 
 if __name__ == "__main__":

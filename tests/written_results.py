@@ -23,7 +23,7 @@ def finished(value):
 
 
 def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2):
-    """The tables and the page of a sweep whose trials ended so, one after another: (event, fields)."""
+    """The tables of a sweep whose trials ended so, one after another: (event, fields)."""
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", **sweep}}, "pricing": {"gpu_hour": gpu_hour}})
     folder = results / "sweeps/s"
     folder.mkdir(parents=True)

@@ -63,13 +63,6 @@ for kind, made_from in TABLE_INPUTS.items():
                 kind=kind,
                 table=project.derived_tables[kind],
             ),
-            report(
-                f"results/tables/{kind}/{{name}}.html",
-                category=project.categories[kind],
-                subcategory="{name}",
-                labels={"study": "{name}", "content": project.labels(kind)["table"]},
-                caption=f"../report/{kind}-table.rst",
-            ),
         log:
             f"results/logs/tables/{kind}-{{name}}.log",
         localrule: True
@@ -93,7 +86,7 @@ for kind, made_from in PLOT_INPUTS.items():
     for plots in project.plot_rules(kind):
 
         rule:
-            "Plot the results of a study, or a dataset."
+            "Plot the results of a study, or a dataset, and write the page of a study."
             name:
                 plots.name
             input:
@@ -117,6 +110,20 @@ for kind, made_from in PLOT_INPUTS.items():
                     kind=kind,
                     plot=plots.labels,
                 ),
+                [
+                    report(
+                        f"results/tables/{study}/{{name}}.html",
+                        category=project.categories[study],
+                        subcategory="{name}",
+                        labels={
+                            "study": "{name}",
+                            "content": project.labels(study)["table"],
+                        },
+                        caption=f"../report/{study}-table.rst",
+                    )
+                    for study in TABLE_INPUTS
+                    if study == kind
+                ],
             log:
                 f"results/logs/plots/{kind}-{{name}}.log",
             wildcard_constraints:

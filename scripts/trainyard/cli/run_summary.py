@@ -134,13 +134,15 @@ class RunSummary:
             trials = state.folder / "trials.csv"
             if not state.attempts or (trials.exists() and not is_outdated(trials, state.space.digest)):
                 continue
-            from trainyard.report.study_tables import write_tables  # pandas takes a second to import
+            from trainyard.report.study_pages import write_study_page  # pandas takes a second to import
+            from trainyard.report.study_tables import write_tables
             from trainyard.results.sweep_tables import write_sweep_tables
 
             for table in (trials, trials.with_name(TABLES["sweeps"])):
                 record(table, "")
             write_sweep_tables(state, self._answer_of[name].ranking, state.folder)
             write_tables(self.config, "sweeps", name, self.results)
+            write_study_page(self.config, "sweeps", name, self.results)
 
     def announce_ends(self) -> None:
         """Tell who waits for the sweeps of this run that it has ended."""

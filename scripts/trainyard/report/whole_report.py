@@ -7,7 +7,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from trainyard.config.config import Config
 from trainyard.report.pages import StudyPage, render_page, write_page
-from trainyard.report.study_tables import current_study, scaling_study
+from trainyard.report.study_pages import current_study, scaling_study
 
 
 def write_report(config: Config, results: Path, page: Path) -> None:

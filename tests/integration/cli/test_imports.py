@@ -6,7 +6,7 @@ import sys
 import pytest
 from project import ROOT
 
-SLOW = {"matplotlib", "numpy", "optuna", "pandas", "ray", "rich", "snakemake", "torch", "torchvision"}
+SLOW = {"matplotlib", "numpy", "optuna", "pandas", "ray", "rich", "sklearn", "snakemake", "torch", "torchvision"}
 
 
 def imported(code):
@@ -30,6 +30,7 @@ def imported(code):
         ("check", {"numpy"}),
         ("control", {"numpy"}),
         ("status", {"numpy", "rich"}),
+        ("tables", {"numpy", "pandas"}),
     ],
 )
 def test_a_program_imports_no_slow_module_before_it_needs_it(program, expected):

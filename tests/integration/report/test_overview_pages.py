@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from trainyard.report.overview import summarize_studies, write_overview
+from trainyard.report.study_pages import write_study_page
 from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
 
 LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
@@ -45,7 +46,7 @@ def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, 
 def test_any_sweep_has_pages_that_fit_the_screen(tmp_path, browser, sweep, ends):
     config = write_results(tmp_path, sweep, ends)
     for width in WIDTHS if len(ends) > 100 else WIDTHS[-1:]:
-        for path in (write_overview(config, tmp_path), tmp_path / "tables/sweeps/s.html"):
+        for path in (write_overview(config, tmp_path), write_study_page(config, "sweeps", "s", tmp_path)):
             with opened(browser, path, width=width) as page:
                 wait_for_tables(page)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width

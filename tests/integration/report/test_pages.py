@@ -8,7 +8,7 @@ from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from playwright.sync_api import expect
 from trainyard.report import pages
 from trainyard.report.pages import ReportTable, StudyPage, write_page
-from trainyard.report.study_tables import scaling_study
+from trainyard.report.study_pages import scaling_study
 from written_results import write_scaling_results
 
 COUNT = 162

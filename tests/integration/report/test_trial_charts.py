@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from browser import PALE_TEXTS, THEMES, WIDTHS, opened, wait_for_tables
 from playwright.sync_api import Page, expect
-from trainyard.report.study_tables import write_tables
+from trainyard.report.study_pages import write_study_page
 from trainyard.utils.csv_files import read_table, write_table
 from written_results import DIVERGED, FAILED, finished, write_results
 
@@ -34,7 +34,7 @@ def write_page_of(results, sweep, ends, epochs=4):
     trials = read_table(results / "sweeps/s/trials.csv")
     curves = trials[["trial"]].merge(pd.DataFrame({"epoch": range(1, epochs + 1)}), how="cross")
     write_table(curves.assign(rmse=1 / curves["epoch"]), results / "sweeps/s/epochs.csv")
-    return write_tables(config, "sweeps", "s", results), trials
+    return write_study_page(config, "sweeps", "s", results), trials
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from sweep_journals import write_session
 from trainyard.config.load import as_given, check_config
 from trainyard.planning.history_files import read_state
 from trainyard.report.pages import Charts, ReportTable, write_page
-from trainyard.report.study_tables import current_study
+from trainyard.report.study_pages import current_study
 from trainyard.report.style import readable_column
 from trainyard.report.whole_report import LivePage, write_report
 from written_results import FAILED, GRID, finished, write_results, write_scaling_results

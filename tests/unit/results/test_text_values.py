@@ -13,6 +13,7 @@ from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.planning.history_files import read_state
+from trainyard.report.study_pages import write_study_page
 from trainyard.report.study_tables import write_tables
 from trainyard.results.ranking import rank_sweep
 from trainyard.results.sweep_tables import write_sweep_tables
@@ -58,7 +59,8 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
                 record_attempt(journal, name, status=TrialStatus.FINISHED, metrics={"score": number})
         state = read_state(config.sweeps["s"], "s", results)
         write_sweep_tables(state, rank_sweep(state), results / "sweeps/s")
-        page = write_tables(config, "sweeps", "s", results).read_text()
+        write_tables(config, "sweeps", "s", results)
+        page = write_study_page(config, "sweeps", "s", results).read_text()
         assert all(rf"\"{text}\"" in page for text in texts if text.isalnum() and text.isascii())
         assert state.keys_with_text == {"x"}
         best = read_config(results / "sweeps/s/best.yaml")
