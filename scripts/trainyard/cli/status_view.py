@@ -185,7 +185,7 @@ def _count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
     running = len({attempt.trial for attempt in opened}.intersection(pending))
     outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
     failed = outcomes.count(TrialStatus.FAILED)
-    ends = [end.outcome for record in state.records if (end := record.end)]
+    ends = [end.outcome for end in state.ends]
     return {
         "finished": ends.count(TrialStatus.FINISHED),
         "stopped": ends.count(TrialStatus.STOPPED),

@@ -16,7 +16,7 @@ from trainyard.results.ranking import Configuration, Ranking
 def describe_sweep(state: History, answer: Answer, pricing: Pricing) -> list[str]:
     """What has run of a sweep, its answer as far as it has run, where the best is, and what it used: a line each."""
     ranking = answer.ranking
-    failed = [last for record in state.failed if (last := record.last)]
+    failed = state.failed
     best, *more = answer.lines
     if ranking.best_trial and len(state.unfinished) > len(failed):
         best = f"so far: {best}"

@@ -90,9 +90,8 @@ class TrialLoop:
         # A trial with one of these metrics NaN or infinite has diverged.
         self._monitored = run.state.sweep.monitored_metrics
         self._unreported = set(run.state.sweep.required_metrics)  # by any trial; all trials must report these
-        for record in run.state.records:
-            if result := record.result:
-                self._unreported -= result.metrics.keys()
+        for result in run.state.results:
+            self._unreported -= result.metrics.keys()
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks in this order, then what a search draws. Each slot takes the next one as soon as it is free.

@@ -150,8 +150,7 @@ def fetch_records(runs: Sequence[Session]) -> dict[str, JobRecord]:
 
 def conclusive_ends(history: History) -> list[Attempt]:
     """The attempts that ended trials by which the quality of a configuration is known."""
-    ends = [record.end for record in history.records]
-    return [end for end in ends if end and end.outcome in CONCLUSIVE]
+    return [end for end in history.ends if end.outcome in CONCLUSIVE]
 
 
 def kept_seconds(history: History, ends: Iterable[Attempt]) -> dict[tuple[str, int], float]:

@@ -129,10 +129,20 @@ class History:
         return [record.name for record in self.records if record.name not in spared and record.end is None]
 
     @property
-    def failed(self) -> list["TrialRecord"]:
-        """The unfinished trials whose last attempt failed."""
-        records = map(self.record, self.unfinished)
-        return [record for record in records if record.has_failed]
+    def ends(self) -> list[Attempt]:
+        """The attempts after which trials are not run again, see `TrialRecord.end`."""
+        return [end for record in self.records if (end := record.end)]
+
+    @property
+    def results(self) -> list[Attempt]:
+        """The attempts that are the results of trials."""
+        return [result for record in self.records if (result := record.result)]
+
+    @property
+    def failed(self) -> list[Attempt]:
+        """The last attempts of unfinished trials, where they failed."""
+        last_attempts = [self.record(name).last for name in self.unfinished]
+        return [last for last in last_attempts if last and last.outcome is TrialStatus.FAILED]
 
     @property
     def cancelled(self) -> list["TrialRecord"]:
@@ -199,7 +209,7 @@ class History:
         """That the budget is reached, how many trials have ended, and how to go on; "" if it does not matter."""
         if not self.has_reached_budget:
             return ""
-        ended = sum(record.end is not None for record in self.records)
+        ended = len(self.ends)
         if ended + len(self.cancelled) >= len(self.trials):
             return ""
         return f"budget reached: {ended} of {len(self.trials)} trials ran; raise `budget` to go on"
@@ -284,9 +294,7 @@ class History:
     @property
     def unread_count(self) -> int:
         """How many trials have ended by an output that must be read again, and is kept, or is lost with its metrics."""
-        ends = (record.end for record in self.records)
-        unread = (end for end in ends if end and self.must_read(end))
-        return sum(self.can_read(end) or self.is_misread(end) for end in unread)
+        return sum(self.can_read(end) or self.is_misread(end) for end in filter(self.must_read, self.ends))
 
 
 @dataclass(frozen=True)

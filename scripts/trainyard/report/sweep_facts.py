@@ -202,7 +202,7 @@ def list_next_steps(state: History, answer: Answer) -> list[str]:
     """What to do next about a sweep."""
     ranking = answer.ranking
     steps = []
-    if failed := sum(not record.out_of_memory for record in state.failed):
+    if failed := sum(not each.ran_out_of_memory for each in state.failed):
         steps.append(
             f"Correct the error of {count_of(failed, 'failed trial')} and run the same command with "
             f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."

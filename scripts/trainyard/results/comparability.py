@@ -57,8 +57,7 @@ def describe_work(
 
 def describe_finished_work(state: History) -> list[str]:
     """The same of the trials of a sweep that have finished so far."""
-    results = [record.result for record in state.records]
-    finished = [result for result in results if result and result.outcome is TrialStatus.FINISHED]
+    finished = [result for result in state.results if result.outcome is TrialStatus.FINISHED]
     work = {result.trial: work_of(state, result) for result in finished}
     return describe_work(work, {name: state.trials[name].values for name in work}, state.sweep.score)
 

@@ -32,7 +32,7 @@ def check_sweep(state: History) -> None:
         raise FinalError(describe_pause(state))
     warn_unreadable(state, error=UserError if state.unfinished else FinalError)  # what failed may report some
     unfinished = state.unfinished
-    failed = [last for record in state.failed if (last := record.last)]
+    failed = state.failed
     for attempt in failed[:SHOWN_FAILURES]:
         log.error("%s", describe_failure(attempt))
     if len(failed) < len(unfinished):
@@ -46,8 +46,7 @@ def check_sweep(state: History) -> None:
                 f"sweep {state.name}: {count} of {len(state.trials)} trials {what}; the others are kept: {remedy}, "
                 "then run the same command"
             )
-    counts = _count_ends(state)
-    _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])
+    _check_enough_succeeded(state, failed)
 
 
 def describe_failure(attempt: Attempt) -> str:
@@ -58,7 +57,7 @@ def describe_failure(attempt: Attempt) -> str:
 
 def summarize_sweep(state: History) -> str:
     """How many trials finished, were stopped early, diverged, failed, and are left to run: one line."""
-    counts = _count_ends(state)
+    counts = Counter(end.outcome for end in state.ends)
     failed = len(state.failed)
     left = len(state.unfinished) - failed
     parts = f", {counts[TrialStatus.STOPPED]} stopped early" if state.sweep.stop else ""
@@ -67,7 +66,7 @@ def summarize_sweep(state: History) -> str:
     parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
     parts += f", {failed} failed"
     parts += f", {left} to run" if left else ""
-    if misread := sum(map(state.is_misread, filter(None, (record.end for record in state.records)))):
+    if misread := sum(map(state.is_misread, state.ends)):
         parts += f", {count_of(misread, 'output')} to re-read by the present `metrics`"
     parts += f"; {reached}" if (reached := state.describe_budget()) else ""
     return f"sweep {state.name}: {count_of(counts[TrialStatus.FINISHED], 'trial')} finished{parts}"
@@ -83,17 +82,14 @@ def describe_pause(state: History) -> str:
     )
 
 
-def _count_ends(state: History) -> Counter[TrialStatus]:
-    return Counter(end.outcome for record in state.records if (end := record.end))
-
-
-def _check_enough_succeeded(state: History, failed: Sequence[Attempt], result_count: int) -> None:
+def _check_enough_succeeded(state: History, failed: Sequence[Attempt]) -> None:
     """Check that there is a result, and that not more trials failed than the config allows.
 
     Raises:
         UserError: there is no result, or too many trials failed.
     """
     total = len(state.trials)
+    result_count = len(state.results)
     limit = state.sweep.max_failed_fraction
     own_errors = sum(not each.ran_out_of_memory for each in failed)
     if result_count and own_errors <= limit * total:
@@ -128,8 +124,7 @@ def warn_unreadable(state: History, *, error: type[UserError] = FinalError) -> N
     Raises:
         UserError: no trial reported any, or the sweep has `max_failed_fraction: 0`. It is an `error`.
     """
-    ends = [record.end for record in state.records]
-    unreadable = [end for end in ends if end and end.outcome is TrialStatus.UNREADABLE]
+    unreadable = [end for end in state.ends if end.outcome is TrialStatus.UNREADABLE]
     if not unreadable:
         return
     first = next((each for each in unreadable if output_file(state.folder, each).exists()), unreadable[0])
@@ -137,6 +132,6 @@ def warn_unreadable(state: History, *, error: type[UserError] = FinalError) -> N
     details = f"; see {output}. {UNREADABLE_REMEDY}" if output.exists() else ""
     count = f"{len(unreadable)} of {len(state.trials)}"
     message = f"sweep {state.name}: {count} trials have no metrics; the first, {first.trial}: {first.error}{details}"
-    if not state.sweep.max_failed_fraction or not any(record.result for record in state.records):
+    if not state.sweep.max_failed_fraction or not state.results:
         raise error(message)
     log.warning("%s", message)

@@ -23,8 +23,7 @@ def describe_origin(session: SessionStarted | None) -> str:
 def sessions_of_results(history: History) -> dict[str, SessionStarted | None]:
     """By trial with a result, the session in which it ran; None if the journal has none."""
     sessions = {attempt: run.info for run in history.sessions for attempt in run.attempts}
-    results = [record.result for record in history.records]
-    return {result.trial: sessions.get((result.trial, result.number)) for result in results if result}
+    return {result.trial: sessions.get((result.trial, result.number)) for result in history.results}
 
 
 def describe_mismatch(state: History) -> str:

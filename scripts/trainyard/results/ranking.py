@@ -267,8 +267,7 @@ def _cost(score: float | None, mode: Mode) -> float:
 
 def _ranking_metric(state: History) -> tuple[str, Mode | None, tuple[str, ...]]:
     """The metric that ranks trials, its mode (None if it must be guessed), and the candidates if it is not known."""
-    results = (record.result for record in state.records)
-    reported: Sequence[str] = list(dict.fromkeys(metric for each in results if each for metric in each.metrics))
+    reported: Sequence[str] = list(dict.fromkeys(metric for result in state.results for metric in result.metrics))
     if not reported and state.sweep.target[0]:
         return state.sweep.target[0], state.sweep.target[1], ()
     if found := state.sweep.ranking_metric([*reported, DURATION]):
