@@ -9,7 +9,7 @@ from trainyard.cli import command_line, json_output
 from trainyard.cli.status_view import describe_other_run
 from trainyard.cli.sweep_answer import answer_as_json, describe_sweep
 from trainyard.config.load import read_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.results.answer import answer_sweep
 from trainyard.utils.errors import UserError
 

@@ -13,8 +13,7 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.planning.requests import UserRequest
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.utils.errors import UserError

@@ -17,8 +17,7 @@ from trainyard.cluster.slurm_queries import list_jobs_in
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.results.completeness import check_sweep
 from trainyard.utils.errors import UserError
 from trainyard.utils.terminal import open_console

@@ -18,7 +18,7 @@ from trainyard.config.config import Config
 from trainyard.config.load import config_copy, read_config
 from trainyard.config.scaling import ScriptScaling, split_scale
 from trainyard.config.trials import result_digest
-from trainyard.planning.history_files import dataset_digest
+from trainyard.planning.history import dataset_digest
 from trainyard.planning.receipts import record, training_terms
 from trainyard.results.retention import restore_results
 from trainyard.scaling.launchers import launch

@@ -7,7 +7,7 @@ import pandas as pd
 from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.config.trials import result_digest
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report.study_tables import write_tables
 from trainyard.results.ranking import rank_sweep
 from trainyard.results.sweep_tables import write_sweep_tables

@@ -36,7 +36,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, trials_to_check
 from trainyard.config.user_programs import checkpoints_of
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history_files import dataset_digest, read_state
+from trainyard.planning.history import dataset_digest, read_state
 from trainyard.planning.journal import Ended, Epoch, Resumed
 from trainyard.planning.trial_space import NOT_STAGED
 from trainyard.programs.metrics import MetricsCollector

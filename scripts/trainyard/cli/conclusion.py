@@ -36,7 +36,7 @@ class Conclusion:
         return self._read_history().counted_unit
 
     def _read_history(self) -> "History":
-        from trainyard.planning.history_files import read_state
+        from trainyard.planning.history import read_state
 
         return read_state(self.config.sweeps[self.name], self.name, self.results)
 

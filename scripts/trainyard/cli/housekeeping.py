@@ -15,8 +15,7 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, TrainScaling
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import checkpoints_of
-from trainyard.planning.history import History
-from trainyard.planning.history_files import dataset_digest, is_trained, read_state
+from trainyard.planning.history import History, dataset_digest, is_trained, read_state
 from trainyard.results.retention import (
     RESULTS,
     is_concluded,

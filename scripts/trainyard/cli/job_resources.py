@@ -21,7 +21,7 @@ from trainyard.config.scaling import ENOUGH_CPUS_PER_GPU, Scaling, ScriptScaling
 from trainyard.config.sweep import Slots
 from trainyard.config.trials import count_configured
 from trainyard.planning.claims import ClaimLog
-from trainyard.planning.history_files import dataset_digest, is_trained, read_state
+from trainyard.planning.history import dataset_digest, is_trained, read_state
 from trainyard.planning.job_costs import (
     PlannedJob,
     brief_plan,

@@ -20,8 +20,7 @@ from trainyard.config.config import Config
 from trainyard.config.load import config_copy
 from trainyard.config.placeholders import SHELL
 from trainyard.planning.added_trials import announce_end
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.planning.receipts import TABLES, is_outdated, record
 from trainyard.results.answer import Answer, answer_sweep
 from trainyard.results.best_config import FILE, has_study, study_name, write_best

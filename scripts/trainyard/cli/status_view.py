@@ -19,8 +19,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.packing.session_watch import beat_file
 from trainyard.planning.attempts import Attempt, Fold, Session
-from trainyard.planning.history import History
-from trainyard.planning.history_files import is_trained
+from trainyard.planning.history import History, is_trained
 from trainyard.planning.journal import SESSIONS
 from trainyard.planning.order import makespan
 from trainyard.planning.plan import Plan, plan_sweep

@@ -9,8 +9,8 @@ from typing import Final
 from trainyard.packing.repeat_best import repeat_best
 from trainyard.packing.shared_order import POLL_SECONDS
 from trainyard.packing.sweep_run import SweepRun
+from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.journal import Location
-from trainyard.planning.measured_durations import MeasuredDurations
 from trainyard.planning.task import Task
 
 PREDICT_FRACTION: Final = 0.02  # of the time, at most: the slots of short trials would wait for predictions
@@ -26,7 +26,7 @@ class TrialQueue:
         self._run = run
         self._order = run.order
         self._failures = run.failures
-        self._evidence = MeasuredDurations(run.state)
+        self._forecast = DurationForecast(run.state)
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
         self._probes = set[str]()  # trials that start before others, see `awaits_probe`
@@ -214,13 +214,13 @@ class TrialQueue:
             return 0.0
         seconds = task and (task.max_seconds or task.expected_seconds)
         if not seconds:
-            seconds = max(self.longest_seconds, *self._evidence.seconds.values(), 0.0)
+            seconds = max(self.longest_seconds, *self._forecast.measured_seconds.values(), 0.0)
         return seconds + self._run.limits.stop_seconds if seconds else 0.0
 
     def is_over_budget(self) -> bool:
         """Whether the budget allows another job none of the trials that are left: it has to start, and to run one."""
         shortest = min(map(self._most_seconds, self._tasks), default=self._most_seconds())
-        return self._evidence.startup_seconds + shortest > self._order.seconds_in_budget()
+        return self._forecast.startup_seconds + shortest > self._order.seconds_in_budget()
 
     # ---- after the end of a trial
 

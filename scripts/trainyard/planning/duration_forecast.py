@@ -3,20 +3,25 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
+from typing import Final
 
-from trainyard.planning.duration_model import Array, Prediction, predict
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import full_seconds, relative_cost
+from trainyard.planning.attempts import Attempt, whole_seconds
+from trainyard.planning.duration_model import UNFINISHED, Array, Prediction, predict
 from trainyard.planning.history import History
-from trainyard.planning.measured_durations import UNFINISHED, MeasuredDurations
 from trainyard.planning.order import makespan, spanning_trials
+from trainyard.planning.task import folder_name
 from trainyard.planning.trial_space import is_placeholder
+
+UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
 
 
 class DurationForecast:
-    """Predicted seconds of the unfinished trials, from the attempts in the journal."""
+    """Predicted seconds of the unfinished trials, from the attempts that were known when they were first needed."""
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self.evidence = MeasuredDurations(history)
 
     @cached_property
     def unfinished(self) -> list[str]:
@@ -54,7 +59,7 @@ class DurationForecast:
     def min_seconds(self) -> dict[str, float]:
         """Seconds that unfinished trials exceed with 95 % probability; without evidence, of interrupted ones only."""
         if self._prediction is None:
-            ran = {name: self.evidence.interrupted_seconds(name) for name in self.unfinished}
+            ran = {name: self.interrupted_seconds(name) for name in self.unfinished}
             return {name: UNFINISHED[0] * seconds for name, seconds in ran.items() if seconds}
         return self._by_name(self._prediction.lower_bounds())
 
@@ -72,7 +77,7 @@ class DurationForecast:
 
     @cached_property
     def _costs(self) -> dict[str, float]:
-        return self.seconds or self.evidence.relative_costs(self.unfinished)
+        return self.seconds or self.relative_costs(self.unfinished)
 
     def makespan(self, slots: int) -> float | None:
         """Expected makespan of all pending trials on a number of slots, without the start-up; None without evidence."""
@@ -97,8 +102,8 @@ class DurationForecast:
 
         On a GPU model on which none was measured, they may take longer than on others.
         """
-        longest = max([self.evidence.likely_seconds(self.unfinished), *self.evidence.seconds.values()])
-        longest *= UNFINISHED[1] if self.evidence.unmeasured_models else 1.0
+        longest = max([self.likely_seconds(self.unfinished), *self.measured_seconds.values()])
+        longest *= UNFINISHED[1] if self.unmeasured_models else 1.0
         return sum(max(longest, expected) for expected in self.seconds.values())
 
     @cached_property
@@ -114,17 +119,16 @@ class DurationForecast:
         if not names:
             return None
         trials = self._history.trials
-        evidence = self.evidence
-        known = {name: seconds for name, seconds in (evidence.seconds | dict(finished)).items() if seconds}
+        known = {name: seconds for name, seconds in (self.measured_seconds | dict(finished)).items() if seconds}
         if not known:
             return None
-        ran = [evidence.interrupted_seconds(name) for name in names]
+        ran = [self.interrupted_seconds(name) for name in names]
         drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
         names = [next(drawn) if is_placeholder(name) else name for name in names]
-        costs = evidence.relative_costs([*names, *known])
-        models = self._history.gpu_models or tuple(dict.fromkeys(evidence.gpu_models.values())) or ("",)
+        costs = self.relative_costs([*names, *known])
+        models = self._history.gpu_models or tuple(dict.fromkeys(self.measured_gpu_models.values())) or ("",)
         here = models[0] if len(models) == 1 else ""
-        measured_on = [here if name in finished else evidence.gpu_models[name] or here for name in known]
+        measured_on = [here if name in finished else self.measured_gpu_models[name] or here for name in known]
         found = [
             predict(
                 [trials[name] for name in names],
@@ -136,3 +140,88 @@ class DurationForecast:
         ]
         prediction = Prediction.of_any([each for each in found if each])
         return prediction.longer_than(ran) if any(ran) else prediction
+
+    # ---- what was measured
+
+    @cached_property
+    def startup_seconds(self) -> float:
+        """From the start of the driver to its first trial: the longest measured."""
+        seconds = [run.startup_seconds for run in self._history.sessions if run.startup_seconds is not None]
+        return max(seconds, default=UNPROVEN_STARTUP_SECONDS)
+
+    @cached_property
+    def measured_seconds(self) -> dict[str, float]:
+        """Seconds of the trials that finished, as if they had trained all epochs; the shortest round to 0."""
+        found = dict[str, float]()
+        for name, end in self._ends.items():
+            seconds = whole_seconds(self._history.attempts[name], end) or 0.0
+            found[name] = full_seconds(self._history.trials[name].spec, seconds, end.metrics)
+        return found
+
+    @cached_property
+    def measured_gpu_models(self) -> dict[str, str]:
+        """The GPU models on which these seconds were measured, by trial, as `Attempt.gpu_model`."""
+        return {name: end.gpu_model for name, end in self._ends.items()}
+
+    @property
+    def unmeasured_models(self) -> list[str]:
+        """The GPU models that a job may get on which no trial was measured, although some were on others."""
+        measured = set(self.measured_gpu_models.values())
+        if not measured or "" in measured:
+            return []
+        return [model for model in self._history.gpu_models if model not in measured]
+
+    @cached_property
+    def _ends(self) -> dict[str, Attempt]:
+        return {name: end for name in self._history.trials if (end := self._find_finished(name))}
+
+    def _find_finished(self, name: str) -> Attempt | None:
+        """A finished attempt with a duration, including one that `retrain` has overruled.
+
+        Attempts on the present share of a GPU take precedence over others, and of these, those on a model that a job
+        gets.
+        """
+        history = self._history
+
+        def comparability(attempt: Attempt) -> tuple[bool, bool, int]:
+            has_same_share = attempt.gpus_per_trial == history.sweep.slots.share
+            has_same_model = has_same_share and attempt.gpu_model in history.gpu_models
+            return has_same_share, has_same_model, attempt.number
+
+        attempts = history.record(name).attempts
+        finished = [attempt for attempt in attempts if attempt.outcome is TrialStatus.FINISHED]
+        best = max(finished, key=comparability, default=None)
+        return best if best and best.seconds else None
+
+    def interrupted_seconds(self, name: str) -> float:
+        """The longest that an attempt at a trial ran until it was interrupted; 0 if the trial can resume or has ended.
+
+        A function cannot if it has left nothing in its folder of checkpoints. From the beginning and on the same share
+        of such a GPU, the trial takes longer. `retrain` overrules an attempt that something else held up: otherwise, a
+        trial that hung once for the longest walltime would never start again.
+        """
+        sweep = self._history.sweep
+        if (sweep.can_resume and sweep.saves_by_itself) or self._find_finished(name):
+            return 0.0
+        longest = 0.0
+        for attempt in self._history.record(name).current:
+            is_cut = attempt.outcome == TrialStatus.INTERRUPTED and attempt.gpus_per_trial == sweep.slots.share
+            models = self._history.gpu_models
+            is_comparable = not models or attempt.gpu_model in ("", *models)
+            folder = self._history.folder / "checkpoints"
+            checkpoints = (folder / folder_name(name, attempt.generation, attempt.takeover)).glob("*")
+            if is_cut and is_comparable and (sweep.saves_by_itself or not any(checkpoints)):
+                longest = max(longest, attempt.end - attempt.start)
+        return longest
+
+    def likely_seconds(self, names: Iterable[str]) -> float:
+        """What a job must have for those of these trials that were interrupted and cannot resume, for want of more."""
+        return UNFINISHED[1] * max(map(self.interrupted_seconds, names), default=0.0)
+
+    def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
+        """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""
+        cost = self._history.sweep.cost
+        flops = self._history.flops
+        if cost is not None:
+            return {name: relative_cost(cost, self._history.trials[name]) for name in names}
+        return {name: flops[name] for name in names} if flops.keys() >= set(names) else {}

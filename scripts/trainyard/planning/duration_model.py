@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.trials import Trial
-from trainyard.planning.measured_durations import UNFINISHED
 from trainyard.planning.order import centered_logs, key_columns
 
 Array = NDArray[Any]
@@ -37,6 +36,7 @@ NOISE: Final = (0.015, 0.05, 0.6)  # least, median, and standard deviation of it
 STRAGGLERS: Final = (0.5, 3.0)  # prior counts of stragglers and other trials (a Beta prior)
 EXCESS: Final = (0.75, 0.4)  # mean and standard deviation of what a straggler adds
 
+UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 LOG_RANGE: Final = np.log(1e5)  # limit of predictions below the shortest and above the longest measured duration
 MAX_EVIDENCE: Final = 32  # trials, evenly spaced: more would take long and change little
 HYPOTHESES: Final = (200, 600)  # fewer with more evidence

@@ -1,16 +1,18 @@
 """What is known about a sweep, and each of its trials: everything that follows from its config and its journals."""
 
 import copy
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import value_at
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, constant_keys
+from trainyard.config.trials import Trial, constant_keys, result_digest
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
@@ -25,8 +27,9 @@ from trainyard.planning.budget import Spending
 from trainyard.planning.journal import Row
 from trainyard.planning.requests import UserRequests
 from trainyard.planning.task import Task, output_file
-from trainyard.planning.trial_space import TrialSpace
+from trainyard.planning.trial_space import NOT_STAGED, TrialSpace
 from trainyard.programs.metric_rows import find_divergence
+from trainyard.utils.errors import MissingResultError
 from trainyard.utils.files import digest_of
 
 LOST: Final = (
@@ -381,3 +384,36 @@ class TrialRecord:
     def continued_by(self, attempt: Attempt) -> list[Attempt]:
         """The attempts that an attempt has continued from a checkpoint, the latest first."""
         return attempts_before(self.attempts, attempt) if attempt.resumed else []
+
+
+# ---- what the results say
+
+
+def read_state(
+    sweep: Sweep, name: str, results: Path, *, gpu_models: Sequence[str] = (), fold: Fold | None = None
+) -> History:
+    """The history of a sweep, from its dataset and journal in `results`. `gpu_models`: those that a job may get."""
+    folder = results / "sweeps" / name
+    fold = (fold or Fold(folder)).update()
+    return History(name, sweep, dataset_digest(results, sweep), folder, fold, gpu_models=gpu_models)
+
+
+def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
+    """The digest of a study's staged dataset; a constant if it has none or it is not staged."""
+    from trainyard.data.staged import read_meta  # it imports numpy, which takes a tenth of a second
+
+    if study.dataset is None:
+        return "no dataset"
+    try:
+        return read_meta(results / "data" / study.dataset).digest
+    except MissingResultError:
+        return NOT_STAGED
+
+
+def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
+    """Whether a run of a study, whose results are in `folder`, has results of this config."""
+    try:
+        known = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(known == result_digest(study, run, dataset_digest(results, study)))

@@ -17,7 +17,7 @@ from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
 from trainyard.planning.accounting import Strategy, estimate_others
 from trainyard.planning.added_trials import changed_options, recorded_sweep
-from trainyard.planning.history_files import is_trained
+from trainyard.planning.history import is_trained
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import describe_new_search
 from trainyard.utils.text import count_of, format_duration, format_time
@@ -137,7 +137,7 @@ def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | 
 
 def _basis(plan: Plan) -> str:
     if plan.forecast.seconds:
-        return f"{len(plan.forecast.evidence.seconds)} measured trials{_describe_gpu_models(plan)}"
+        return f"{len(plan.forecast.measured_seconds)} measured trials{_describe_gpu_models(plan)}"
     if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
     return "no evidence; ordered by FLOPs" if plan.state.flops.keys() >= set(plan.forecast.pending) else "no evidence"
@@ -339,9 +339,9 @@ def _describe_prediction(plan: Plan) -> str:
 def _describe_gpu_models(plan: Plan) -> str:
     """The GPU models for which a prediction holds, if trials were measured on others; "" otherwise."""
     models = plan.state.gpu_models
-    evidence = plan.forecast.evidence
-    known = set(evidence.gpu_models.values()) - {""}
-    missing = evidence.unmeasured_models
+    forecast = plan.forecast
+    known = set(forecast.measured_gpu_models.values()) - {""}
+    missing = forecast.unmeasured_models
     if not models or (len(models) == 1 and known <= set(models)):
         return ""
     measured = f"predicted as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)}"

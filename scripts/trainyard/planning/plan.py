@@ -14,8 +14,7 @@ from trainyard.config.config import Config
 from trainyard.config.sweep import Slots
 from trainyard.planning.attempts import Fold
 from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.planning.order import jobs_needed, makespan
 from trainyard.planning.slot_options import GpuOption, choose_option, list_options, useful_jobs
 from trainyard.utils.errors import UserError
@@ -85,7 +84,7 @@ class Plan:
     @property
     def _startup_seconds(self) -> float:
         """From the start of a job to its first trial."""
-        return self.forecast.evidence.startup_seconds
+        return self.forecast.startup_seconds
 
     @property
     def _deadline_seconds(self) -> float | None:
@@ -179,7 +178,7 @@ class Plan:
             return TABLES_MINUTES
         training = self.sure_seconds
         if training is None:
-            training = self.forecast.evidence.likely_seconds(self.forecast.pending)
+            training = self.forecast.likely_seconds(self.forecast.pending)
         minutes = math.ceil((training + self._startup_seconds + self.margin_seconds) / 60)
         return max(UNPROVEN_MINUTES, minutes) if self.sure_seconds is None else minutes
 
@@ -255,7 +254,7 @@ class Plan:
             for name in self.forecast.pending
             if name in least
             and least[name] > self._useful_seconds
-            and (self.forecast.evidence.interrupted_seconds(name) or not self.state.sweep.can_resume)
+            and (self.forecast.interrupted_seconds(name) or not self.state.sweep.can_resume)
         ]
 
     @property
@@ -264,7 +263,7 @@ class Plan:
         longest = self.too_long[0]
         least = format_duration(self.forecast.min_seconds[longest])
         remedy = f"{self._limit_remedy}{self.state.sweep.resume_remedy}"
-        if self.forecast.evidence.interrupted_seconds(longest):  # so far only, by an attempt that did not end
+        if self.forecast.interrupted_seconds(longest):  # so far only, by an attempt that did not end
             remedy += "; if something else held it up, increase `retrain`"
         return f"trial {longest} takes at least {least} and cannot resume; {self._limit}: {remedy}"
 

@@ -25,8 +25,7 @@ from trainyard.config.metric_names import create_study, guess_mode
 from trainyard.config.sweep import Draw, Uniform, options_of
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.programs.metric_rows import step_numbers
 from trainyard.report.style import is_log_scale, is_numeric

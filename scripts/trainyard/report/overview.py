@@ -12,8 +12,7 @@ import pandas as pd
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
 from trainyard.planning.accounting import describe_cost
-from trainyard.planning.history import History
-from trainyard.planning.history_files import is_trained, read_state
+from trainyard.planning.history import History, is_trained, read_state
 from trainyard.report.pages import StudyPage, format_number, render
 from trainyard.report.plot_list import PLOT_LABELS
 from trainyard.report.style import readable_column

@@ -11,8 +11,7 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.planning.accounting import fetch_records
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.report.cost_plots import cpus_as_gpus
 from trainyard.report.overview import SCALE_COLUMNS, scale_rows, scaling_summary, sweep_summary
 from trainyard.report.pages import MAX_ROWS, Charts, Part, ReportTable, StudyPage, write_page

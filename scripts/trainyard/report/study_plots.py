@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainyard.config.config import Config
 from trainyard.data.staged import Staged, StagedImageMeta
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report import (
     cost_plots,
     data_plots,

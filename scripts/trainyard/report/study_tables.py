@@ -9,8 +9,7 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
-from trainyard.planning.history import History
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import History, read_state
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions

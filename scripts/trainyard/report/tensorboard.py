@@ -27,8 +27,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from trainyard.config.config import Config
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.history import TrialRecord
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import TrialRecord, read_state
 from trainyard.programs.metric_rows import step_numbers
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import storage_errors

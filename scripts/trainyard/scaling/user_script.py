@@ -24,7 +24,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import INCOMPLETE
 from trainyard.planning.attempts import Piece, epochs_before, why_given_up
-from trainyard.planning.history_files import dataset_digest
+from trainyard.planning.history import dataset_digest
 from trainyard.programs.metric_rows import shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
 from trainyard.programs.node_setup import prepared_nodes

@@ -11,7 +11,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import metrics_digest
-from trainyard.planning.history_files import dataset_digest, read_state
+from trainyard.planning.history import dataset_digest, read_state
 from trainyard.planning.journal import SESSIONS, Ended, Started
 from trainyard.utils.locks import Holder, hold
 

@@ -15,7 +15,7 @@ from project import ROOT, TINY, TRAIN
 from slurm_cluster.waiting import wait_until
 from trainyard.config.load import read_config
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.requests import CANCELLED
 from trainyard.utils.errors import UserError
 

@@ -17,7 +17,7 @@ from project import ROOT
 from slurm_cluster.waiting import wait_until
 from sweep_journals import record_draws, write_session
 from trainyard.config.load import check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Suggested
 from trainyard.report.dashboard import add_study, write_studies
 

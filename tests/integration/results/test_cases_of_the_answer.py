@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 from trainyard.config.load import check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.results.answer import answer_sweep
 from trainyard.results.comparability import describe_finished_work
 from trainyard.results.ranking import describe_ranking, rank_sweep

@@ -9,7 +9,7 @@ from trainyard.cli.run_summary import RunJob, RunSummary
 from trainyard.cli.sweep_answer import answer_as_json
 from trainyard.config.load import check_config, read_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import SessionStarted, Started
 from trainyard.results.answer import answer_sweep
 from trainyard.utils.errors import UserError

@@ -19,7 +19,7 @@ from trainyard.cli.workflow import Workflow
 from trainyard.cluster import host
 from trainyard.config.load import check_config, config_copy
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import SessionStarted
 from trainyard.planning.receipts import is_outdated, record, table_terms
 from trainyard.utils.files import write_json

@@ -23,7 +23,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.session_watch import beat_file
 from trainyard.planning.added_trials import announce_config, announce_end
 from trainyard.planning.attempts import Fold
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.job_marks import RUN
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep

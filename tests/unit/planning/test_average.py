@@ -9,7 +9,7 @@ from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import count_configured, expand
 from trainyard.packing.repeat_best import _draw_seeds
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Started
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.trial_space import TrialSpace, is_placeholder

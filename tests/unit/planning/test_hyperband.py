@@ -11,7 +11,7 @@ from trainyard.config.sweep import CommandSweep, Stop, TrainSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Epoch
 from trainyard.utils.import_path import SCRIPTS
 

@@ -134,7 +134,7 @@ def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     assert (done.parallel_jobs, done.slots.gpus_per_node) == (1, 0), "tables need no GPU"
     assert done.walltime_minutes == 10
     assert not done.forecast.seconds
-    assert "seconds" not in vars(done.forecast.evidence), "of many trials, this takes most of the time of `-n`"
+    assert "measured_seconds" not in vars(done.forecast), "of many trials, this takes most of the time of `-n`"
 
 
 def test_retrain_makes_results_pending_again_once(tmp_path):
@@ -298,8 +298,8 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     after = plan(tmp_path, grid={"model_args.blocks": list(range(4, 81, 4))})
     low, high = after.predicted_range
     assert low < after.predicted_seconds < high
-    assert after.forecast.evidence.startup_seconds < 5, "as it was seen"
-    startup = after.forecast.evidence.startup_seconds
+    assert after.forecast.startup_seconds < 5, "as it was seen"
+    startup = after.forecast.startup_seconds
     assert after.walltime_minutes * 60 >= high + startup
     assert after.sure_seconds >= high
     assert after.walltime_minutes * 60 <= after.sure_seconds + startup + 120
@@ -315,10 +315,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
         journal.append("session", lead_seconds=4.0)
     after = plan(tmp_path)
     assert after.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
-    assert (
-        after.walltime_minutes * 60
-        >= after.sure_seconds + after.forecast.evidence.startup_seconds + after.margin_seconds
-    )
+    assert after.walltime_minutes * 60 >= after.sure_seconds + after.forecast.startup_seconds + after.margin_seconds
 
 
 def test_the_margin_covers_the_grace_of_commands(tmp_path):
@@ -331,7 +328,7 @@ def test_the_margin_covers_the_grace_of_commands(tmp_path):
 
 def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
     assert plan(tmp_path).walltime_minutes == 60
-    assert plan(tmp_path).forecast.evidence.startup_seconds == 60
+    assert plan(tmp_path).forecast.startup_seconds == 60
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=8), slots)
@@ -439,7 +436,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit | {"goal": "deadline 7h"})
-    assert known.predicted_range[1] + known.forecast.evidence.startup_seconds <= 7 * 3600
+    assert known.predicted_range[1] + known.forecast.startup_seconds <= 7 * 3600
     assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 9h"}))
     impossible = summarize_plan(plan(tmp_path, **limit | {"goal": "deadline 1h"}))
     assert "(deadline 1h, which none of at most 20 is sure to meet)" in impossible
@@ -475,7 +472,7 @@ def test_several_jobs_share_the_trials_and_are_all_counted(tmp_path):
     samples = several.forecast.longest_samples
     assert several.sure_seconds == max(1.5 * share, samples[round(0.99 * (len(samples) - 1))])
     minutes, margin = several.walltime_minutes, several.margin_seconds
-    startup = several.forecast.evidence.startup_seconds
+    startup = several.forecast.startup_seconds
     assert minutes == math.ceil((several.sure_seconds + startup + margin) / 60)
     assert several.requested_hours == 4 * minutes / 60
     assert several.all_jobs == 4
@@ -526,7 +523,7 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     whole = plan_sweep(config, "depth", tmp_path)
     assert whole.jobs == 1
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
-    usable = 3600 - limited.forecast.evidence.startup_seconds - 60
+    usable = 3600 - limited.forecast.startup_seconds - 60
     assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
     assert limited.walltime_minutes == 60
     why = "because a job may take at most 1 h 0 min"

@@ -10,7 +10,7 @@ from trainyard.config.sweep import Mean, Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.early_stopping import EarlyStoppingRule
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Epoch, Reread, Started
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.trial_space import TrialSpace

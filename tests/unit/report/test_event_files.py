@@ -9,7 +9,7 @@ from sweep_journals import write_session
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from trainyard.config.load import check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report.tensorboard import FILE, write_event_files
 
 CONFIG = {

@@ -6,7 +6,7 @@ import json
 import pytest
 from sweep_journals import write_session
 from trainyard.config.load import check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report.overview import summarize_studies
 from trainyard.report.study_tables import write_tables
 from trainyard.results.answer import answer_sweep

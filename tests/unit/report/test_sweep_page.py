@@ -11,7 +11,7 @@ import pytest
 import report
 from sweep_journals import write_session
 from trainyard.config.load import as_given, check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report.pages import Charts, ReportTable, write_page
 from trainyard.report.study_pages import current_study
 from trainyard.report.style import readable_column

@@ -13,7 +13,7 @@ from trainyard.config.load import check_config, read_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Started, Suggested
 from trainyard.planning.plan import plan_sweep
 from trainyard.programs.wandb_runs import wandb_environment

@@ -4,7 +4,7 @@ import pytest
 from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Epoch, Started
 from trainyard.results.answer import answer_sweep
 from trainyard.results.effects import describe_effects, find_identical

@@ -3,7 +3,7 @@
 import pytest
 from sweep_journals import write_session
 from trainyard.config.load import check_config
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sweep_journals import session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Epoch, Started
 from trainyard.planning.trial_value import TrialValue
 from trainyard.results.answer import answer_sweep

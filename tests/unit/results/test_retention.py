@@ -5,7 +5,7 @@ from sweep_journals import record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Started
 from trainyard.results.retention import reduce_folders, reduced_folders
 from trainyard.utils.guarded_process import claim_folder

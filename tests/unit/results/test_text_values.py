@@ -12,7 +12,7 @@ from trainyard.config.load import check_config, read_config
 from trainyard.config.placeholders import build_argv
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
-from trainyard.planning.history_files import read_state
+from trainyard.planning.history import read_state
 from trainyard.report.study_pages import write_study_page
 from trainyard.report.study_tables import write_tables
 from trainyard.results.ranking import rank_sweep

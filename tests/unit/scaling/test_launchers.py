@@ -12,7 +12,7 @@ from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.trials import result_digest
-from trainyard.planning.history_files import is_trained
+from trainyard.planning.history import is_trained
 from trainyard.programs.user_environment import code_record
 from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launch_records import Launches

@@ -18,7 +18,7 @@ from trainyard.config.datasets import Synthetic
 from trainyard.config.load import config_copy
 from trainyard.config.scaling import TrainScaling
 from trainyard.data.staging import stage
-from trainyard.planning.history_files import is_trained
+from trainyard.planning.history import is_trained
 from trainyard.programs.user_environment import find_versions
 from trainyard.scaling import rank, torchrun
 from trainyard.scaling.rank_failures import first_failure, record_exception, write_failures
