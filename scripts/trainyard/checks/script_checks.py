@@ -99,7 +99,8 @@ def describe_spoiled_results(study: Study) -> list[str]:
     """What the scripts of a study do that makes its results other ones than its config says: a line each."""
     started = _find_started(study)
     spoils = [each for each in find_problems(started, read_started(started)) if concerns(study, each)]
-    return [f"warning: {each.where}: {each.message}" for each in spoils if each.topic in ("gpu", "settings", "wandb")]
+    topics = ("background", "gpu", "settings", "wandb")
+    return [f"warning: {each.where}: {each.message}" for each in spoils if each.topic in topics]
 
 
 def concerns(study: Study, problem: ScriptFinding) -> bool:

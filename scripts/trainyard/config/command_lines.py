@@ -12,11 +12,11 @@ LINE: Final = "command"  # the argument that is the line
 COMMAND: Final = [SHELL, "-o", "pipefail", "-c", f"{{{LINE}}}"]  # nothing is replaced in the line itself
 _REPLACED: Final = ("command", "args", "grid", "trials", "sample", "search", "repeats", "settings", "resume")
 _PROBLEMS: Final = {
-    r"\s*(-|(do|done|then|else|elif|fi|esac)\b|\}|(for|while|until|if|case)\b(?!.*\b(done|fi|esac)\b)).*|.*(\\|\||&&|\{)\s*":
+    r"\s*(-|(do|done|then|else|elif|fi|esac)\b|\}|(for|while|until|if|case)\b(?!.*\b(done|fi|esac)\b)).*|.*(\\|\||&&|\{)\s*|.*(?<!<)<<-?\s*['\"\\]?[A-Za-z_].*":
         "is only a part of a command: write each command in one line",
     r"\s*((cd|export|source|\.|module|set|unset|alias|conda activate|wait)(\s[^;&|]*)?|[A-Za-z_]\w*=\S*\s*)":
         "changes nothing for other lines, each of which has a shell of its own: write it there before `&&`",
-    r".*[^&>]&\s*": "ends with &: its trial would end at once; remove it",
+    r".*[^&>]&[\s)]*": "ends with &: its trial would end at once; remove it",
 }  # fmt: skip
 
 

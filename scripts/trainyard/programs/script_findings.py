@@ -17,12 +17,15 @@ from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
 
-Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit"]
+Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit", "background"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
 _TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
 _MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port)\b|\bPET_\w+=")
 _FIXED_ADDRESS: Final = re.compile(r"tcp://[^{}$]*:(\d+)")
+_ELSEWHERE: Final = re.compile(
+    r"(^|[;&|(]|\b(then|do|else))\s*(?P<by>sbatch(?! .*(-W|--wait)\b)|tmux new\S*(?= .*-\w*d)|screen -\w*dm)(?=\w*\s)"
+)
 _REQUEUE: Final = re.compile(r"\bscontrol\b[^#]*\brequeue")
 _SRUN: Final = re.compile(r"(^|[;&|(]|\b(exec|time|then|do|else))\s*(\w+=\S*\s+)*srun\s(?!.*--jobid)")
 _USER_SIGNAL: Final = re.compile(r"\b(?:SIG)?USR([12])\b")
@@ -48,8 +51,10 @@ def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScrip
     """What a command and the scripts that it starts do, each problem of a file where it is first."""
     problems = list(_line_problems(started.lines))
     for path, lines in groupby(started.lines, lambda line: line.path):
+        of_file = list(lines)
+        problems += _background_problems(of_file)
         if path is not None:
-            problems += _exit_problems(list(lines))
+            problems += _exit_problems(of_file)
     for part, script in scripts:
         for file in script.source.files:
             for look in _LOOKS:
@@ -78,6 +83,9 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
             yield ScriptFinding("port", *at, message, "add --standalone, or --master-port {port}")
         if _REQUEUE.search(text):
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
+        if away := _ELSEWHERE.search(text):
+            message = f"`{away['by']}` returns at once: the trial ends before what it starts, without its results"
+            yield ScriptFinding("background", *at, message, "write what it starts in its place")
         if _SRUN.search(text):
             yield ScriptFinding("srun", *at, *_NO_SRUN)
         hiding = _HIDES.match(text.strip())
@@ -120,6 +128,33 @@ def find_named_signals(started: CommandContents, scripts: Sequence[tuple[Started
 
 
 _SIGNAL_NAMES: Final = {"USR1": "(SIG)?USR1", "USR2": "(SIG)?USR2", "INT": "SIGINT|KeyboardInterrupt"}
+
+
+def _background_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
+    """Why a shell does not see how the last program ends that its lines start: it runs in the background."""
+    started = [index for index, line in enumerate(lines) if starts_program(line.text)]
+    last = lines[started[-1]] if started else None
+    script = "\n".join(line.text for line in lines)
+    if not last or _READS_EXIT_CODES.search(script) or (last.path and _UNCLEAR.search(script)):
+        return
+    *_, end = (0, *(each.end() for each in _BACKGROUND.finditer(last.text)))
+    rest = "\n".join([last.text[end:], *(line.text for line in lines[started[-1] + 1 :])])
+    if not end or starts_program(rest) or not all(map(_WAITS.fullmatch, _PARTS.split(rest))):
+        return
+    if not re.search(r"\bwait\b", rest):
+        message = "the program runs in the background, and is ended when the shell ends before it"
+        yield ScriptFinding("background", last.path, last.number, message, "remove the `&`, or end with `wait $!`")
+    elif not re.search(r"\bwait\s+[-$\"%\w]", rest):
+        message = f"`wait` alone succeeds also if the program has failed: {_COUNTS}"
+        yield ScriptFinding("exit", last.path, last.number, message, "write `wait $!`, which has its exit code")
+
+
+_BACKGROUND: Final = re.compile(r"(?<![&>|])&(?![&>\d])")
+_PARTS: Final = re.compile(r"[;\n|&]+")
+# What does nothing but wait for a program in the background, or tell of it.
+_WAITS: Final = re.compile(
+    r"[\s)}]*((echo|printf|sleep|date|disown|exit|wait|done|fi|trap|kill|export|true|:)\b.*|\w+=\S*)?[\s)}]*"
+)
 
 
 def _exit_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:

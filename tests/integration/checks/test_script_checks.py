@@ -3,6 +3,7 @@
 import ast
 import csv
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -407,6 +408,34 @@ def test_a_command_that_hides_a_failed_training_is_found(look, command, hides):
     found = [line for line in warnings if "would count as finished" in line]
     assert len(found) == bool(hides)
     assert all(hides in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("python train.py --lr $1 &\necho started", "2: the program runs in the background"),
+        ("(python train.py --lr $1 &)", "2: the program runs in the background"),
+        ("nohup python train.py --lr $1 > log.txt 2>&1 &\nPID=$!", "2: the program runs in the background"),
+        ("python train.py --lr $1 &\npython train.py --lr $1 --x &\nwait", "3: `wait` alone succeeds"),
+        ("for x in 1 2; do\n  python train.py --lr $1 $x &\ndone; wait; echo done", "3: `wait` alone succeeds"),
+        ("tmux new-session -d -s a 'python train.py --lr $1'", "2: `tmux new-session` returns at once"),
+        ("sbatch job.sh $1", "2: `sbatch` returns at once"),
+        ("sbatch --wait job.sh $1", ""),
+        ("python train.py --lr $1 &\nwait $!", ""),
+        ("trap 'kill $PID' TERM\npython train.py --lr $1 & PID=$!\nwait $PID", ""),
+        ("python train.py --lr $1 > log.txt 2>&1 && echo done", ""),
+        ("python server.py &\npython train.py --lr $1", ""),
+        ("python server.py &\n./client $1", ""),
+    ],
+)
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_program_in_the_background_is_found(look, is_script, lines, message):
+    Path("train.sh").write_text(f"#!/bin/bash\n{lines}\n")
+    command = "bash train.sh {lr}" if is_script else lines.replace("$1", "{lr}").replace("'", "")
+    _, warnings = look("import sys\n", command=command, grid={"lr": [1, 2]})
+    found = [line for line in warnings if re.search("background|`wait` alone|at once", line)]
+    assert len(found) == bool(message), warnings
+    assert not is_script or all(line.startswith(f"train.sh, line {message}") for line in found)
 
 
 def test_a_script_is_parsed_once_and_no_trial_is_expanded(look, monkeypatch):

@@ -87,6 +87,8 @@ def test_a_finding_names_the_first_line_where_it_is(folder):
         ("cd runs\n", "changes nothing"),
         ("LR=1\n", "changes nothing"),
         ("python a.py > log 2>&1 &\n", "line 1: .* ends with &: its trial would end at once; remove it"),
+        ("(python a.py &)\n", "line 1: .* ends with &: its trial would end at once; remove it"),
+        ("python - <<'EOF'\nprint(1)\nEOF\n", "line 1: .* is only a part of a command"),
         ("echo 'a\n", "line 1: .* has no closing quotation"),
         ("# nothing\n\n", "jobs.txt has no command"),
     ],
