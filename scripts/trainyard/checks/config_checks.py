@@ -32,8 +32,8 @@ from trainyard.config.trials import count_configured, expand, trainings
 from trainyard.config.user_programs import CommandOptions
 from trainyard.data.known_images import KnownImages, known_images
 from trainyard.planning.journal import journal_files
-from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metric_rows import ReadingNotes, numeric_row
+from trainyard.programs.metric_patterns import parse_lines
+from trainyard.programs.metric_rows import numeric_row
 from trainyard.utils.text import count_of, suggest
 
 Trained = TrainSweep | TrainScaling
@@ -214,14 +214,10 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     metrics = checked.study.program_metrics
     if metrics is None or not metrics.patterns or not metrics.sample_lines:
         return
-    notes = ReadingNotes()
-    parser = PatternParser(metrics.compiled, notes)
-    for line in metrics.sample_lines:
-        parser.add_line(line)
-    rows = parser.new_rows(final=True)
+    rows, unread = parse_lines(metrics.compiled, metrics.sample_lines)
     found = {name: value for row in rows for name, value in row.items()}
     numbers = numeric_row(found)
-    if problem := next(iter(notes.unread.values()), ""):
+    if problem := next(iter(unread.values()), ""):
         yield Finding(place, "fails", problem)
     elif words := [name for name in found if name not in numbers]:
         message = f"finds {found[words[0]]!r} for {words[0]}, which is not a number"

@@ -29,7 +29,7 @@ class ConfigError(UserError):
 
 
 def read_file(path: Path) -> Any:
-    """The content of a config file; templates (`__use_yte__`) are rendered as by Snakemake.
+    """The content of a config file.
 
     Raises:
         ConfigError: it cannot be read or parsed.
@@ -52,8 +52,6 @@ def read_file(path: Path) -> Any:
         raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{path}: cannot be read: it is nested too deeply") from None
-    if isinstance(raw, dict) and raw.get("__use_yte__"):
-        return _render(raw, path)
     return raw
 
 
@@ -81,15 +79,6 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
     if "escape character" in problem:
         remedy = "; put text with backslashes, such as a pattern, in single quotes"
     return " ".join(problem.split()) + remedy
-
-
-def _render(raw: Mapping[str, Any], path: Path) -> Any:
-    import yte
-
-    try:
-        return yte.process_yaml(yaml.safe_dump(raw, sort_keys=False), require_use_yte=True)
-    except Exception as error:  # of the expressions in the template
-        raise ConfigError(f"{path}: its template cannot be rendered: {' '.join(str(error).split())}") from None
 
 
 def find_unusable(raw: Any) -> str | None:

@@ -25,13 +25,17 @@ PLACEHOLDER: Final = re.compile(
     rf"(?<!\$)\{{(args:[a-z]+|{_NAME}|(?=[^{{}}]*[A-Za-z_]){_TERM}(?:(?: ?(?:\*\*?|//?|\+) ?| - ){_TERM})+)\}}"
 )
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
-# Placeholders that a command may use beside its arguments.
-TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+# Placeholders that a command may use beside its arguments, with a value of their type.
+TRIAL_PLACEHOLDERS: Final[Mapping[str, Any]] = {
+    "trial_dir": "", "trial": "", "attempt": 1, "resume_from": "", "dataset": "", "cpus": 1
+}  # fmt: skip
 # A free port, and the number of GPUs, unless an argument has this name.
 PORT = "port"
 GPUS = "gpus"
-SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
-                      PORT)  # fmt: skip
+SCALE_PLACEHOLDERS: Final[Mapping[str, Any]] = {
+    "out_dir": "", "resume_from": "", "nodes": 1, "gpus": 1, "gpus_per_node": 1, "cpus_per_gpu": 1, "dataset": "",
+    "seed": 0, PORT: 1,
+}  # fmt: skip
 # What Hydra reads as text without quotes, unless it is one of the words after that.
 _HYDRA_TEXT: Final = re.compile(r"[A-Za-z_/][\w/.-]*", re.ASCII)
 _HYDRA_CONSTANTS: Final = ("true", "false", "null", "inf", "nan")
@@ -93,9 +97,16 @@ def _names(part: str) -> frozenset[str]:
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
     """The command; raises a PydanticCustomError if it cannot run as it is meant.
 
-    A placeholder is in a context where quoting does not work, or a shell would take an option for a command. Without a
-    shell, an operator of one would be an argument.
+    A placeholder is in a context where quoting does not work, or in the script of a list `[bash, -c, script]`, whose
+    words are not quoted; it may be the whole script. Or a shell would take an option for a command. Without a shell, an
+    operator of one would be an argument.
     """
+    script = _script_index(command) if isinstance(command, list) else None
+    part = PLACEHOLDER.search(command[script]) if script is not None else None
+    if part and part[0] != part.string:
+        problem = f"{part[0]} is in the script of a shell's -c, and the shell would interpret its value"
+        remedy = "write the command as text instead of a list, since Trainyard quotes the values of text"
+        raise invalid(f"{problem}: {remedy}")
     if not in_shell and isinstance(command, str):
         try:
             shlex.split(command)
@@ -141,8 +152,7 @@ def _parse(command: str) -> shell_syntax.CommandLine:
 def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> None:
     """Raise a ValueError if a placeholder or arithmetic has no value, or a shell would not take one as it is.
 
-    In an arithmetic expansion, $((...)), it must be a number. In the script of a list `[bash, -c, script]`, values are
-    not quoted; one may be the whole script.
+    In an arithmetic expansion, $((...)), it must be a number.
     """
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
     parts = [command] if isinstance(command, str) else command
@@ -151,23 +161,9 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
             values(name)
         except KeyError:
             raise ValueError(f"{{{name}}} has no value here: give one, or write {{args}} instead") from None
-    script = _script_index(command) if isinstance(command, list) else None
-    if script is not None and PLACEHOLDER.fullmatch(command[script]):
-        return  # the value is the script
-    shell_line = ""
-    if isinstance(command, str):
-        shell_line = command
-    elif script is not None:
-        shell_line = command[script]
-    for name, where in _parse(shell_line).placeholders:
-        if script is None and where != shell_syntax.ARITHMETIC:
-            continue
+    for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         value = values(name)
-        if script is not None and _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(format_argument(value)):
-            problem = f"in which the shell would interpret {format_argument(value)!r}"
-            remedy = "write the command as text instead of a list, since Trainyard quotes the values of text"
-            raise ValueError(f"{{{name}}} is in the script of a shell's -c, {problem}: {remedy}")
-        if script is None and type(value) not in (int, float):
+        if where == shell_syntax.ARITHMETIC and type(value) not in (int, float):
             remedy = _ASSIGN.format(name=f"{{{name}}}")
             raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
 
@@ -182,13 +178,6 @@ def _script_index(words: list[str]) -> int | None:
     index = shell + 1 + len(options)
     has_script = any(map(shell_syntax.CODE_OPTION.fullmatch, options)) and index < len(words)
     return index if has_script else None
-
-
-_UNSAFE_UNQUOTED: Final = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # as in shlex.quote
-_UNSAFE: Final = {
-    shell_syntax.SINGLE_QUOTES: re.compile("'"),
-    shell_syntax.DOUBLE_QUOTES: re.compile(r'["$`\\]'),
-}
 
 
 def check_resume_option(command: Command, option: str | None, args: Collection[str], *, in_shell: bool) -> None:

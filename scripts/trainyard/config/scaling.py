@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from trainyard.config.metric_names import DEFAULT_METRIC, MINIMIZED_IN_WORDS
-from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, check_values, insert_resume_option
+from trainyard.config.placeholders import SCALE_PLACEHOLDERS, Command, check_quoting, insert_resume_option
 from trainyard.config.settings import SETTINGS
 from trainyard.config.train import (
     PROFILE,
@@ -265,8 +265,6 @@ class ScriptScaling(CommandOptions, Scaling):
     @model_validator(mode="after")
     def _check_script(self) -> "ScriptScaling":
         self.check_arguments(self.script, self.args, SCALE_PLACEHOLDERS, program="the script")
-        texts = dict.fromkeys(("out_dir", "resume_from", "dataset", "resume", SETTINGS), "")
-        check_values(self.script, self.args, {**dict.fromkeys(SCALE_PLACEHOLDERS, 1), "seed": 0, **texts})
         self.check_resume(self.script, self.args, in_shell=False)
         return self
 

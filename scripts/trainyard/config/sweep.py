@@ -47,7 +47,6 @@ from trainyard.config.placeholders import (
     TRIAL_PLACEHOLDERS,
     Command,
     check_quoting,
-    check_values,
     dotted_items,
     insert_resume_option,
 )
@@ -1458,15 +1457,13 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def spec_of(self, settings: dict[str, Any]) -> UserProgram:
         """The command with these arguments; it must use all of them, and nothing else."""
         self._check_columns(settings)
-        self.check_arguments(self.command, settings, (*TRIAL_PLACEHOLDERS, PORT, GPUS), program="the command")
+        predefined = {**TRIAL_PLACEHOLDERS, PORT: 1, GPUS: math.ceil(self.slots.share)}
+        self.check_arguments(self.command, settings, predefined, program="the command")
         reserved = settings.keys() & set(TRIAL_PLACEHOLDERS)
         if self.settings:  # which has names of its own
             reserved &= self.find_names(self.command)
         if reserved:
             raise ValueError(f"{min(reserved)} is predefined: give the argument another name")
-        texts: dict[str, Any] = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume", SETTINGS], "")
-        texts |= {"attempt": 1, "cpus": 1, PORT: 1, GPUS: math.ceil(self.slots.share)}
-        check_values(self.command, settings, texts)
         digest = self.settings.digest if self.settings else ""
         return UserProgram(command=self.command, args=settings, code=self.code_digest, settings_digest=digest)
 

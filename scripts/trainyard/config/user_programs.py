@@ -23,6 +23,7 @@ from trainyard.config.placeholders import (
     check_all_arguments,
     check_quoting,
     check_resume_option,
+    check_values,
     dotted_items,
     find_placeholders,
     insert_resume_option,
@@ -539,11 +540,11 @@ class CommandOptions(ProgramOptions):
         return {name.partition(".")[0] for name in used}
 
     def check_arguments(
-        self, command: Command, args: Mapping[str, Any], predefined: Collection[str], *, program: str
+        self, command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any], *, program: str
     ) -> None:
-        """Raise a PydanticCustomError unless a command uses all arguments, and nothing else but what is predefined.
+        """Raise a ValueError unless a command uses all arguments, and nothing else but what is predefined.
 
-        `program` is what the error calls it, such as "the command".
+        `predefined` has values of the type that a trial has; `program` is what the error calls it, as "the command".
         """
         used = self.find_names(command)
         names = [*args, *predefined, "args"]
@@ -572,6 +573,7 @@ class CommandOptions(ProgramOptions):
             error = f"{', '.join(unused)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"
         if error:
             raise invalid(error)
+        check_values(command, args, {**predefined, "resume": "", SETTINGS: ""})
 
     def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
         """Raise a PydanticCustomError if the command cannot resume with these options."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -157,6 +157,17 @@ def _matches(pattern: re.Pattern[str], line: str) -> list["re.Match[str]"]:
     # As in `loss 0.5 valloss 0.4`, a name may end with another one. But ranks print the same words.
     words = {" ".join(re.sub(r"\d+", "#", _VALUE.sub("#", part)).split()) for part in parts}
     return found if len(found) == len(parts) and len(words) == 1 else [first]
+
+
+def parse_lines(
+    patterns: Sequence[re.Pattern[str]], lines: Iterable[str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows that patterns find in some lines, and by metric, why its values cannot be read."""
+    notes = ReadingNotes()
+    parser = PatternParser(patterns, notes)
+    for line in lines:
+        parser.add_line(line)
+    return parser.new_rows(final=True), notes.unread
 
 
 class RankMean:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from trainyard.config.metric_names import guess_mode, is_counter
 from trainyard.config.user_programs import NUMBER, Metrics
-from trainyard.programs.metric_patterns import PatternParser
-from trainyard.programs.metric_rows import HELD_OUT, ReadingNotes, find_subject, has_decimal_comma, numeric_row
+from trainyard.programs.metric_patterns import parse_lines
+from trainyard.programs.metric_rows import HELD_OUT, find_subject, has_decimal_comma, numeric_row
 
 # A name of at most three words, what separates it from a number, and the number; of `9822/10000 (98%)`, the percent.
 # A threshold belongs to the name, as in `mAP@0.5:0.95: 0.41`. The number may be in quotes.
@@ -138,12 +138,10 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
             "have it print a word as `test` in those that rank"
         )
         return None
-    pattern, notes = _common_pattern(kind, found), ReadingNotes()
-    parser = PatternParser([_compiled(pattern)], notes)
-    for text in lines:
-        parser.add_line(text)
-    if metric in notes.unread:
-        rejected.mixed = notes.unread[metric]
+    pattern = _common_pattern(kind, found)
+    _, unread = parse_lines([_compiled(pattern)], lines)
+    if metric in unread:
+        rejected.mixed = unread[metric]
         return None
     return GuessedMetrics(pattern, kind[-1].text, metric, tuple(line.row[metric] for line in kind))
 
@@ -391,8 +389,5 @@ def _row(pattern: str, line: str) -> dict[str, float | int | None]:
         metrics = Metrics(pattern=pattern, sample=line)
     except ValueError:
         return {}
-    notes = ReadingNotes()
-    parser = PatternParser(metrics.compiled, notes)
-    parser.add_line(line)
-    rows = parser.new_rows(final=True)
-    return numeric_row(rows[0]) if len(rows) == 1 and not notes.unread else {}
+    rows, unread = parse_lines(metrics.compiled, [line])
+    return numeric_row(rows[0]) if len(rows) == 1 and not unread else {}

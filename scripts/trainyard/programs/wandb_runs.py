@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
+from trainyard.config.placeholders import TRIAL_PLACEHOLDERS, dotted_items
 from trainyard.utils.files import atomic_write
 
 WANDB_SETTINGS: Final = "wandb-settings.yaml"  # the file of a trial, in its folder
@@ -97,22 +97,13 @@ def _read_row(history: bytes) -> dict[str, Any]:
     for _, item in (field for field in _fields(history) if field[0] == _ITEM):
         fields = [(number, text.decode()) for number, text in _fields(item)]
         name = ".".join(text for number, text in fields if number in (_KEY, _NESTED_KEY))
-        row |= _flatten(name, json.loads(dict(fields)[_VALUE]))
+        row |= dotted_items({name: json.loads(dict(fields)[_VALUE])})
     media = tuple(name.removesuffix("_type") for name in row if name.endswith("._type"))
     return {
         name: value
         for name, value in row.items()
         if not name.startswith(media) and (name == "_step" or not name.startswith("_"))
     }
-
-
-def _flatten(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    flat = dict[str, Any]()
-    for key, inner in value.items():
-        flat |= _flatten(f"{name}.{key}", inner)
-    return flat
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -236,10 +236,8 @@ MISTAKES = {
         ({"command": "env A=1 sh -c 'x | y'", "resume": "-r"}, "after the script of a shell's -c"),
         (
             {"command": ["/bin/bash", "-lc", "x {n}"], "grid": {"n": ["a", "$(y)"]}},
-            ".grid: {n} is in the script of a shell's -c, in which the shell would interpret '$(y)': write the",
+            ".command: {n} is in the script of a shell's -c, and the shell would interpret its value: write the",
         ),
-        ({"command": ["sh", "-c", "x '{n}'"], "args": {"n": "it's"}}, "the shell would interpret"),
-        ({"command": ["sh", "-c", 'x "{n}"'], "args": {"n": "`y`"}}, "the shell would interpret"),
         ({"command": ["bash", "-ce", "x {n}"], "args": {"n": "$(y)"}}, "the shell would interpret"),
         (
             {"command": ["srun", "bash", "-c", "-o", "pipefail", "--", "x {n}"], "args": {"n": "$(y)"}},
@@ -452,8 +450,7 @@ RIGHT = [
     {"command": "x 'a\n--b' <<E\n- c\n--d\nE"},
     {"command": "case {n} in\n  -v|--verbose) x;;\nesac", "args": {"n": 1}},
     {"command": ["x", "a\n--b"]},
-    {"command": ["sh", "-c", "x | y '{n}'"], "args": {"n": "a b"}},
-    {"command": ["env", "bash", "-euc", "x {n} $(({m}))"], "args": {"n": "a/b-1.5", "m": 1}},
+    {"command": ["env", "bash", "-euc", "{n}"], "args": {"n": "a b"}},
     {"command": ["bash", "-e", "x.sh", "-c", "{n}"], "args": {"n": "a b"}, "resume": "--resume"},
     {"command": "bash x.sh -c y", "resume": "--resume"},
     {"command": ["bash", "-euo", "pipefail", "x.sh", "-c", "$(y)"], "resume": "--resume"},
@@ -633,11 +630,6 @@ def test_a_missing_study_cannot_be_selected(tmp_path):
     path.write_text("sweeps: {depth: {}}")
     with pytest.raises(ConfigError, match="--config sweeps: there is no 'dept'; did you mean 'depth'"):
         compose([path], {"sweeps": "dept"})
-
-
-def test_a_template_is_rendered_as_by_snakemake(tmp_path):
-    given = read_as(tmp_path, "__use_yte__: true\nsweeps: {a: {args: {x: '?1e-5 * 2', y: 1e-3}}}")
-    assert given == {"sweeps": {"a": {"args": {"x": 2e-5, "y": 1e-3}}}}
 
 
 def test_local_copies_can_be_turned_off_by_a_boolean(tmp_path):
