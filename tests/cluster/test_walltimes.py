@@ -15,7 +15,7 @@ from submitting import (
     snakemake_in_background,
 )
 from sweep_journals import attempts_in
-from trainyard.planning.accounting import PADDING
+from trainyard.planning.strategies import PADDING
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Pricing
-from trainyard.planning.accounting import describe_cost
 from trainyard.planning.history import History
+from trainyard.results.accounting import describe_cost
 from trainyard.results.answer import Answer
 from trainyard.results.best_config import find_config, find_files, paste_line
 from trainyard.results.completeness import describe_failure, summarize_sweep

@@ -1,1 +1,1 @@
-"""Journal and plan of a sweep (slots, walltime), predictions, search, early stopping (ASHA, median), accounting."""
+"""Journal and plan of a sweep (slots, walltime), predictions, search, early stopping (ASHA, median)."""

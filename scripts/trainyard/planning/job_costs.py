@@ -15,11 +15,11 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, split_scale
 from trainyard.config.trial_status import WITH_RESULT
 from trainyard.config.user_programs import ProgramOptions
-from trainyard.planning.accounting import Strategy, estimate_others
 from trainyard.planning.added_trials import changed_options, recorded_sweep
 from trainyard.planning.history import is_trained
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import describe_new_search
+from trainyard.planning.strategies import Strategy, estimate_others
 from trainyard.utils.text import count_of, format_duration, format_time
 
 

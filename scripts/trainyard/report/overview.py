@@ -11,13 +11,13 @@ import pandas as pd
 
 from trainyard.checks.script_checks import describe_spoiled_results
 from trainyard.config.config import Config
-from trainyard.planning.accounting import describe_cost
 from trainyard.planning.history import History, is_trained, read_state
 from trainyard.report.pages import StudyPage, format_number, render
 from trainyard.report.plot_list import PLOT_LABELS
 from trainyard.report.style import readable_column
 from trainyard.report.sweep_facts import answer_rows, list_failures, list_next_steps, sweep_facts
 from trainyard.results import SweepResults, load_sweep
+from trainyard.results.accounting import describe_cost
 from trainyard.results.answer import Answer, answer_sweep
 from trainyard.results.completeness import summarize_sweep
 from trainyard.results.provenance import (

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import pandas as pd
 
 from trainyard.config.config import Config
-from trainyard.planning.accounting import fetch_records
 from trainyard.planning.history import History, read_state
 from trainyard.report.cost_plots import cpus_as_gpus
 from trainyard.report.overview import SCALE_COLUMNS, scale_rows, scaling_summary, sweep_summary
@@ -20,6 +19,7 @@ from trainyard.report.study_tables import cost_tables
 from trainyard.report.style import readable_column, short_names
 from trainyard.report.trial_charts import job_charts, trial_charts
 from trainyard.results import SweepResults, load_sweep
+from trainyard.results.accounting import fetch_records
 from trainyard.results.answer import Answer, answer_sweep
 from trainyard.results.best_config import folder_of, trial_line
 from trainyard.results.ranking import Ranking

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pandas as pd
 
 from trainyard.config.config import Config
-from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.history import History, read_state
+from trainyard.results.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions

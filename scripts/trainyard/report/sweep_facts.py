@@ -9,11 +9,11 @@ import pandas as pd
 
 from trainyard.config.sweep import Uniform, Unit
 from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
-from trainyard.planning.accounting import covered_seconds
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.report.style import format_setting, short_names
 from trainyard.results import SweepResults
+from trainyard.results.accounting import covered_seconds
 from trainyard.results.answer import Answer
 from trainyard.results.best_config import FILE
 from trainyard.results.error_patterns import error_pattern

@@ -14,10 +14,10 @@ import pandas as pd
 
 from trainyard.config.metric_names import DURATION
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.accounting import conclusive_ends, kept_seconds
 from trainyard.planning.attempts import attempts_before
 from trainyard.planning.history import History, TrialRecord
 from trainyard.planning.requests import CANCELLED
+from trainyard.results.accounting import conclusive_ends, kept_seconds
 from trainyard.results.ranking import RankedTrial, Ranking, means_by_value
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.text import count_of

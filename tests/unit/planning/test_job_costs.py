@@ -18,7 +18,6 @@ from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.config.trials import result_digest
 from trainyard.planning import job_costs
-from trainyard.planning.accounting import PADDING
 from trainyard.planning.job_costs import (
     brief_plan,
     describe_scale,
@@ -29,6 +28,7 @@ from trainyard.planning.job_costs import (
 )
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.strategies import PADDING
 from trainyard.planning.trial_space import NOT_STAGED
 
 CONFIG = {

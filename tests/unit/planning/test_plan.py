@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from sweep_journals import record_attempt, record_draws, session_of
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
-from trainyard.planning.accounting import PADDING
 from trainyard.planning.attempts import Session
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.job_costs import describe_limits, planned_alternatives, summarize_cost, summarize_plan
 from trainyard.planning.journal import SessionStarted, Suggested
 from trainyard.planning.order import jobs_needed, lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.strategies import PADDING
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)

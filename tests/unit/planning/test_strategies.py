@@ -8,20 +8,14 @@ from hypothesis import strategies as st
 from sweep_journals import killed_session, session_of, write_session
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record, parse_timestamp
 from trainyard.config.load import as_given, check_config, config_copy
-from trainyard.planning.accounting import (
-    PADDING,
-    compare_strategies,
-    estimate_others,
-    jobs_table,
-    make_strategy,
-    strategies_table,
-)
 from trainyard.planning.attempts import Fold, Session
 from trainyard.planning.claims import ClaimLog, GivenUp
 from trainyard.planning.journal import SessionStarted
 from trainyard.planning.order import lower_bound, makespan
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.strategies import PADDING, estimate_others, make_strategy
 from trainyard.planning.task import output_file
+from trainyard.results.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.utils.files import write_json
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published

@@ -12,7 +12,6 @@ from project import ROOT
 from sweep_journals import write_session
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
-from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
@@ -20,6 +19,7 @@ from trainyard.report import cost_plots, metric_plots, scaling_plots, style, tim
 from trainyard.report.plotted_trials import PlottedTrials, rank_trials
 from trainyard.report.sweep_facts import sweep_facts
 from trainyard.results import SweepResults
+from trainyard.results.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.results.ranking import describe_ranking, rank_sweep
 from trainyard.results.sweep_tables import (
     curve_column,

@@ -5,8 +5,8 @@ import json
 import pytest
 from trainyard.cluster.slurm_queries import JobRecord
 from trainyard.config.load import check_config
-from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.plan import plan_sweep
+from trainyard.results.accounting import compare_strategies, jobs_table, strategies_table
 
 SLOTS = {"gpus_per_node": 2, "jobs": 3}
 CONFIG = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5]}, "slots": SLOTS}}})
