@@ -32,6 +32,7 @@ from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
 
 Spec = Training | Trees | UserProgram  # what a trial runs
+Values = dict[str, Any]  # by key of the config
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Trial:
     """One configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
 
     spec: Spec
-    values: dict[str, Any]
+    values: Values
 
     @cached_property
     def content(self) -> str:
@@ -47,7 +48,7 @@ class Trial:
         return json.dumps(self.spec.content, sort_keys=True)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Values:
         """The nested mapping that contains the varied keys."""
         return self.spec.settings
 
@@ -203,13 +204,13 @@ def _counts(sweep: Sweep) -> dict[str, int]:
     return {place: count * sweep.repeats_of_all for place, count in counts.items()}
 
 
-def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+def _settings(sweep: Sweep) -> Iterator[tuple[str, Values]]:
     """Place in the config and values of the varied keys of each configuration."""
     if sweep.runs_grid:
         choices = [options_of(values) for values in sweep.grid.values()]
         conditions = _conditions(sweep.grid)
         for combination in itertools.product(*choices):
-            found = dict[str, Any]()
+            found = Values()
             for key, value in _applicable(conditions, dict(zip(sweep.grid, combination, strict=True))).items():
                 found |= {key: value} if key in sweep.grid_columns[key] else dotted_items({key: value})
             yield "grid", found
@@ -243,18 +244,18 @@ def _conditions(varied: Mapping[str, GridValues | Draw]) -> Conditions:
     return {key: condition for key, values in varied.items() if (condition := condition_of(values))}
 
 
-def _applicable(conditions: Conditions, values: dict[str, Any]) -> dict[str, Any]:
+def _applicable(conditions: Conditions, values: Values) -> Values:
     """The values of the keys whose condition holds; each key comes after those that it depends on."""
     if not conditions:
         return values
-    found = dict[str, Any]()
+    found = Values()
     for key, value in values.items():
         if holds(conditions.get(key, {}), found):
             found[key] = value
     return found
 
 
-def _needed(conditions: Conditions, key: str) -> dict[str, Any]:
+def _needed(conditions: Conditions, key: str) -> Values:
     """Values of other keys with which a key is used."""
     needed = {other: allowed[0] for other, allowed in conditions.get(key, {}).items()}
     return {name: value for other in needed for name, value in _needed(conditions, other).items()} | needed
@@ -272,19 +273,19 @@ def _draw(generator: random.Random, choice: Draw) -> Any:
     return choice.in_table(value)
 
 
-def with_seed(sweep: Sweep, values: dict[str, Any], repeat: int) -> dict[str, Any]:
+def with_seed(sweep: Sweep, values: Values, repeat: int) -> Values:
     """The values of a repeat of a configuration, from 0 on; unchanged if there is only this one."""
     is_alone = sweep.repeats == 1 and repeat == 0
     return values if is_alone else {**values, sweep.seed_key or "": sweep.first_seed + repeat}
 
 
-def run_of(sweep: Sweep, values: dict[str, Any], number: int) -> dict[str, Any]:
+def run_of(sweep: Sweep, values: Values, number: int) -> Values:
     """The values of the n-th trial of a configuration, from 0 on: at all values of `average`, then of the next seed."""
     repeat, level = divmod(number, len(sweep.averaged))
     return with_seed(sweep, values, repeat) | sweep.averaged[level]
 
 
-def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
+def make_trial(sweep: Sweep, values: Values) -> Trial:
     """The trial of a sweep with these values of the varied keys.
 
     Raises:

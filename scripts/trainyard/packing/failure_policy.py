@@ -6,16 +6,16 @@ This module is independent of Ray: the loop reports outcomes and requests decisi
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
-from trainyard.planning.journal import Ended, Location, TrialEvent
+from trainyard.planning.journal import Ended, Location, Row, TrialEvent
 from trainyard.programs.runner import MOST_DAMAGED, QUICK_SECONDS, may_be_of_checkpoint
 from trainyard.results.error_patterns import error_pattern
 from trainyard.utils.errors import mentions_gpu_memory
@@ -57,7 +57,7 @@ class TrialFailure:
     error: str  # one line
     seconds: float
     exit_code: int | None = None  # of a program
-    values: Mapping[str, Any] = field(default_factory=dict)  # of the varied keys
+    values: Row = field(default_factory=dict)  # of the varied keys
     resumed: bool = False  # from a checkpoint, without reporting a later epoch than before
 
     @cached_property

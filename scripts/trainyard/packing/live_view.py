@@ -4,7 +4,7 @@ import io
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,7 +16,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
-from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Started, TrialEvent
+from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Row, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.utils.event_log import read_clock
@@ -204,7 +204,7 @@ def _values_text(state: History, trial: str) -> str:
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
 
 
-def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[dict[str, Any]] = ()) -> str:
+def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[Row] = ()) -> str:
     """The metric that ranks trials, as in `validation accuracy 91.2% at epoch 6`; "" if it was not reported.
 
     The epoch is that of the last of `epochs` that has the metric, if several have it.

@@ -2,9 +2,8 @@
 
 import logging
 from functools import partial
-from typing import Any
 
-from trainyard.config.trials import with_seed
+from trainyard.config.trials import Values, with_seed
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.planning.history import History
 from trainyard.planning.journal import Suggested
@@ -56,7 +55,7 @@ def _draw_seeds(order: SharedOrder, first: list[str]) -> tuple[list[Suggested], 
     return draws, None
 
 
-def _draw(state: History, values: dict[str, Any], selection: str) -> Suggested:
+def _draw(state: History, values: Values, selection: str) -> Suggested:
     return Suggested(
         time=round(read_clock(), 4),
         search=state.space.seeds_key,

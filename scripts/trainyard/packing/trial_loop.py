@@ -3,7 +3,7 @@
 import logging
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.workers import WorkerDiedError, Workers
 from trainyard.planning.attempts import Attempt, Piece, whole_seconds, why_given_up
-from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, Resumed, Started
+from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, Resumed, Row, Started
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.task import Task
 from trainyard.programs.function import INTERRUPTED_ITSELF
@@ -278,7 +278,7 @@ class TrialLoop:
                 self._run.record(message)
         slot.expect(Phase.RUNNING, slot.worker.resume.remote(bool(current.stop_reason)), due=slot.due)
 
-    def _judge(self, trial: str, row: Mapping[str, Any]) -> str:
+    def _judge(self, trial: str, row: Row) -> str:
         """Why a trial must stop after this epoch; "" if it continues.
 
         Of two that are judged at the same time in two jobs, one sees the row of the other.

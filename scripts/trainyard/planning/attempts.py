@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
@@ -18,11 +18,13 @@ from trainyard.planning.journal import (
     Epoch,
     Event,
     FlopsCounted,
+    JsonObject,
     Left,
     Location,
     Released,
     Reread,
     Resumed,
+    Row,
     SessionStarted,
     SlotStarted,
     Started,
@@ -56,12 +58,12 @@ class Attempt:
     error: str = ""
     log: str = ""  # file with details
     metrics: dict[str, float] = field(default_factory=dict)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[Row] = field(default_factory=list)
     epoch_times: dict[float, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output, if all of it was read
     why: str = ""  # it was stopped early, whatever its outcome is now; "" if it was not
-    rule: dict[str, Any] | None = None  # of early stopping, that stopped it
+    rule: JsonObject | None = None  # of early stopping, that stopped it
     hidden_error: str = ""  # at the end of its output, although the exit code is 0
     failure: str = ""  # the error with which it failed after it had diverged
     exit_code: int | None = None  # of its program
@@ -70,7 +72,7 @@ class Attempt:
     energy_kwh: float | None = None  # of its GPUs; None if they did not count it
     has_saved: bool = False  # if it was interrupted: as in `Piece`
     is_retried: bool = False  # whether it failed or was not complete, and the trial is run again
-    values: dict[str, Any] = field(default_factory=dict)  # of the keys that its config varied
+    values: Row = field(default_factory=dict)  # of the keys that its config varied
 
     @property
     def is_incomplete(self) -> bool:
@@ -197,7 +199,7 @@ class Fold:
         self.claims = ClaimLog(self._folder)
         self.attempts: Attempts = {}
         self.flops: dict[str, float] = {}  # FLOPs by trial
-        self.budgets_reached: list[dict[str, Any]] = []
+        self.budgets_reached: list[JsonObject] = []
         self.released: set[tuple[str, int]] = set()  # trials that were given back, with the entry that took them
         self.left = set[str]()  # sessions that have ended as they should
         self._ends: dict[AttemptKey, tuple[str, Ended]] = {}  # in the journals, each with its session
@@ -533,7 +535,7 @@ def find_parts(attempts: Sequence[Attempt], last: Attempt) -> dict[int, float]:
     return parts
 
 
-def whole_epochs(attempts: Sequence[Attempt], last: Attempt) -> list[dict[str, Any]]:
+def whole_epochs(attempts: Sequence[Attempt], last: Attempt) -> list[Row]:
     """The rows of an attempt, after the rows of the attempts that it continued."""
     return join_rows([*(attempt.epochs for attempt, _ in find_continued(attempts, last)), last.epochs])
 

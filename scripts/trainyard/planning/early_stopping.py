@@ -4,16 +4,16 @@ import math
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from trainyard.config.metric_names import Mode
 from trainyard.config.sweep import Score, Stop
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
-from trainyard.planning.journal import Ended, Epoch, TrialEvent
+from trainyard.planning.journal import Ended, Epoch, Row, TrialEvent
 from trainyard.planning.trial_value import score_of
 
 MEDIAN_TRIALS: Final = 5  # others that must have reached an epoch, of which the median is taken
@@ -45,7 +45,7 @@ class EarlyStoppingRule:
         while stop.method == "hyperband" and rungs[-1] * factor <= (stop.epochs or 0):
             rungs.append(rungs[-1] * factor)
         self._unjudged: dict[str, set[float]] = defaultdict(set)  # epochs of each trial
-        self._elsewhere: dict[str, Mapping[str, Any]] = {}  # the last row of each trial that another job runs
+        self._elsewhere: dict[str, Row] = {}  # the last row of each trial that another job runs
         count = len(rungs)
         stops = [stop.model_copy(update={"grace_period": rung}) for rung in rungs]
         self._brackets = [_Comparison(each, mode, score) for each in stops]
@@ -87,7 +87,7 @@ class EarlyStoppingRule:
     def _judge(self, trial: str) -> "_Comparison":
         return self._brackets[self.bracket(trial)]
 
-    def _record(self, trial: str, row: Mapping[str, Any], *, is_judged: bool = False) -> bool:
+    def _record(self, trial: str, row: Row, *, is_judged: bool = False) -> bool:
         """Record the value of an epoch; returns whether there is one."""
         if self._metric not in row:
             return False
@@ -98,7 +98,7 @@ class EarlyStoppingRule:
             self._unjudged[trial] = {at for at in self._unjudged[trial] if at > epoch}
         return True
 
-    def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
+    def verdict(self, trial: str, row: Row) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
 
         The value of an epoch replaces the one that an earlier attempt reported. If it is the same, it is not judged
@@ -112,7 +112,7 @@ class EarlyStoppingRule:
         judge = self._judge(trial)
         return next(filter(None, (judge.verdict(trial, epoch) for epoch in due)), "")
 
-    def awaits_verdict(self, trial: str, row: Mapping[str, Any]) -> bool:
+    def awaits_verdict(self, trial: str, row: Row) -> bool:
         """Whether `verdict` would compare the trial with others at this epoch, for the first time with `asha`."""
         if self._is_ignored(trial) or self._metric not in row:
             return False

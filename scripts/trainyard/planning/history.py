@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import value_at
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, constant_keys, result_digest
+from trainyard.config.trials import Trial, Values, constant_keys, result_digest
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
@@ -312,7 +312,7 @@ class TrialRecord:
         """Its configuration. The config must still have it."""
         return self.history.trials[self.name]
 
-    def values_of(self, keys: Iterable[str]) -> dict[str, Any]:
+    def values_of(self, keys: Iterable[str]) -> Values:
         """Its values of some keys of the config, which need not be among its own."""
         settings = self.trial.settings
         return {key: value_at(settings, key) for key in keys}

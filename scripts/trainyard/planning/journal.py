@@ -24,7 +24,8 @@ from trainyard.utils.event_log import EventLog, read_clock
 from trainyard.utils.locks import Holder
 
 SESSIONS: Final = "sessions"
-Row = dict[str, Any]  # metrics by name
+JsonObject = dict[str, Any]
+Row = JsonObject  # metrics, or values of the varied keys, by name
 
 
 class Location(NamedTuple):
@@ -85,7 +86,7 @@ class Started(TrialEvent):
 class Resumed(TrialEvent):
     """A user's program resumes from a checkpoint: its name, `modified_ns` and size."""
 
-    checkpoint: dict[str, Any]
+    checkpoint: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +115,13 @@ class Ended(TrialEvent):
     error: str | None = None
     seconds: float | None = None
     why: str | None = None  # it was stopped early, also if it has diverged
-    rule: dict[str, Any] | None = None  # that stopped it early, as in `Stop.rule`
+    rule: JsonObject | None = None  # that stopped it early, as in `Stop.rule`
     precision: str | None = None
     exit_code: int | None = None
     output: str | None = None  # file of the program's output
     tail: str | None = None
     hidden_error: str | None = None  # at the end of its output, although the exit code is 0
-    progress: dict[str, Any] | None = None  # the last that the program printed, as `Progress`
+    progress: JsonObject | None = None  # the last that the program printed, as `Progress`
     units: dict[str, str] | None = None  # of metrics that have one, as `ms`
     metrics_digest: str | None = None  # of the `metrics` rules that read the output
     log: str | None = None  # file with details
@@ -172,7 +173,7 @@ class BudgetReached(Event):
     """No trial that is left fits this budget, as the config has it."""
 
     is_durable = True
-    budget: dict[str, Any]
+    budget: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ class SlotStarted(Event):
     """The worker process of a slot is ready; `spent` holds the seconds of each step of its start."""
 
     slot: int
-    spent: dict[str, Any]
+    spent: JsonObject
 
     @property
     def startup_seconds(self) -> float:
@@ -241,9 +242,9 @@ class Suggested(Event):
     """A search has drawn a configuration. An entry of the claims has it, and no journal."""
 
     search: str  # its key
-    values: dict[str, Any]
-    params: dict[str, Any]
-    attrs: dict[str, Any]
+    values: Row
+    params: Row
+    attrs: JsonObject
 
 
 _KINDS: Final[dict[str, type[Event]]] = {
@@ -279,7 +280,7 @@ _REQUIRED: Final[dict[type[Event], tuple[tuple[str, Any], ...]]] = {
 }
 
 
-def encode(event: Event) -> dict[str, Any]:
+def encode(event: Event) -> JsonObject:
     """The JSON object of an event."""
     kind = type(event)
     name = event.status.value if isinstance(event, Ended) else _NAMES[kind]
@@ -288,7 +289,7 @@ def encode(event: Event) -> dict[str, Any]:
     return {"event": name, "time": event.time, **content, **spent}
 
 
-def decode(record: dict[str, Any]) -> Event | None:
+def decode(record: JsonObject) -> Event | None:
     """The event of a JSON object; None if this version does not know its kind.
 
     Fields are set without `__init__`, whose calls would take a third of the time to read a large journal.

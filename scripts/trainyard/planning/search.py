@@ -19,7 +19,7 @@ from trainyard.config.metric_names import DURATION, create_study
 from trainyard.config.sweep import Choice, Draw, Search, Sweep, Uniform, condition_of, holds, options_of
 from trainyard.config.train import value_at
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
-from trainyard.config.trials import Trial, expand, make_trial, run_of
+from trainyard.config.trials import Trial, Values, expand, make_trial, run_of
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Suggested, TrialEvent
@@ -49,11 +49,11 @@ class OptunaStudy:
 
         self._storage = optuna.storages.InMemoryStorage()
         self._study = create_study(self._sweep.goals.values(), storage=self._storage)
-        self._told: list[tuple[dict[str, Any], Attempt | None]] = []  # of each trial in it, the parameters and the end
+        self._told: list[tuple[Values, Attempt | None]] = []  # of each trial in it, the parameters and the end
 
     def draw(
         self, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt], evidence: Sequence[Suggestion] = ()
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Values, Values, Values]:
         """The next configuration: (values, params, attrs), from those before it and from how theirs ended, by name.
 
         Trials that were stopped early count with their last value, those that diverged or ran out of GPU memory as
@@ -80,7 +80,7 @@ class OptunaStudy:
     def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: Sequence[float]) -> None:
         """Bring the study up to date with the trials before the next draw. `bad` are the values of a diverged one."""
 
-        def is_same(told: tuple[dict[str, Any], Attempt | None], now: tuple[Suggestion, Attempt | None]) -> bool:
+        def is_same(told: tuple[Values, Attempt | None], now: tuple[Suggestion, Attempt | None]) -> bool:
             return told[0] == now[0].params and told[1] in (None, now[1])
 
         # To add all trials again for each draw takes a quarter of a second with 4,000 of them. Other methods save what
@@ -121,7 +121,7 @@ class OptunaStudy:
         guesses = {key: guess for key, choice in search.values.items() if (guess := _guess(choice)) is not None}
         if guesses and not number:
             self._study.enqueue_trial(guesses)
-        values = dict[str, Any]()
+        values = Values()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             trial = self._study.ask()
@@ -213,12 +213,12 @@ def _value(choice: Draw, param: Any) -> Any:
     return choice.in_table(param) if isinstance(choice, Uniform) else options_of(choice)[param]
 
 
-def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | None:
+def params_of(search: Search, values: Values) -> Values | None:
     """Values of the varied keys as Optuna draws them; None if the search cannot draw them. Other keys are ignored."""
     import optuna
 
-    params = dict[str, Any]()
-    found = dict[str, Any]()
+    params = Values()
+    found = Values()
     for key, choice in search.values.items():
         if not holds(condition_of(choice), found):
             continue
@@ -237,7 +237,7 @@ def params_of(search: Search, values: Mapping[str, Any]) -> dict[str, Any] | Non
     return params
 
 
-def as_drawn(space: TrialSpace, name: str, values: dict[str, Any]) -> Suggestion | None:
+def as_drawn(space: TrialSpace, name: str, values: Values) -> Suggestion | None:
     """A trial as if the search had drawn it; None if it differs from what the search draws, other than by seed."""
     search = space.sweep.search
     digest = space.dataset_digest
@@ -357,7 +357,7 @@ class SuggestionSource:
         count = self.remaining
         self._order.draw(lambda: (self._choose()[0] if self.remaining == count else [], None), seconds=seconds)
 
-    def _draw(self, drawn: Sequence[Suggestion]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def _draw(self, drawn: Sequence[Suggestion]) -> tuple[Values, Values, Values]:
         """The next configuration, or the next repeat of the last one."""
         sweep = self._state.sweep
         repeat = len(drawn) % self._state.sweep.trials_of_each

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import Spec
+from trainyard.config.trials import Spec, Values
 from trainyard.config.user_programs import UserProgram
 from trainyard.planning.attempts import Attempt, epochs_before, reported_epochs
 from trainyard.programs.runner import CheckpointFile, failed_by_itself
@@ -17,7 +17,7 @@ class Task:
 
     trial: str
     spec: Spec
-    values: dict[str, Any]
+    values: Values
     generation: int
     earlier: tuple[Attempt, ...] = ()  # all attempts so far, oldest first
     expected_seconds: float | None = None  # None without evidence

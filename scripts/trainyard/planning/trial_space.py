@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import RESULT_VERSION
-from trainyard.config.trials import Trial, expand, make_trial, trials_to_check
+from trainyard.config.trials import Trial, Values, expand, make_trial, trials_to_check
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.journal import Suggested
 from trainyard.utils.files import digest_of
@@ -22,8 +22,8 @@ class Suggestion:
 
     trial: Trial
     name: str  # the trial's identity
-    params: dict[str, Any]  # as Optuna drew them: of lists, the index
-    attrs: dict[str, Any]  # state of Optuna's sampler
+    params: Values  # as Optuna drew them: of lists, the index
+    attrs: Values  # state of Optuna's sampler
 
 
 class TrialSpace:

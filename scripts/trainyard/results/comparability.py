@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.sweep import Score
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import Values
 from trainyard.planning.history import History
 from trainyard.planning.trial_value import TrialWork, describe_score, work_of
 from trainyard.programs.progress import Progress
@@ -38,9 +39,7 @@ def _ends_before(progress: Progress, whole: Progress) -> bool:
     return is_early and progress.unit == whole.unit and (whole.begins_at_0 or not progress.begins_at_0)
 
 
-def describe_work(
-    work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]], score: Score = "last"
-) -> list[str]:
+def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Values], score: Score = "last") -> list[str]:
     """Whether the finished trials have different units and numbers of epochs, trained several times, or are incomplete.
 
     A line for each of these. `settings` are the values of the varied keys of each trial.
@@ -97,7 +96,7 @@ def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
 
 
 def _describe_epochs(
-    work: Mapping[str, TrialWork], settings: Mapping[str, Mapping[str, Any]], incomplete: Mapping[str, Progress]
+    work: Mapping[str, TrialWork], settings: Mapping[str, Values], incomplete: Mapping[str, Progress]
 ) -> list[str]:
     """That trials have different numbers of epochs, and what explains it, unless those that are incomplete do."""
     last_epochs = {name: each.last_epoch for name, each in work.items() if each.last_epoch is not None}
@@ -141,7 +140,7 @@ def _name(trials: list[str]) -> str:
     return f"trial {trials[0]}" if len(trials) == 1 else f"{len(trials)} trials"
 
 
-def _explaining_key(last_epochs: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> str:
+def _explaining_key(last_epochs: Mapping[str, float], settings: Mapping[str, Values]) -> str:
     """The varied key that sets the number of epochs: all trials with the same value of it have the same; or ""."""
     values = {name: dict(dotted_items(settings[name])) for name in last_epochs}  # also of mappings, as in a grid
     for key in dict.fromkeys(key for each in values.values() for key in each):

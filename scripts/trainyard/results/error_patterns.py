@@ -1,10 +1,11 @@
 """What errors of different trials have in common."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from trainyard.config.placeholders import dotted_items, format_argument
+from trainyard.config.trials import Values
 from trainyard.planning.history import History
 from trainyard.utils.errors import mentions_gpu_memory
 from trainyard.utils.import_path import CODE_LOCATION
@@ -14,7 +15,7 @@ OUT_OF_MEMORY: Final = "ran out of GPU memory"
 ERROR_NUMBER: Final = re.compile(r"\[Errno \d+\] ")  # of Python's OSError; its digits are no value of a trial
 
 
-def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
+def error_pattern(error: str, trial: str, values: Values) -> str:
     """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
     if mentions_gpu_memory(error):  # with another number of bytes in each trial
         return OUT_OF_MEMORY
@@ -52,7 +53,7 @@ def _part_of_grid(state: History, key: str) -> str:
     return state.sweep.paired.get(whole, whole)
 
 
-def _condition(key: str, values: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
+def _condition(key: str, values: Sequence[Values], others: Sequence[Values]) -> str:
     """What the values of a key have in common that the others do not have, in words; "" if nothing."""
     if not all(key in each for each in (*values, *others)):
         return ""

@@ -7,11 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from trainyard.config.metric_names import DURATION, Mode, guess_mode, is_timing
 from trainyard.config.sweep import Mean, MetricLimits, Score, is_seed
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import Values
 from trainyard.planning.history import History
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.planning.trial_value import TrialValue, describe_score, judged_metrics, value_of
@@ -28,7 +29,7 @@ class RankedTrial:
     """A trial and its value of the metric that ranks the sweep; None without a result that has the metric."""
 
     trial: str  # its identity
-    values: dict[str, Any]  # of the varied keys
+    values: Values  # of the varied keys
     status: TrialStatus
     value: TrialValue | None
     is_fresh: bool = False  # whether it is a further seed of what a search has found, whose own value is too good
@@ -68,7 +69,7 @@ class Configuration:
 
     def __init__(
         self,
-        values: dict[str, Any],
+        values: Values,
         trials: list[RankedTrial],
         average: Sequence[str] = (),
         levels: int = 1,
@@ -248,7 +249,7 @@ def rank_configurations(
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
     mean leaves out its worst trials. Those without a mean are last, those with trials that are fresh first.
     """
-    found: dict[str, tuple[dict[str, Any], list[RankedTrial]]] = {}
+    found: dict[str, tuple[Values, list[RankedTrial]]] = {}
     for trial in trials:
         values = {key: value for key, value in trial.values.items() if not is_seed(key) and key not in average}
         found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
@@ -514,5 +515,5 @@ def _with_values(item: Configuration | RankedTrial, ranking: Ranking) -> str:
     return f" with {values}" if values else ""
 
 
-def _assignments(values: dict[str, Any]) -> str:
+def _assignments(values: Values) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
