@@ -84,7 +84,7 @@ def _queue(state: History) -> Iterator[TrialQueue]:
     with Journal.of_new_session(state.folder) as journal:
         watch = SessionWatch(state.folder, journal.session)
         order = SharedOrder(state, journal, watch)
-        yield queue_beside(journal, order, predict=DurationForecast(state).predict)
+        yield queue_beside(journal, order)
 
 
 def _run(state: History, seconds: dict[str, float]) -> float:

@@ -13,8 +13,6 @@ from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.time_limits import Clock, TimeLimits
 from trainyard.planning.attempts import Attempt, Attempts, update_attempts
-from trainyard.planning.duration_forecast import DurationForecast
-from trainyard.planning.duration_model import Prediction
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.history import History
 from trainyard.planning.journal import Ended, Journal, TrialEvent
@@ -23,9 +21,6 @@ from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.results.retention import Retention
-
-# Predicts the durations of trials from the seconds of finished ones; None if they are no evidence.
-Predict = Callable[[list[str], dict[str, float]], Prediction | None]
 
 
 class Consumer(Protocol):
@@ -47,7 +42,6 @@ class SweepRun:
     failures: FailurePolicy
     rule: EarlyStoppingRule | None = None
     search: SuggestionSource | None = None
-    predict: Predict | None = None
     consumers: Sequence[Consumer] = ()
     clock: Clock = time
     running: Attempts = field(default_factory=dict)  # of this job
@@ -92,7 +86,6 @@ def open_run(
         failures=failures,
         rule=rule,
         search=search,
-        predict=partial(_predict_now, order),
         consumers=[each for each in (view, rule, search, failures, retention) if each],
         clock=clock,
     )
@@ -115,8 +108,3 @@ def planned_tasks(plan: Plan, order: SharedOrder) -> list[Task]:
             )
             tasks.append(task)
     return tasks
-
-
-def _predict_now(order: SharedOrder, names: list[str], finished: dict[str, float]) -> Prediction | None:
-    """Predict durations from all attempts that are known at the time of the call, also those of other jobs."""
-    return DurationForecast(order.state_now()).predict(names, finished)

@@ -262,10 +262,11 @@ class TrialQueue:
         """
         clock = self._run.clock
         began = clock.monotonic()
-        if self._run.predict is None or not self._tasks or began < self._predict_after:
+        if not self._tasks or began < self._predict_after:
             return
         tasks = list(self._tasks)
-        predicted = self._run.predict([task.trial for task in tasks], self._finished)
+        forecast = DurationForecast(self._order.state_now())  # with what other jobs have measured
+        predicted = forecast.predict([task.trial for task in tasks], self._finished)
         if predicted:
             sorted_tasks = []
             for task, seconds, least, most in zip(

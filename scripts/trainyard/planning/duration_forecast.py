@@ -119,7 +119,8 @@ class DurationForecast:
         if not names:
             return None
         trials = self._history.trials
-        known = {name: seconds for name, seconds in (self.measured_seconds | dict(finished)).items() if seconds}
+        measured = self.measured_seconds | dict(finished)
+        known = {name: seconds for name, seconds in measured.items() if seconds and name in trials}
         if not known:
             return None
         ran = [self.interrupted_seconds(name) for name in names]

@@ -19,6 +19,7 @@ from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, T
 from trainyard.packing.trial_loop import TrialLoop
 from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.duration_model import Prediction
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
@@ -144,17 +145,18 @@ def test_a_trial_that_can_resume_starts_if_it_can_run_for_a_while(spare, starts)
 def predicts(seconds):
     """A model that is sure of its predictions."""
 
-    def predict(names, finished):
+    def predict(self, names, finished):
         expected = np.array([seconds[name] for name in names])
         return Prediction(expected, np.tile(expected, (20, 1)))
 
     return predict
 
 
-def test_the_order_follows_new_predictions_with_retries_last(queue_of):
+def test_the_order_follows_new_predictions_with_retries_last(queue_of, monkeypatch):
     predict = predicts({"a": 1.0, "b": 9.0, "retried": 99.0, "failed": 98.0})
     failed = replace(task("failed"), has_failed=True)  # in an earlier run
-    queue = queue_of(task("a"), task("retried"), failed, task("b"), predict=predict)
+    monkeypatch.setattr(DurationForecast, "predict", predict)
+    queue = queue_of(task("a"), task("retried"), failed, task("b"))
     assert queue._order.claim(["retried"])
     queue.start_attempt(task("retried"))
     queue.note_finished("x", 5.0)
@@ -167,12 +169,13 @@ def test_the_slots_of_short_trials_do_not_wait_for_predictions(queue_of, monkeyp
     now, predicted_at = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
-    def predict(names, finished):
+    def predict(self, names, finished):
         predicted_at.append(len(finished))
         now[0] += 0.02
-        return predicts({"a": 1.0})(names, finished)
+        return predicts({"a": 1.0})(self, names, finished)
 
-    queue = queue_of(task("a"), predict=predict)
+    monkeypatch.setattr(DurationForecast, "predict", predict)
+    queue = queue_of(task("a"))
     for number in range(100):
         queue.note_finished(str(number), 0.05)
         queue.update_order()
@@ -184,8 +187,9 @@ def test_the_slots_of_short_trials_do_not_wait_for_predictions(queue_of, monkeyp
 SECONDS = {"3 s": 3.0, "6 s": 6.0, "5 s": 5.0, "4 s": 4.0}
 
 
-def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial(queue_of):
-    queue = queue_of(*(task(name) for name in SECONDS), predict=predicts(SECONDS))
+def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial(queue_of, monkeypatch):
+    monkeypatch.setattr(DurationForecast, "predict", predicts(SECONDS))
+    queue = queue_of(*(task(name) for name in SECONDS))
     queue.note_finished("x", 5.0)
     queue.update_order()
     taken = [queue.take(HERE, BOTH) for _ in SECONDS]
