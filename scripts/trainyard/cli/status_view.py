@@ -3,6 +3,8 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,38 +58,38 @@ def status_view(
 
     `jobs` are those in Slurm's queue.
     """
-    plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    opened = [_open_attempts(plan) for plan in plans]
-    running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
+    sweeps = [read_progress(config, name, results, fold) for name, fold in folds.items()]
+    running = [sweep for sweep in sweeps if sweep.attempts]
     blocks: list[list[RenderableType]] = []
-    if plans:
-        blocks.append([TerminalTable(SWEEP_COLUMNS, list(map(_row, plans, opened)))])
-    notes = [f"sweep {plan.state.name}: {text}" for plan in plans for text in _notes(plan.state, jobs)]
+    if sweeps:
+        blocks.append([TerminalTable(SWEEP_COLUMNS, [sweep.row for sweep in sweeps])])
+    states = [sweep.plan.state for sweep in sweeps]
+    notes = [f"sweep {state.name}: {text}" for state in states for text in _notes(state, jobs)]
     if notes:
         blocks.append([Text(line, style="yellow") for line in notes])
     if config.scaling:
         rows_of_studies = [list(map(str, counts.values())) for counts in _study_counts(config, results)]
         blocks.append([TerminalTable(STUDY_COLUMNS, rows_of_studies)])
-    best: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in map(_best, plans) if line]
+    best: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in map(_best, states) if line]
     if best:
         blocks.append(best)
-    lines = len(best) + len(notes) + len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
+    lines = len(best) + len(notes) + len(sweeps) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
     rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
-    for plan, attempts in running:
-        count = len(_running(plan))
-        title = f"sweep {plan.state.name}: "
-        if plan.state.sweep.slots.jobs > 1:
-            title += f"{count_of(count, 'job')} "
-        title += "running" if _all_live(plan) else "running, or killed without a final event"
+    for sweep in running:
+        state = sweep.plan.state
+        title = f"sweep {state.name}: "
+        if state.sweep.slots.jobs > 1:
+            title += f"{count_of(len(sweep.sessions), 'job')} "
+        title += "running" if sweep.is_live else "running, or killed without a final event"
         line = Text(title, no_wrap=True, overflow="ellipsis")
-        blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
+        blocks.append([line, slot_table(sweep.attempts, state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
 
 
-def _best(plan: Plan) -> str:
+def _best(state: History) -> str:
     """The best configuration so far; "" before there is one."""
-    ranking = rank_sweep(plan.state)
-    return f"sweep {plan.state.name}: {describe_ranking(ranking)[0]}" if ranking.best_trial else ""
+    ranking = rank_sweep(state)
+    return f"sweep {state.name}: {describe_ranking(ranking)[0]}" if ranking.best_trial else ""
 
 
 def _notes(state: History, jobs: Sequence[UserJob]) -> list[str]:
@@ -111,13 +113,13 @@ def describe_progress(config: Config, results: Path, folds: Mapping[str, Fold]) 
     """How many trials of each sweep that has some left have ended, run and failed, and the time left: a line each."""
     lines = []
     for name, fold in folds.items():
-        plan = plan_sweep(config, name, results, fold=fold)
-        *_, running, failed, _, total, left = _row(plan, _open_attempts(plan))
-        ended = int(total) - len(plan.state.unfinished)
-        failures = "" if failed == "0" else f", {failed} failed"
-        if plan.forecast.pending:
-            done = f"{ended} of {total} trials done, {running} running{failures}"
-            lines.append(f"sweep {name}: {done}, time left {left}")
+        sweep = read_progress(config, name, results, fold)
+        counts = sweep.counts
+        ended = counts["of"] - len(sweep.plan.state.unfinished)
+        failures = f", {counts['failed']} failed" if counts["failed"] else ""
+        if sweep.plan.forecast.pending:
+            done = f"{ended} of {counts['of']} trials done, {counts['running']} running{failures}"
+            lines.append(f"sweep {name}: {done}, time left {sweep.time_left}")
     return lines
 
 
@@ -127,14 +129,14 @@ def progress_as_json(
     """How far all sweeps and studies are; `jobs` are those in Slurm's queue."""
     sweeps = []
     for name, fold in folds.items():
-        plan = plan_sweep(config, name, results, fold=fold)
-        opened = _open_attempts(plan)
+        sweep = read_progress(config, name, results, fold)
+        state = sweep.plan.state
         sweeps.append(
             {
                 "sweep": name,
-                "has_ended": sweep_has_ended(plan.state),
-                **_count_trials(plan, opened),
-                "seconds_left": _seconds_left(plan, opened),
+                "has_ended": sweep_has_ended(state),
+                **sweep.counts,
+                "seconds_left": sweep.seconds_left,
                 "jobs": [
                     {
                         "id": job.job,
@@ -144,7 +146,7 @@ def progress_as_json(
                     for job in jobs
                     if job.is_of(name) and job.is_live
                 ],
-                "answer": answer_as_json(plan.state, answer_sweep(plan.state), config.pricing),
+                "answer": answer_as_json(state, answer_sweep(state), config.pricing),
             }
         )
     return {"sweeps": sweeps, "studies": _study_counts(config, results)}
@@ -169,44 +171,73 @@ def sweep_has_ended(state: History) -> bool:
     return state.requests.has_last_run_ended or not (state.unfinished or state.fold.live)
 
 
-def _row(plan: Plan, opened: Sequence[Attempt]) -> list[str]:
-    left = _seconds_left(plan, opened)
-    time_left = "-"
-    if plan.forecast.pending:
-        time_left = "unknown yet" if left is None else format_duration(left)
-    return [plan.state.name, *map(str, _count_trials(plan, opened).values()), time_left]
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is."""
+
+    plan: Plan
+    sessions: list[Session]  # of drivers that run trials
+    attempts: list[Attempt]  # that run: without an end, and their driver was not killed
+
+    @property
+    def row(self) -> list[str]:
+        """The cells of `SWEEP_COLUMNS`."""
+        return [self.plan.state.name, *map(str, self.counts.values()), self.time_left]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The trials, by what has become of them."""
+        state = self.plan.state
+        pending = self.plan.forecast.pending
+        running = len({attempt.trial for attempt in self.attempts}.intersection(pending))
+        outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
+        failed = outcomes.count(TrialStatus.FAILED)
+        ends = [end.outcome for end in state.ends]
+        return {
+            "finished": ends.count(TrialStatus.FINISHED),
+            "stopped": ends.count(TrialStatus.STOPPED),
+            "diverged": ends.count(TrialStatus.DIVERGED),
+            "running": running,
+            "failed": failed + ends.count(TrialStatus.UNREADABLE),
+            "pending": len(pending) - running - failed,
+            "of": len(state.trials),
+        }
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
+        seconds = self.plan.forecast.seconds
+        slots = sum(session.info.slots or 0 for session in self.sessions)
+        if not slots or not seconds:
+            return self.plan.predicted_seconds
+        now = time.time()
+        elapsed = {attempt.trial: now - attempt.start for attempt in self.attempts}
+        pending = sorted(self.plan.forecast.pending, key=lambda name: name not in elapsed)  # those that run come first
+        return makespan([max(0.0, seconds[name] - elapsed.get(name, 0.0)) for name in pending], slots)
+
+    @property
+    def time_left(self) -> str:
+        """The same in words; `-` if nothing is left."""
+        if not self.plan.forecast.pending:
+            return "-"
+        return "unknown yet" if self.seconds_left is None else format_duration(self.seconds_left)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether all drivers that run trials have given a sign of life within a minute."""
+        beats = [beat_file(self.plan.state.folder / SESSIONS, session.name) for session in self.sessions]
+        with suppress(FileNotFoundError):
+            return all(beat.stat().st_mtime > time.time() - CLOCKS_SECONDS for beat in beats)
+        return False
 
 
-def _count_trials(plan: Plan, opened: Sequence[Attempt]) -> dict[str, int]:
-    """The trials of a sweep, by what has become of them; `opened` are its attempts that run."""
-    state = plan.state
-    pending = plan.forecast.pending
-    running = len({attempt.trial for attempt in opened}.intersection(pending))
-    outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
-    failed = outcomes.count(TrialStatus.FAILED)
-    ends = [end.outcome for end in state.ends]
-    return {
-        "finished": ends.count(TrialStatus.FINISHED),
-        "stopped": ends.count(TrialStatus.STOPPED),
-        "diverged": ends.count(TrialStatus.DIVERGED),
-        "running": running,
-        "failed": failed + ends.count(TrialStatus.UNREADABLE),
-        "pending": len(pending) - running - failed,
-        "of": len(state.trials),
-    }
-
-
-def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
-    """Predicted seconds until the last trial ends, on the slots of the jobs that run trials; None if unknown."""
-    seconds = plan.forecast.seconds
-    running = {each.trial: each for each in opened}
-    slots = sum(run.info.slots or 0 for run in _running(plan))
-    if not slots or not seconds:
-        return plan.predicted_seconds
-    waiting = [seconds[name] for name in plan.forecast.pending if name not in running]
-    elapsed = {name: time.time() - attempt.start for name, attempt in running.items()}
-    left = [max(0.0, seconds[name] - elapsed[name]) for name in plan.forecast.pending if name in running]
-    return makespan([*left, *waiting], slots)
+def read_progress(config: Config, name: str, results: Path, fold: Fold) -> SweepProgress:
+    """How far a sweep is, from the new events of its journals."""
+    plan = plan_sweep(config, name, results, fold=fold)
+    sessions = [session for session in plan.state.sessions if session.opened and may_run(session)]
+    opened = {key for session in sessions for key in session.opened}
+    last = [attempts[-1] for attempts in plan.state.attempts.values()]
+    return SweepProgress(plan, sessions, [each for each in last if (each.trial, each.number) in opened])
 
 
 def _study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
@@ -217,26 +248,6 @@ def _study_counts(config: Config, results: Path) -> list[dict[str, str | int]]:
         trained = sum(is_trained(study, run, results / "scaling" / name, results) for run in runs)
         counts.append({"study": name, "trained": trained, "of": len(runs)})
     return counts
-
-
-def _open_attempts(plan: Plan) -> list[Attempt]:
-    """Attempts without an end, unless their driver was killed so that it could record none."""
-    opened = {key for run in _running(plan) for key in run.opened}
-    last = [attempts[-1] for attempts in plan.state.attempts.values()]
-    return [attempt for attempt in last if (attempt.trial, attempt.number) in opened]
-
-
-def _running(plan: Plan) -> list[Session]:
-    """The runs of the driver that run trials."""
-    return [run for run in plan.state.sessions if run.opened and may_run(run)]
-
-
-def _all_live(plan: Plan) -> bool:
-    """Whether all runs of the driver that run trials have given a sign of life within a minute."""
-    beats = [beat_file(plan.state.folder / SESSIONS, run.name) for run in _running(plan)]
-    with suppress(FileNotFoundError):
-        return all(beat.stat().st_mtime > time.time() - CLOCKS_SECONDS for beat in beats)
-    return False
 
 
 def may_run(session: Session) -> bool:
