@@ -350,22 +350,13 @@ def _describe_gpu_models(plan: Plan) -> str:
 
 
 def summarize_cost(plan: Plan) -> str:
-    """The requested GPU-hours or CPU-hours and jobs of a sweep, compared with other strategies, in one line."""
+    """The GPU-hours or CPU-hours that a sweep requests, in one line; the table of a plan has other strategies."""
     hours = plan.requested_hours
-    unit = f"{plan.state.sweep.slots.unit}-hours"
     used = "" if plan.used_hours is None else f", {plan.used_hours:.3g} of them predicted to be used"
     cost = "" if plan.price is None else f" (costs {(plan.used_hours or hours) * plan.price:.2f})"
     units = count_of(plan.slots.units, plan.slots.unit)
-    minutes = plan.walltime_minutes
-    size = f" ({plan.parallel_jobs} x {units} x {minutes} min)" if plan.slots.jobs > 1 else ""
-    parts = [f"{hours:.3g} {unit} requested{size}{used}{cost}"]
-    for each in planned_alternatives(plan):
-        is_array = each.strategy == "job_array"
-        kind = f"{count_of(each.jobs, 'task')} of an array" if is_array else count_of(each.jobs, "separate job")
-        startup = each.startup_unit_seconds / 3600
-        starts = f", {startup:.3g} of them to start programs" if startup else ""
-        parts.append(f"as {kind}: {each.requested_unit_seconds / 3600:.3g} {unit} requested{starts}")
-    return "; ".join(parts)
+    size = f" ({plan.parallel_jobs} x {units} x {plan.walltime_minutes} min)" if plan.slots.jobs > 1 else ""
+    return f"{hours:.3g} {plan.state.sweep.slots.unit}-hours requested{size}{used}{cost}"
 
 
 def describe_limits(plan: Plan) -> str:
