@@ -20,11 +20,12 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
     """The GPU-seconds (or CPU-seconds: `unit`) of each strategy: of trials, of each kind of waste, and not used."""
     rows = np.arange(len(strategies))
     left = pd.Series(0.0, strategies.index)
-    most = strategies["requested_gpu_seconds"].max()
+    parts = requested_parts(strategies, jobs)
+    most = sum((width for width, _ in parts.values()), left).max()
     if not most > 0:
         style.write_in_center(axes, "no trial has a result")
         return
-    for name, (width, color) in requested_parts(strategies, jobs).items():
+    for name, (width, color) in parts.items():
         if width.max() > MIN_SHOWN * most:
             axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
         left += width
@@ -37,17 +38,19 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit
     style.figure_of(axes).legend(loc="outside upper center", ncols=3, fontsize=9)
 
 
-def cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of a sweep without GPUs with its CPUs where others have GPUs, so that the same code draws it."""
+def _as_gpus(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of a sweep, but without GPUs, with its CPUs where others have GPUs."""
     names = {name: name.replace("cpu", "gpu") for name in table if "cpu" in name}
     return table.drop(columns=list(names.values())).rename(columns=names)
 
 
 def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, tuple["pd.Series[float]", str]]:
-    """What each strategy requests, by its use: GPU-seconds and color. Only jobs that ran can fail or be idle.
+    """What each strategy requests, by its use: GPU-seconds and color; in a sweep without GPUs, CPU-seconds.
 
-    A job that Slurm let run beyond its walltime has used more than it requested.
+    Only jobs that ran can fail or be idle. A job that Slurm let run beyond its walltime has used more than it
+    requested.
     """
+    strategies, jobs = map(_as_gpus, (strategies, jobs))
     counted = jobs[jobs["counted"]]
     packed = strategies["strategy"] == "packed"
     startup = strategies["startup_gpu_seconds"]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import YAxis
+from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
@@ -101,26 +102,23 @@ def _draw_scale(
 
 def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials) -> None:
     """Draw a line per trial; heights have the shape (trials, axes)."""
-    worth = (-ranked.values if ranked.is_minimized else ranked.values).to_numpy()
     index = ranked.table.index
-    groups = {
-        "failed or diverged": (ranked.values.isna(), FAILED),
-        "stopped early": (index.isin(ranked.stopped.index), STOPPED),
-        "": (index.isin(ranked.finished.index), ranked.metric_colors),
-    }
-    alpha = max(0.05, min(0.9, (60 / len(heights)) ** 0.5))
+    has_failed = ranked.values.isna().to_numpy()
+    has_stopped = index.isin(ranked.stopped.index)
+    colors = np.array(ranked.metric_colors)
     handles = []
-    if len(heights) > MIN_JITTERED:
+    for chosen, color, label in ((has_failed, FAILED, "failed or diverged"), (has_stopped, STOPPED, "stopped early")):
+        colors[chosen] = to_rgba(color)
+        if chosen.any():
+            handles.append(Line2D([], [], color=color, label=label))
+    count = len(heights)
+    if count > MIN_JITTERED:
         heights = heights + np.random.default_rng(0).uniform(-JITTER, JITTER, heights.shape)
-    for name, (chosen, color) in groups.items():
-        rows = np.flatnonzero(chosen)
-        if not len(rows):
-            continue
-        rows = rows[np.argsort(worth[rows], kind="stable")]
-        if name:
-            handles.append(Line2D([], [], color=color, label=name))
-        lines = [np.column_stack([range(len(line)), line]) for line in heights[rows]]
-        style.add_lines(axes, lines, colors=color if name else color[rows], alpha=alpha, many=len(heights) > MANY)
+    worth = (-ranked.values if ranked.is_minimized else ranked.values).fillna(-np.inf)
+    order = np.lexsort([worth, ~(has_failed | has_stopped)])  # the best last, on top
+    lines = [np.column_stack([range(len(line)), line]) for line in heights[order]]
+    alpha = max(0.05, min(0.9, (60 / count) ** 0.5))
+    style.add_lines(axes, lines, colors=colors[order], alpha=alpha, many=count > MANY)
     if ranked.best is not None:
         row = heights[index.get_loc(ranked.best.name)]
         handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])

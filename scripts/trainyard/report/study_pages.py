@@ -11,7 +11,6 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.planning.history import History, read_state
-from trainyard.report.cost_plots import cpus_as_gpus
 from trainyard.report.overview import SCALE_COLUMNS, scale_rows, scaling_summary, sweep_summary
 from trainyard.report.pages import MAX_ROWS, Charts, Part, ReportTable, StudyPage, write_page
 from trainyard.report.plotted_trials import rank_trials
@@ -57,8 +56,7 @@ def write_study_page(config: Config, kind: str, name: str, results: Path) -> Pat
     page = results / "tables" / kind / f"{name}.html"
     if kind == "sweeps":
         state = read_state(config.sweeps[name], name, results)
-        trials = read_table(state.folder / "trials.csv", text=state.keys_with_text)
-        tables = replace(load_sweep(state.folder), trials=trials)
+        tables = load_sweep(state.folder, text=state.keys_with_text)
         study = _sweep_study(config, state, answer_sweep(state), tables, page)
     else:
         study = scaling_study(config, name, results)
@@ -90,10 +88,6 @@ def _sweep_study(config: Config, state: History, answer: Answer, tables: SweepRe
     summary = sweep_summary(config, state, answer, tables)
     ranking = answer.ranking
     sweep = state.sweep
-    strategies = tables.strategies
-    jobs = tables.jobs
-    if sweep.slots.unit == "CPU":
-        strategies, jobs = map(cpus_as_gpus, (strategies, jobs))
     parts = dict[str, Part]()
     curve = curve_column(tables.epochs, [ranking.metric, "val_loss"], state.varied_keys)
     if charts := trial_charts(rank_trials(state, tables.trials, ranking), tables, curve):
@@ -113,8 +107,8 @@ def _sweep_study(config: Config, state: History, answer: Answer, tables: SweepRe
         rows = stopping_table(state)
         parts |= {"Stopped early": ReportTable(_readable(rows, state)), "Saved": summarize_savings(state, rows)}
     operations = dict[str, Part]()
-    if spec := job_charts(tables, strategies, jobs, state.counted_unit):
-        shown = jobs[list(JOB_COLUMNS)].assign(start=jobs["start"].map(format_time))
+    if spec := job_charts(tables, state.counted_unit):
+        shown = tables.jobs[list(JOB_COLUMNS)].assign(start=tables.jobs["start"].map(format_time))
         operations = {"": Charts("jobSpec", spec), "Jobs": ReportTable(_readable(shown, state))}
     links = dict[str, tuple[str, str]]()  # from a page in a file to the folder of a trial, and the trial's command
     for name in arranged.frame["trial"].head(MAX_ROWS):

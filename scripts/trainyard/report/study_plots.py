@@ -19,6 +19,7 @@ from trainyard.report import (
 )
 from trainyard.report.plot_list import plots_of
 from trainyard.report.plotted_trials import rank_trials
+from trainyard.results import load_sweep
 from trainyard.results.ranking import rank_sweep
 from trainyard.results.sweep_tables import curve_column
 from trainyard.utils.csv_files import read_table
@@ -46,24 +47,17 @@ def _draw_data(config: Config, name: str, source: Path, target: Path) -> None:
 
 def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     state = read_state(config.sweeps[name], name, source.parents[1])
-    trials = read_table(source / "trials.csv", text=state.keys_with_text)
-    timeline = read_table(source / "timeline.csv")
-    epochs = read_table(source / "epochs.csv")
-    strategies = read_table(source / "strategies.csv")
-    jobs = read_table(source / "jobs.csv")
-    ranked = rank_trials(state, trials, rank_sweep(state))
-    unit = state.sweep.slots.unit
-    if unit == "CPU":
-        timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
-        strategies, jobs = map(cost_plots.cpus_as_gpus, (strategies, jobs))
+    tables = load_sweep(source, text=state.keys_with_text)
+    timeline = tables.timeline
+    jobs = tables.jobs
+    ranked = rank_trials(state, tables.trials, rank_sweep(state))
 
     def save(plot: str, painter: Callable[..., None], **options: Any) -> None:
         style.save(painter, target / plot, **options)
 
-    slots = timeline_plots.held_slots(timeline, jobs)["slot"].nunique()
-    size = (WIDTH, style.lanes_height(slots))
-    save("gantt", timeline_plots.plot_gantt, size=size, timeline=timeline, jobs=jobs, ranked=ranked)
-    save("waste", cost_plots.plot_waste, size=(WIDTH, 3), jobs=jobs, strategies=strategies, unit=state.counted_unit)
+    save("gantt", timeline_plots.plot_gantt, size=(WIDTH, 3), timeline=timeline, jobs=jobs, ranked=ranked)
+    unit = state.counted_unit
+    save("waste", cost_plots.plot_waste, size=(WIDTH, 3), jobs=jobs, strategies=tables.strategies, unit=unit)
     save("prediction", cost_plots.plot_predictions, timeline=timeline, jobs=jobs)
     joined = len(ranked.keys) == 1 and not (state.sweep.sample or state.sweep.search)
     grid = metric_plots.facet_grid(len(ranked.facet_keys()))
@@ -76,9 +70,8 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
         save("parallel", parallel_plot.plot_parallel, size=(WIDTH, 4.2), ranked=ranked)
     if "importance" in wanted:
         save("importance", importance.plot_importance, ranked=ranked)
-    keys = state.varied_keys
-    curve = curve_column(epochs, [ranked.ranking.metric, "val_loss"], keys)
-    save("loss", metric_plots.plot_epochs, size=(WIDTH, 4), epochs=epochs, ranked=ranked, curve=curve)
+    curve = curve_column(tables.epochs, [ranked.ranking.metric, "val_loss"], state.varied_keys)
+    save("loss", metric_plots.plot_epochs, size=(WIDTH, 4), epochs=tables.epochs, ranked=ranked, curve=curve)
 
 
 def _facets(grid: tuple[int, int], height: float, row_height: float) -> dict[str, Any]:

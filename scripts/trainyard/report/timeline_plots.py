@@ -27,6 +27,7 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
         style.write_in_center(axes, "no trial has started")
         return
     layout = lay_out(timeline, jobs)
+    style.figure_of(axes).set_figheight(style.lanes_height(len(layout.lanes)))
     run = layout.attempts
     held = layout.held
     draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
@@ -66,8 +67,8 @@ class TimelineLayout:
 
 def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     """Where a plot shows the attempts of a timeline that is not empty."""
-    run = assign_jobs(timeline, jobs)
-    held = held_slots(timeline, jobs)
+    run = _assign_jobs(timeline, jobs)
+    held = _held_slots(run, jobs)
     spans = held.drop_duplicates("job")
     until = spans["last"].cummax().shift(fill_value=spans["first"].min())
     pauses = (spans["first"] - until).clip(lower=0).cumsum().set_axis(spans["job"])
@@ -90,12 +91,11 @@ def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     return TimelineLayout(run, held, names, count, pauses)
 
 
-def held_slots(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+def _held_slots(run: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """The slots of each job that ran trials: `job` (its row in `jobs`), `order_job`, `slot`, and `first` and `last`.
 
     `first` is the start of its first trial, `last` the end of its last one; rows are in the order of `first`.
     """
-    run = assign_jobs(timeline, jobs)
     spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"), top=("slot", "max"))
     spans["order_job"] = jobs["order_job"].reindex(spans.index, fill_value=0)
     begin = spans["order_job"] * jobs["slots"].reindex(spans.index).fillna(0)
@@ -120,9 +120,11 @@ def _lanes(run: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
 def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """The texts on the bars of trials (index): of the values of all keys (columns), or their names without any key."""
     values = trials.set_index("trial", drop=False)[list(keys) or ["trial"]]
-    texts = {key: column.map(style.format_value) for key, column in values.items()}
+    texts = dict[Any, pd.Series]()
     for key, column in values.items():
-        if not is_numeric(column):
+        if is_numeric(column):
+            texts[key] = column.map(style.format_value)
+        else:
             names = style.fill_missing(column).astype(str)
             texts[key] = names.map(style.distinct_names(names, 12))
     return pd.DataFrame(texts, values.index)
@@ -166,7 +168,7 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
     return f"; labels: {', '.join(keys)}" if axes.texts else ""
 
 
-def assign_jobs(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+def _assign_jobs(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """The attempts in the order of their start, each with the row of its `job` in `jobs`; -1 if it is not known."""
     rows = dict(zip(jobs["session"], jobs.index, strict=True))
     run = timeline.sort_values("start")

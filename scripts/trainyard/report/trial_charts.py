@@ -90,11 +90,8 @@ def _importance(ranked: PlottedTrials) -> list[dict[str, Any]]:
     ]
 
 
-def job_charts(tables: SweepResults, strategies: pd.DataFrame, jobs: pd.DataFrame, unit: str) -> dict[str, Any]:
-    """The attempts on their slots, what was requested for what, and predictions; {} before a trial has started.
-
-    `strategies` and `jobs` have the seconds of what the sweep is charged for in the columns of GPUs.
-    """
+def job_charts(tables: SweepResults, unit: str) -> dict[str, Any]:
+    """The attempts on their slots, what was requested for what, and predictions; {} before a trial has started."""
     timeline = tables.timeline.dropna(subset="slot")
     if timeline.empty:
         return {}
@@ -104,7 +101,7 @@ def job_charts(tables: SweepResults, strategies: pd.DataFrame, jobs: pd.DataFram
     attempts = run.assign(begin=run["begin"] / seconds, stop=run["stop"] / seconds)
     predicted = predicted_attempts(tables.timeline)
     shown = predicted if len(predicted) >= MIN_FOR_MEDIAN else predicted.head(0)
-    parts = requested_parts(strategies, jobs)
+    parts = requested_parts(tables.strategies, tables.jobs)
     outcomes = dict.fromkeys(attempts["outcome"], style.UNKNOWN)
     return {
         "lanes": layout.lanes,
@@ -115,7 +112,7 @@ def job_charts(tables: SweepResults, strategies: pd.DataFrame, jobs: pd.DataFram
         "parts": [
             {"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": place}
             for place, (part, (values, _)) in enumerate(parts.items())
-            for strategy, value in zip(strategies["strategy"], values, strict=True)
+            for strategy, value in zip(tables.strategies["strategy"], values, strict=True)
         ],
         "colors": [(part, color) for part, (values, color) in parts.items() if values.any()],
         "charged": f"{unit}-seconds",

@@ -1,5 +1,6 @@
 """The best configuration of a sweep (ranking, best.yaml), and results as data frames for notebooks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,10 @@ class StudyResults:
     history: "pd.DataFrame"  # one row per epoch of each run, with its `scale` and `repeat`
 
 
-def load_sweep(path: Path | str) -> SweepResults:
+def load_sweep(path: Path | str, *, text: Iterable[str] = ()) -> SweepResults:
     """The tables of the sweep in a folder such as `results/sweeps/depth`.
+
+    The columns `text` are text, also where it looks like a number.
 
     Raises:
         UserError: a table does not exist, because the sweep has not finished.
@@ -53,7 +56,7 @@ def load_sweep(path: Path | str) -> SweepResults:
 
     folder = Path(path)
     names = [each.name for each in fields(SweepResults) if each.name != "name"]
-    return SweepResults(folder.name, **{name: read_table(folder / f"{name}.csv") for name in names})
+    return SweepResults(folder.name, **{name: read_table(folder / f"{name}.csv", text) for name in names})
 
 
 def load_study(path: Path | str) -> StudyResults:

@@ -237,7 +237,7 @@ def parallel(table, keys, metric, mode="max", **log):
     """The height of each trial on each axis (the better the trial, the later its row), and the ticks of each axis."""
     axes = Figure().add_subplot()
     parallel_plot.plot_parallel(axes, plotted(table, keys, metric, mode, log))
-    lines = [line[:, 1] for group in axes.collections for line in group.get_segments()]
+    lines = [line[:, 1] for line in axes.collections[0].get_segments()]
     ticks = [[label.get_text() for label in scale.get_yticklabels()] for scale in axes.child_axes]
     return np.array(lines), ticks, [text.get_text() for text in axes.texts]
 

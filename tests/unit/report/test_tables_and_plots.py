@@ -117,6 +117,7 @@ SAMPLES = {
 }
 HISTORY = pd.DataFrame({"epoch": [1, 2], "val_loss": [1, 0.5], "train_loss": [1, 0.4], "seconds": [9, 9]})
 HISTORIES = [("1x2", HISTORY)]
+NOTHING_USED = STRATEGIES.assign(**{name: 0.0 for name in STRATEGIES if "gpu_seconds" in name})
 OF_HOURS = STRATEGIES.assign(**{name: 1000 * STRATEGIES[name] for name in STRATEGIES if "_seconds" in name})
 EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
 # A trial of 20 s that was trained anew: interrupted after 15 s, of which it kept 12 s, and 9 s from its checkpoint on.
@@ -200,7 +201,7 @@ PLOTS = {
     ),
     "waste of hours": (lambda axes: cost_plots.plot_waste(axes, OF_HOURS, JOBS), ["3 x 5 h"]),
     "waste of nothing": (
-        lambda axes: cost_plots.plot_waste(axes, STRATEGIES.assign(requested_gpu_seconds=0.0), JOBS.iloc[:0]),
+        lambda axes: cost_plots.plot_waste(axes, NOTHING_USED, JOBS.iloc[:0]),
         ["no trial has a result"],
     ),
     "waste on CPUs": (lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS, unit="CPU"), ["CPU-seconds"]),
