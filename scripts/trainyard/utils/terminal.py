@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from trainyard.utils.text import format_duration, printable
@@ -92,46 +93,40 @@ class TerminalTable:
     rows: Sequence[Sequence[str]]
     max_rows: int | None = None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        shown, widths = self._fit(options.max_width)
-        yield _line([column.name for column in self.columns], shown, widths, style="bold")
-        count = len(self.rows)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        cells = [[printable(cell) for cell in row] for row in self.rows]
+        fitting = self._fit(cells, options.max_width)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        for number in fitting:
+            column = self.columns[number]
+            table.add_column(_line(column.name), no_wrap=not column.is_cut)
+        count = len(cells)
         if self.max_rows is not None and count > self.max_rows:
             count = max(0, self.max_rows - 1)
-        for row in self.rows[:count]:
-            yield _line([printable(cell) for cell in row], shown, widths)
-        if count < len(self.rows):
-            yield Text(f"and {len(self.rows) - count} more", style="dim", no_wrap=True, overflow="ellipsis")
+        for row in cells[:count]:
+            table.add_row(*(_line(row[number]) for number in fitting))
+        yield table
+        if count < len(cells):
+            yield _line(f"and {len(cells) - count} more", style="dim")
 
-    def _fit(self, width: int) -> tuple[list[int], list[int]]:
-        """The numbers of the columns that fit, and their widths."""
-        lines = [[column.name for column in self.columns], *self.rows]
-        widths = [max(cell_len(printable(line[number])) for line in lines) for number in range(len(self.columns))]
-        shown = list(range(len(self.columns)))
-
-        def least(number: int) -> int:
-            return min(widths[number], CUT_WIDTH) if self.columns[number].is_cut else widths[number]
-
-        while GAP * (len(shown) - 1) + sum(map(least, shown)) > width:
-            last = max(shown, key=lambda number: (self.columns[number].rank, number))
+    def _fit(self, cells: Sequence[Sequence[str]], width: int) -> list[int]:
+        """The numbers of the columns that fit."""
+        lines = [[column.name for column in self.columns], *cells]
+        least = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+        for number, column in enumerate(self.columns):
+            if column.is_cut:
+                least[number] = min(least[number], CUT_WIDTH)
+        fitting = list(range(len(self.columns)))
+        while sum(least[number] + GAP for number in fitting) - GAP > width:
+            last = max(fitting, key=lambda number: (self.columns[number].rank, number))
             if self.columns[last].rank == 0:
                 break
-            shown.remove(last)
-        spare = width - GAP * (len(shown) - 1) - sum(map(least, shown))
-        for number in shown:  # the first of those that are cut get what is left
-            wanted, widths[number] = widths[number], least(number)
-            extra = max(0, min(spare, wanted - widths[number]))
-            widths[number] += extra
-            spare -= extra
-        return shown, [widths[number] for number in shown]
+            fitting.remove(last)
+        return fitting
 
 
-def _line(cells: Sequence[str], shown: Sequence[int], widths: Sequence[int], *, style: str = "") -> Text:
-    parts = [Text(cells[number]) for number in shown]
-    for part, width in zip(parts, widths, strict=True):
-        part.truncate(width, overflow="ellipsis", pad=True)
-    line = (" " * GAP).join(part.plain for part in parts).rstrip()
-    return Text(line, style=style, no_wrap=True, overflow="ellipsis")
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def open_console(width: int = NO_LIMIT) -> Console:

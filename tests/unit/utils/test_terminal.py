@@ -84,4 +84,4 @@ def test_rows_that_have_no_room_are_counted():
 def test_output_to_a_file_is_never_cut(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     terminal.open_console().print(TerminalTable(COLUMNS, [["0", "n" * 300, "v" * 300, "1 s"]]))
-    assert f"0     {'n' * 300}  {'v' * 300}  1 s\n" in capsys.readouterr().out
+    assert f"0     {'n' * 300}  {'v' * 300}  1 s" in capsys.readouterr().out
