@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> None:
     if not path.is_file():
         what = "this is a folder" if path.is_dir() else "there is no such file"
         raise UserError(f"{path}: {what}")
-    if not command and (sweep := _read_sweep(path, arguments.array)):
+    if not command and (sweep := _read_sweep(path, arguments)):
         text = sweep.text(path)
         left = sweep.notes
     else:
@@ -78,7 +78,7 @@ def main(arguments: argparse.Namespace) -> None:
     log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)
 
 
-def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
+def _read_sweep(path: Path, arguments: argparse.Namespace) -> ImportedSweep | None:
     """The sweep of another tool's file; None if it is a training script."""
     if path.suffix in CONFIGS:
         raw = read_file(path)
@@ -86,13 +86,13 @@ def _read_sweep(path: Path, array: str | None) -> ImportedSweep | None:
             if isinstance(raw, dict) and not raw.keys().isdisjoint(Config.model_fields):
                 raise UserError(f"{path} is a config already: `{trainyard_call('check', '--config', str(path))}`")
             raise UserError(f"{path} is no sweep of Weights & Biases: it has no mapping `parameters`")
-        return import_wandb_sweep(raw)
+        return import_wandb_sweep(raw, arguments.seconds if arguments.run else 0)
     text = path.read_text(errors="replace")
     if path.suffix == ".ipynb" or "\0" in text:
         raise UserError(f"{path} is no script: name a .py file, as `jupyter nbconvert --to script` writes it")
     is_python = path.suffix == ".py" or re.match("#!.*python", text) is not None
-    if array or re.search("^#SBATCH" if is_python else "#SBATCH|SLURM_ARRAY", text, re.MULTILINE):
-        return import_array_script(path, array)
+    if arguments.array or re.search("^#SBATCH" if is_python else "#SBATCH|SLURM_ARRAY", text, re.MULTILINE):
+        return import_array_script(path, arguments.array)
     if is_python:
         return None
     if path.suffix in (".sh", ".bash") or text.startswith("#!"):
@@ -109,7 +109,7 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
     if not (varied := varied_options(script)):
         flags = ", ".join(option.flag for option in script.options) or "none"
         of_wandb = f", or {SCRIPTS.parent / 'docs/trackers.md'} for those of wandb.config"
-        of_wandb = of_wandb if "wandb" in script.source.imports else ""
+        of_wandb = of_wandb if script.source.uses_wandb else ""
         raise UserError(
             f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
             f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "

@@ -106,6 +106,15 @@ class Observed:
     problem: str = ""  # why no metric was found
 
     @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a sweep with these metrics."""
+        if not self.metrics:
+            return {}
+        section: Any = {key: value for key in ("file", "pattern", "sample") if (value := getattr(self.metrics, key))}
+        section = "wandb" if self.metrics.is_wandb else section
+        return {"metrics": section, "metric": self.metric, "mode": guess_mode(self.metric)}
+
+    @property
     def guess(self) -> str:
         """Why the metric was taken for the one that ranks trials."""
         shown = [f"{value:.4g}" for value in self.values if value is not None]
@@ -240,11 +249,7 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         sweep["sample"] = {"count": TRIALS, "values": values}
     else:
         sweep["search"] = {"method": "tpe", "trials": TRIALS, "values": values}
-    if observed.metrics:
-        keys = ("file", "pattern", "sample")
-        given = {key: value for key in keys if (value := getattr(observed.metrics, key))}
-        sweep["metrics"] = "wandb" if observed.metrics.is_wandb else given
-        sweep |= {"metric": observed.metric, "mode": guess_mode(observed.metric)}
+    sweep |= observed.keys
     if name := _stop_signal(script):
         sweep["stop_signal"] = name
     sweep["slots"] = InLine({"gpus_per_node": 1})

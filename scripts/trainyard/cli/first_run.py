@@ -101,7 +101,7 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         here.mkdir()
         own.mkdir()
         environment = trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd())
-        if "wandb" in script.source.imports:
+        if script.source.uses_wandb:
             environment = wandb_environment(environment, values, own, run="init", group="init")
         placeholders = {"trial_dir": str(own), PORT: port}
         run = ProgramRun(

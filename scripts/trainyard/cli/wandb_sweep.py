@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.cli.first_config import Observed, missing_options
+from trainyard.cli.first_run import observe
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
 from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
 from trainyard.config.trials import set_at
 from trainyard.programs.script_findings import ignores_command_line
-from trainyard.programs.script_options import read_started
+from trainyard.programs.script_options import Script, read_started
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.errors import UserError
 
@@ -35,15 +37,14 @@ _STYLES: Final = {  # of W&B: the placeholder for all arguments, and one argumen
 }
 
 
-def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
-    """The sweep of a W&B configuration.
+def import_wandb_sweep(raw: Mapping[str, Any], seconds: float = 0.0) -> ImportedSweep:
+    """The sweep of a W&B configuration. A program that does not use W&B runs for so many seconds, for its metrics.
 
     Raises:
         UserError: the configuration is not valid for W&B either.
     """
     found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
     method = raw.get("method", "grid")
-    cap = raw.get("run_cap")
     words = _command_words(raw.get("command"), found)
     if has_file := any("${args_json_file}" in str(word) for word in words):
         found.sweep["settings"] = "json"
@@ -67,21 +68,15 @@ def import_wandb_sweep(raw: Mapping[str, Any]) -> ImportedSweep:
         else:
             varied[key] = values
     found.sweep["command"] = _command(raw, words, names, found)
-    found.sweep["metrics"] = "wandb"
     if fixed:
         found.sweep["args"] = fixed
-    _set_metric(raw, method, found)
-    if method == "grid" and varied:
-        found.sweep["grid"] = {key: _steps(key, values) for key, values in varied.items()}
-        if cap:
-            found.note(f"`run_cap: {cap}`: a grid runs all its combinations")
-    elif varied:
-        if not cap:
-            found.note(f"there was no `run_cap`, and W&B would never end: {RUNS} trials, change it to what you want")
-        kind, count = ("sample", "count") if method == "random" else ("search", "trials")
-        found.sweep[kind] = {count: cap or RUNS, "values": varied}
-        if method not in ("random", "bayes"):
-            found.note(f"`method: {method}`: searched by Optuna's TPE instead")
+    if not scripts or any(script.source.uses_wandb for _, script in scripts):
+        found.sweep["metrics"] = "wandb"
+        _set_metric(raw, method, found)
+    else:
+        of_all = varied | {key: [value] for key, value in fixed.items()}
+        _find_metrics(scripts[0][1], of_all, raw, seconds, found)
+    _set_trials(method, raw.get("run_cap"), varied, found)
     found.sweep["slots"] = {"gpus_per_node": 1}
     found.note("`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU")
     for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
@@ -197,6 +192,46 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
             f"`stop`: W&B counts calls of `wandb.log`, Trainyard the `epoch` that is logged, else steps: "
             f"{max(1, first)} before the first cut"
         )
+
+
+def _set_trials(method: str, cap: int | None, varied: Mapping[str, Any], found: ImportedSweep) -> None:
+    """Set the trials: a grid, a sample, or a search, which needs metrics."""
+    if method == "grid" and varied:
+        found.sweep["grid"] = {key: _steps(key, values) for key, values in varied.items()}
+        if cap:
+            found.note(f"`run_cap: {cap}`: a grid runs all its combinations")
+    elif varied:
+        if not cap:
+            found.note(f"there was no `run_cap`, and W&B would never end: {RUNS} trials, change it to what you want")
+        is_sample = method == "random" or "metrics" not in found.sweep
+        kind, count = ("sample", "count") if is_sample else ("search", "trials")
+        found.sweep[kind] = {count: cap or RUNS, "values": varied}
+        if method not in ("random", "bayes") and not is_sample:
+            found.note(f"`method: {method}`: searched by Optuna's TPE instead")
+
+
+def _find_metrics(
+    script: Script, values: Mapping[str, Any], raw: Mapping[str, Any], seconds: float, found: ImportedSweep
+) -> None:
+    """Set the metrics of a program that does not use W&B, as a short run shows them."""
+    options = {key: (option, values[key]) for key in values if (option := script.find(f"--{key}"))}
+    name = (raw.get("metric") or {}).get("name", "val_loss")
+    observed = Observed()
+    if seconds and not missing_options(script, options):
+        observed = observe(script, options, seconds)
+    if not observed.metrics:
+        example = f"metrics: {{pattern: '{name} (?P<{re.sub(r'[^A-Za-z0-9_]', '_', name)}>{{number}})'}}"
+        found.note(
+            f"`metrics`: {script.path} does not use W&B: say where its metrics are, as in {example}; then add "
+            f"`metric`, and what else needs one: `search`, `stop`"
+        )
+        return
+    found.sweep |= observed.keys
+    if name in observed.metrics.groups:
+        _set_metric(raw, "", found)
+    found.note(
+        f"`metrics`: {script.path} does not use W&B, so they are a guess, as `metric` and `mode`: {observed.guess}"
+    )
 
 
 def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], found: ImportedSweep) -> str:

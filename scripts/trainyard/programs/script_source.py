@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trainyard.utils.errors import UserError
 
+_LOGS_TO_WANDB: Final = ("transformers", "trl", "ultralytics")  # if `wandb` is installed
 MOST_FILES: Final = 60  # of a script: the nearest modules first
 
 
@@ -84,6 +85,14 @@ class Source:
     def imports(self) -> set[str]:
         """The first parts of the names of all modules that are imported, such as `torch`."""
         return {name.partition(".")[0] for file in self.files for _, name, _ in file.imports}
+
+    @cached_property
+    def uses_wandb(self) -> bool:
+        """Whether it imports or names W&B, or a library that logs to W&B by itself."""
+        texts = [
+            text for file in self.files for text in (*file.texts(file.tree), *(name for _, name, _ in file.imports))
+        ]
+        return any("wandb" in text.lower() for text in texts) or not self.imports.isdisjoint(_LOGS_TO_WANDB)
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:

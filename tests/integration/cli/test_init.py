@@ -229,6 +229,31 @@ def test_what_a_script_logs_to_wandb_is_found_by_a_run_that_is_offline(project, 
     assert (sweep["metrics"], sweep["metric"], sweep["mode"]) == ("wandb", "val_loss", "min")
 
 
+@pytest.mark.parametrize("metric", ["val_loss", "fid", "unknown"])
+def test_a_wandb_sweep_of_a_program_that_does_not_use_wandb_gets_the_metrics_of_a_run(project, init, metric):
+    parameters = "{lr: {min: 0.01, max: 1.0}}"
+    target = f"{{name: {metric}, goal: minimize}}"
+    text = f"program: train.py\nmethod: bayes\nrun_cap: 3\nmetric: {target}\nparameters: {parameters}\n"
+    (project.folder / "sweep.yml").write_text(text)
+    loop = "for n in range(1, 10):\n    print(f'epoch {n} val_loss {1 / n} fid {300 / n}', flush=True)\n"
+    _, sweep = init(f"{OPTIONS}\nargs = parser.parse_args()\n{loop}", "sweep.yml")
+    assert sweep["search"]["trials"] == 3
+    assert (sweep["metric"], sweep["mode"]) == ("val_loss" if metric == "unknown" else metric, "min")
+    assert "val_loss" in sweep["metrics"]["pattern"]
+    written = (project.folder / "trainyard.yaml").read_text()
+    assert "train.py does not use W&B, so they are a guess" in " ".join(written.replace("# ", "").split())
+
+
+def test_a_wandb_sweep_without_metrics_that_are_known_draws_its_trials(project, init):
+    text = "program: train.py\nmethod: bayes\nmetric: {name: val/acc}\nparameters: {lr: {min: 0.01, max: 1.0}}\n"
+    (project.folder / "sweep.yml").write_text(text)
+    _, sweep = init(f"{OPTIONS}\nargs = parser.parse_args()\n", "--no-run", "sweep.yml")
+    assert {"metrics", "metric", "search"}.isdisjoint(sweep)
+    assert sweep["sample"]["count"] == 20
+    written = (project.folder / "trainyard.yaml").read_text()
+    assert "val/acc (?P<val_acc>{number})" in " ".join(written.replace("# ", "").split())
+
+
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [

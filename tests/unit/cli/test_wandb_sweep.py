@@ -121,7 +121,7 @@ OPTIONS = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr'
         (CONFIG_ONLY, None, "python train.py"),
         (CONFIG_ONLY, ["${env}", "python", "${program}", "${args}", "--x"], "python train.py --x"),
         (OPTIONS, None, "python train.py --lr 0.1"),
-        (OPTIONS, ["${interpreter}", "${program}"], "python train.py"),
+        (f"import wandb\n{OPTIONS}", ["${interpreter}", "${program}"], "python train.py"),
         (None, None, "python train.py --lr 0.1"),
     ],
 )
