@@ -29,6 +29,7 @@ from trainyard.programs.runner import (
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.programs.user_environment import program_environment
 from trainyard.programs.wandb_runs import run_id, wandb_environment
+from trainyard.utils.environment_variables import changed_environment
 from trainyard.utils.files import copy_matching
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
 
@@ -40,7 +41,7 @@ class CommandTrials(ProgramTrials):
         """Start the guard. The environment is that before the variables of a trial: scripts of conda activate it."""
         prepared = super().prepare()
         self._guard = ProcessGuard()
-        self._environment = program_environment(self.setup.python) | self.setup.variables
+        self._environment = changed_environment(program_environment(self.setup.python), self.setup.variables)
         return prepared
 
     def run(self, assignment: Assignment, report: Report) -> TrialEnded:

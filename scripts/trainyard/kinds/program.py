@@ -8,6 +8,7 @@ from trainyard.cluster.gpus import first_gpu_name
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.trial_kind import TrialKind
 from trainyard.programs.user_environment import gpu_memory_variables, thread_variables
+from trainyard.utils.environment_variables import changed_environment, set_variables
 
 if TYPE_CHECKING:
     from trainyard.data.staged import Staged
@@ -19,8 +20,8 @@ class ProgramTrials(TrialKind):
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Set the number of threads, and copy the dataset."""
         variables = self.setup.variables
-        limits = gpu_memory_variables(self.setup.gpu_share, os.environ | variables)
-        os.environ.update(thread_variables(self.setup.threads) | limits | variables)
+        limits = gpu_memory_variables(self.setup.gpu_share, changed_environment(os.environ, variables))
+        set_variables(thread_variables(self.setup.threads) | limits | variables)
         self.dataset, copied = copy_dataset(self.setup, self.resources)
         return first_gpu_name() or "cpu", copied
 

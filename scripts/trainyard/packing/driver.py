@@ -51,7 +51,7 @@ from trainyard.programs.user_environment import (
     record_environment,
 )
 from trainyard.results.completeness import warn_unreadable
-from trainyard.utils.environment_variables import environment_variables
+from trainyard.utils.environment_variables import Variables, environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 
@@ -103,8 +103,8 @@ class DriverSession:
     resources: ExitStack  # held until its end
 
     @cached_property
-    def variables(self) -> dict[str, str]:
-        """The variables that the user's `setup` sets; it runs when they are first asked for.
+    def variables(self) -> Variables:
+        """The variables that the user's `setup` changes; it runs when they are first asked for.
 
         Raises:
             UserError: it failed.
@@ -344,7 +344,7 @@ def _record_session(session: DriverSession, plan: Plan) -> None:
     )
 
 
-def _worker_setup(plan: Plan, results: Path, data: Data, variables: dict[str, str]) -> WorkerSetup:
+def _worker_setup(plan: Plan, results: Path, data: Data, variables: Variables) -> WorkerSetup:
     sweep = plan.state.sweep
     return WorkerSetup(
         sweep=sweep.model_copy(update={"grid": {}, "trials": []}),  # which may be long; assignments have them

@@ -11,6 +11,7 @@ from trainyard.planning.journal import MicroBatchHalved, Resumed
 from trainyard.planning.task import Task, output_name
 from trainyard.programs.runner import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
+from trainyard.utils.environment_variables import Variables
 
 # What a worker imports before its first trial. Modules of a user's own code are imported by the trials.
 WORKER_MODULES: Final = ("trainyard.packing.worker", "trainyard.cluster.telemetry")
@@ -26,7 +27,7 @@ class WorkerSetup:
     is_deterministic: bool = False  # whether a training may be `deterministic`
     dataset: Path | None = None
     cwd: str = ""  # where users' programs run, unless each trial runs in its own folder
-    variables: dict[str, str] = field(default_factory=dict)  # that `setup` has set
+    variables: Variables = field(default_factory=dict)  # that `setup` has changed
     python: Path | None = None  # the interpreter of the environment in which commands run, if it is not the user's
 
     @property

@@ -14,12 +14,14 @@ from trainyard.config.user_programs import GRACE_SECONDS, ProgramOptions
 from trainyard.programs.output import OutputReader
 from trainyard.programs.runner import POLL_SECONDS
 from trainyard.programs.user_environment import find_interpreter, parse_environment, program_environment
+from trainyard.utils.environment_variables import Variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.guard import ABRUPT_SECONDS
 from trainyard.utils.guarded_process import GuardedProcess, ProcessGuard
 from trainyard.utils.text import describe_exit
 
-_OF_SHELL: Final = ("_", "PWD", "OLDPWD", "SHLVL")  # variables that are different in each shell
+# Variables that are different in each shell, and the GPUs of a trial, which only its slot knows.
+_NOT_PASSED: Final = ("_", "PWD", "OLDPWD", "SHLVL", "CUDA_VISIBLE_DEVICES")
 # Before and after the commands of `setup`, in a bash whose $0 is a folder. It then lives as long as the job, and so do
 # the processes that they have started.
 _NODE: Final = '"$0/$SLURMD_NODENAME'
@@ -34,8 +36,8 @@ log = logging.getLogger(__name__)
 @contextmanager
 def prepared_nodes(
     study: ProgramOptions, output: Path, *, nodes: int = 1, srun: Sequence[str] = ()
-) -> Iterator[dict[str, dict[str, str]]]:
-    """Run `setup` before the block and `teardown` after it, on each node; yields the variables that it sets, by node.
+) -> Iterator[dict[str, Variables]]:
+    """Run `setup` before the block and `teardown` after it, on each node; yields the changed variables, by node.
 
     What `setup` starts in the background ends after the block, or with this process. With several nodes, `srun` is the
     beginning of the command that starts a task on each. `output` is kept, and that of `teardown` beside it.
@@ -90,8 +92,9 @@ def prepared_nodes(
             process.end(ABRUPT_SECONDS)
 
 
-def _new_variables(after: Path) -> dict[str, str]:
-    """The variables that are not as they were before the commands."""
+def _new_variables(after: Path) -> Variables:
+    """The variables that are not as they were before the commands; None for those that are unset."""
     before = parse_environment(after.with_suffix(".before").read_bytes())
     now = parse_environment(after.read_bytes())
-    return {name: value for name, value in now.items() if before.get(name) != value and name not in _OF_SHELL}
+    changed = {name for name, _ in before.items() ^ now.items()}
+    return {name: now.get(name) for name in changed.difference(_NOT_PASSED)}

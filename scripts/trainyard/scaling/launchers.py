@@ -21,6 +21,7 @@ from trainyard.config.scaling import split_scale
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.scaling import rank_failures, rendezvous
 from trainyard.scaling.rendezvous import StepEnd
+from trainyard.utils.environment_variables import Variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
@@ -55,7 +56,7 @@ class NodeStep:
     cpus_per_gpu: int = 1
     grace_seconds: float = GRACE_SECONDS
     stop_signal: str = "TERM"
-    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # that `setup` has set, by node
+    variables: Mapping[str, Variables] = field(default_factory=dict)  # that `setup` has changed, by node
     python: str = ""  # whose environment is activated
     workdir: str | None = None
     is_per_gpu: bool = False  # whether srun runs it once per GPU, not once per node

@@ -40,6 +40,7 @@ from trainyard.scaling.rendezvous import (
     find_node_rank,
     report_problem,
 )
+from trainyard.utils.environment_variables import changed_environment
 from trainyard.utils.guard import request_end
 
 # Seconds from SIGTERM to SIGKILL of the ranks, for torchrun and accelerate; torch before 2.12 always waits 30.
@@ -143,7 +144,7 @@ def _environment(step: NodeStep, endpoint: Endpoint) -> dict[str, str]:
     # The user's own value comes first.
     python = Path(step.python) if step.python else None
     variables = {SHUTDOWN_TIMEOUT: str(math.ceil(step.grace_seconds))} | program_environment(python)
-    variables |= step.variables[host.node_name()] if step.variables else {}
+    variables = changed_environment(variables, step.variables[host.node_name()] if step.variables else {})
     variables |= thread_variables(step.cpus_per_gpu, variables)
     variables |= module_path(Path.cwd(), variables) if step.workdir else {}
     if signal.SIGHUP not in STOP_SIGNALS:  # under nohup

@@ -46,6 +46,7 @@ from trainyard.programs.wandb_runs import wandb_environment
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launch_records import Launches
 from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocation, script_command, srun_command
+from trainyard.utils.environment_variables import Variables
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import write_json
 from trainyard.utils.guarded_process import ProcessGuard, claim_folder
@@ -169,7 +170,7 @@ class UserScript:
         return srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
 
     def _launch_until_complete(
-        self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest
+        self, claim: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
     ) -> ParsedOutput:
         """Launch the script until it is complete.
 
@@ -190,7 +191,7 @@ class UserScript:
         return launched
 
     def _launch(
-        self, claim: Hold, variables: Mapping[str, dict[str, str]], stop_request: StopRequest
+        self, claim: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
     ) -> ParsedOutput | None:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
@@ -258,7 +259,7 @@ class UserScript:
         return replace(metrics.parsed(), missing=end.error)
 
     def _command(
-        self, checkpoint: Path | None, meeting: str, port: int, variables: Mapping[str, dict[str, str]]
+        self, checkpoint: Path | None, meeting: str, port: int, variables: Mapping[str, Variables]
     ) -> list[str]:
         study = self._study
         predefined = {

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+Variables = dict[str, str | None]  # None for those that are unset
 COMPILE_THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"  # by default, one per CPU of the node, for each rank and trial
 
 
@@ -12,14 +13,20 @@ COMPILE_THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"  # by default, one per 
 def environment_variables(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables within the block, or remove those that are None."""
     before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
+    set_variables(variables)
     try:
         yield
     finally:
-        _set(before)
+        set_variables(before)
 
 
-def _set(variables: Mapping[str, str | None]) -> None:
+def changed_environment(environment: Mapping[str, str], variables: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment after its variables were set, or removed where they are None."""
+    return {name: value for name, value in {**environment, **variables}.items() if value is not None}
+
+
+def set_variables(variables: Mapping[str, str | None]) -> None:
+    """Set environment variables, or remove those that are None."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)

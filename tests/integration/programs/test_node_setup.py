@@ -37,6 +37,14 @@ def test_trials_get_what_setup_exports_and_teardown_runs_before_its_server_ends(
     assert "`teardown` failed: exit code 3" in caplog.text
 
 
+def test_a_trial_lacks_what_setup_unsets_and_has_the_gpus_of_its_slot(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", "/old")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    setup = "unset CUDA_HOME\nexport CUDA_VISIBLE_DEVICES=0"
+    with prepared_nodes(study(setup=setup), tmp_path / "setup.log") as by_node:
+        assert by_node[host.node_name()] == {"CUDA_HOME": None}
+
+
 def test_what_setup_starts_may_print_more_than_is_read(tmp_path):
     setup = f"(while test ! -e {tmp_path}/go; do sleep 0.02; done; seq 100000; touch {tmp_path}/printed) &"
     with prepared_nodes(study(setup=setup), tmp_path / "setup.log"):
@@ -120,7 +128,7 @@ def test_setup_that_fails_uses_up_no_trial_and_a_stopped_job_is_torn_down(projec
     Path(project.folder / "teardown.txt").unlink()
 
     project.write({"sweeps": {"s": failing}})
-    assert "a job begins with `setup`" in project.snakemake("-n", "sweeps")
+    assert "a job begins with `setup`" in project.snakemake("-n", "sweeps", "--verbose")
     started = project.start(*project.script("sweep", "--sweep", "s"))
     wait_until((project.folder / "up").exists, what="a trial", while_running=started)
     started.terminate()
