@@ -43,7 +43,7 @@ FIRST_LINES: Final = 5_000  # of output that are kept,
 LAST_LINES: Final = 5_000  # and of its end
 ENOUGH_VALUES: Final = 3  # of one metric of held-out data: the run ends,
 LEAST_SECONDS: Final = 10.0  # but not before: a better metric may come less often
-FILES: Final = (".jsonl", ".txt", ".log", ".csv", ".json")  # that may have metrics
+FILES: Final = (".jsonl", ".txt", ".log", ".csv", ".tsv", ".json")  # that may have metrics
 TRACKERS: Final = frozenset(("wandb", "mlruns", ".hydra"))  # folders of files that are not for others to read
 # In a path, what is new in each run: its number, or the time of its start.
 _RUN_NUMBER: Final = re.compile(

@@ -126,12 +126,12 @@ def _check_own_file(pattern: str) -> str:
 
 OwnFile = Annotated[str, Field(min_length=1), AfterValidator(_check_own_file)]
 WANDB_RUNS: Final = "wandb/*run-*/run-*.wandb"  # of W&B, offline and online
-_TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv|wandb)$"
+_TEXT_FILE: Final = r"\.(jsonl|txt|log|json|csv|tsv|wandb)$"
 _EVENT_FILES: Final = r"tfevents|(^|/)[^/.]*$"  # a file, or a folder
 MetricsFile = Annotated[
     OwnFile,
     Field(pattern=f"{_TEXT_FILE}|{_EVENT_FILES}"),
-    hint("a metrics file must end in .csv, .json, .jsonl, .txt, .log or .wandb, or be a folder with event files"),
+    hint("a metrics file must end in .csv, .tsv, .json, .jsonl, .txt, .log or .wandb, or be a folder with event files"),
 ]
 
 
@@ -150,10 +150,11 @@ class Metrics(Section):
         None,
         description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
         "`{out_dir}` in a scaling study), or a pattern of which each attempt's newest match is read, such as "
-        "`lightning_logs/version_*/metrics.csv`. `.csv`: with a header; `.json`, `.jsonl`, `.txt`, `.log`: a JSON "
-        "object per line, or a row or a list of rows. Of a folder, such as `runs/**`, its event files of TensorBoard: "
-        "a row has the scalars of a step, and the step as its epoch, unless a scalar is named `epoch`. They need the "
-        "package `tensorboard` beside Trainyard. Let the writer flush often, as with "
+        "`lightning_logs/version_*/metrics.csv`. A table has a header, and commas, semicolons or tabs; all but `.csv` "
+        "may also be JSON: an object per line, a row or a list of rows. Of a folder, such as `runs/**`, its event "
+        "files of TensorBoard: a row has the scalars of a step, and the step as its epoch, unless a scalar is named "
+        "`epoch`. "
+        "They need the package `tensorboard` beside Trainyard. Let the writer flush often, as with "
         "`SummaryWriter(flush_secs=10)`.",
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.user_programs import EPOCH_NAMES, Metrics
-from trainyard.programs.metric_rows import ReadingNotes
+from trainyard.programs.metric_rows import ReadingNotes, numeric_row
 from trainyard.programs.wandb_runs import MAGIC, read_history
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
@@ -31,8 +31,8 @@ SHOWN_FILES: Final = 3  # that a program has left, in an error
 class MetricsFile:
     """A file of metrics, read while a program still writes it. It does not have to exist yet.
 
-    Whether it is JSON, has a JSON object a line, or is a run of W&B is seen by its content. Of a file that is written
-    anew, as for a new column, the rows that have changed are new.
+    Whether it is a table, JSON, has a JSON object a line, or is a run of W&B is seen by its content. Of a file that is
+    written anew, as for a new column, the rows that have changed are new.
     """
 
     def __init__(self, path: Path, notes: ReadingNotes) -> None:
@@ -52,6 +52,7 @@ class MetricsFile:
         self._incomplete = b""
         self._has_lines: bool | None = None  # None: unknown
         self._header: list[str] | None = None
+        self._delimiter = ""  # of a table
         self._place = 0  # of the next row in the file
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class MetricsFile:
     def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
         if not self._head.startswith(file.read(len(self._head))):
             self._reset()
-        if self._path.suffix == ".csv":
+        if self._path.suffix == ".csv" or self._delimiter or (not self._head and self._begins_table(file)):
             return self._read_lines(file, self._parse_cells, final=final)
         if (self._head or file.read(len(MAGIC))).startswith(MAGIC):
             return self._read_run(file)
@@ -86,6 +87,13 @@ class MetricsFile:
             return self._read_lines(file, _parse_object, final=final)
         file.seek(0)
         return self._read_whole(file, final=final)
+
+    def _begins_table(self, file: BinaryIO) -> bool:
+        """Whether the first line is a header, as of the `training.log` in Keras's documentation."""
+        file.seek(0)
+        line = file.readline(CHECKED_BYTES).decode(errors="replace")
+        file.seek(0)
+        return line.endswith("\n") and _HEADER.fullmatch(line.removeprefix("\ufeff").strip()) is not None
 
     def _read_whole(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
         """The rows of a JSON file: one, or a list. What is invalid may be incomplete: it is an error in the end."""
@@ -129,7 +137,7 @@ class MetricsFile:
                 self._set_error(error)
                 row = _object_at_end(line) if self._has_lines else None
                 self.is_complete = row is not None
-            changed = None if row is None else self._changed(row, is_numbered=self._path.suffix == ".csv")
+            changed = None if row is None else self._changed(row, is_numbered=bool(self._delimiter))
             if changed is not None:
                 rows.append(changed)
         return rows
@@ -148,9 +156,12 @@ class MetricsFile:
 
     def _parse_cells(self, line: str) -> dict[str, Any] | None:
         """The row of a line; None if it is the header, which a program that resumes may write again."""
-        (cells,) = csv.reader([line])
+        self._delimiter = self._delimiter or max(",;\t", key=line.count)
+        (cells,) = csv.reader([line], delimiter=self._delimiter)
         names = [cell.strip() for cell in cells]
-        if self._header is None or set(self._header) <= set(names):
+        known = {*filter(None, names)}.intersection(self._header or ())
+        is_again = 2 <= len(known) > sum(map(bool, names)) / 2 and not numeric_row(dict(zip(names, names, strict=True)))
+        if self._header is None or set(self._header) <= set(names) or is_again:
             self._header = names
             for name in names:
                 if name and names.count(name) > 1:
@@ -196,6 +207,9 @@ class MetricsFile:
         reason = error.strerror if isinstance(error, OSError) else error
         self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
         self.is_complete = False
+
+
+_HEADER: Final = re.compile(r"(?:[\"']?[A-Za-z_][\w./@()%:+-]*[\"']? *(?:[,;\t] *|$)){2,}")
 
 
 def _has_lines(file: BinaryIO) -> bool | None:
@@ -397,7 +411,7 @@ def suggest_pattern(pattern: str, left: Iterable[Path], folder: Path) -> str:
     return f"; did you mean `file: {general[chosen]}`? It left {', '.join(names[:SHOWN_FILES])}"
 
 
-_SUFFIXES: Final = (".csv", ".json", ".jsonl", ".log", ".txt")
+_SUFFIXES: Final = (".csv", ".tsv", ".json", ".jsonl", ".log", ".txt")
 
 
 class EventFiles:

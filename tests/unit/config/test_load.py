@@ -248,7 +248,7 @@ MISTAKES = {
         ({"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
         ({"command": "./x", "metrics": {"pattern": "(?P<a>{number}))"}}, "parenthesis at position 15"),
         ({"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
-        ({"command": "./x", "metrics": {"file": "m.tsv"}}, "'m.tsv' is not valid; a metrics file"),
+        ({"command": "./x", "metrics": {"file": "m.xls"}}, "'m.xls' is not valid; a metrics file"),
         (
             {"command": "./x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "/tmp/m.csv"}},
             ".metrics.file: /tmp/m.csv would be shared by all trials: give a path relative to the program's folder, "

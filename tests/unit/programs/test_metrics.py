@@ -272,6 +272,28 @@ def test_padded_names_and_cells_of_a_table_are_stripped(tmp_path):
     assert found.new_rows(final=True) == [{"epoch": 1, "metrics/mAP50(B)": 0.25}]
 
 
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("training.log", ","), ("m.csv", ";"), ("m.csv", "\t"), ("m.tsv", "\t"), ("log.txt", ";")]
+)
+def test_a_table_is_known_by_its_header_and_may_have_other_delimiters(tmp_path, name, delimiter):
+    """As in Keras's documentation: `CSVLogger("training.log", separator=";")`."""
+    found, path = reported(tmp_path, file=name), tmp_path / name
+    path.write_text("epoch,val_loss".replace(",", delimiter))
+    assert found.new_rows() == []
+    path.write_text("epoch,val_loss\n0,1.5\n1,1.2\n".replace(",", delimiter))
+    assert found.new_rows(final=True) == [{"epoch": 0, "val_loss": 1.5}, {"epoch": 1, "val_loss": 1.2}]
+    assert (found.error, found.missing) == ("", "")
+
+
+@pytest.mark.parametrize("again", ["epoch,loss", "epoch,loss,acc", "loss,epoch,new,acc"])
+def test_a_header_that_a_resumed_program_writes_again_may_have_other_columns(tmp_path, again):
+    found = reported(tmp_path, file="m.csv")
+    row = ",".join({"epoch": "2", "loss": "0.4", "acc": "0.9", "new": "7"}[name] for name in again.split(","))
+    (tmp_path / "m.csv").write_text(f"epoch,acc,loss\n1,0.5,0.8\n{again}\n{row}\n")
+    found.new_rows(final=True)
+    assert found.latest == {"loss": 0.4, "acc": 0.9 if "acc" in again else 0.5} | ({"new": 7} if "new" in again else {})
+
+
 def test_json_may_have_nan_as_other_languages_write_it(tmp_path):
     found = reported(tmp_path, file="m.jsonl")
     (tmp_path / "m.jsonl").write_text('{"epoch": 1, "acc": 0.5, "loss": -nan, "a": [inf, -NaN], "note": "x: nan, y"}\n')
