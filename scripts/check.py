@@ -28,27 +28,27 @@ def main(arguments: argparse.Namespace) -> int:
     first = Finding("config", "ok", f"{arguments.config} is valid; {contents}")
     profile = find_profile(arguments.profile)
     executor = read_file(profile / "config.yaml").get("executor", "local")
-    found: Iterable[Finding] = check_use(
+    checked: Iterable[Finding] = check_use(
         config, arguments.results, has_scheduler=executor != "local", anew=not arguments.quiet
     )
     if executor == "slurm":
         from trainyard.checks.site_checks import Site, check_submission
 
-        found = chain(found, check_submission(Site(config, arguments.config, profile, arguments.results)))
+        checked = chain(checked, check_submission(Site(config, arguments.config, profile, arguments.results)))
     if arguments.drill is not None:
         from trainyard.checks.resume_drill import drill  # imports numpy
 
-        found = drill(config, arguments.results, minutes=arguments.drill)
+        checked = drill(config, arguments.results, minutes=arguments.drill)
     if arguments.effect is not None:
         from trainyard.checks.effect_check import find_effects
 
-        found = find_effects(config, arguments.results, seconds=arguments.effect)
-    found = chain([first], found)
+        checked = find_effects(config, arguments.results, seconds=arguments.effect)
+    checked = chain([first], checked)
     if arguments.json:
-        findings = json_output.findings_as_json(found)
+        findings = json_output.findings_as_json(checked)
         json_output.print_json(**findings)
         return int(findings["fails"])
-    return print_findings(found, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
+    return print_findings(checked, log_console(), name_width=NAME_WIDTH, notes=True, quiet=arguments.quiet)
 
 
 if __name__ == "__main__":

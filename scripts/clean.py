@@ -38,15 +38,15 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"{unknown[0]!r} cannot be removed; {suggest(unknown[0], KINDS)}")
     if arguments.yes and not arguments.what:
         raise UserError(f"--yes: name what to remove: {', '.join(KINDS)}, or several of them")
-    found = [each for each in find_removable(config, results) if each.kind in wanted]
-    spaces = [space_of(each.paths) for each in found]
-    size, files = (sum(numbers) for numbers in zip(*spaces, strict=True)) if found else (0, 0)
+    removable = [each for each in find_removable(config, results) if each.kind in wanted]
+    spaces = [space_of(each.paths) for each in removable]
+    size, files = (sum(numbers) for numbers in zip(*spaces, strict=True)) if removable else (0, 0)
     if not files:
         log.info("nothing to remove in %s", results)
         return
     rows = [
         [each.kind, each.owner, _size(used), f"{count:,}", each.loss]
-        for each, (used, count) in zip(found, spaces, strict=True)
+        for each, (used, count) in zip(removable, spaces, strict=True)
     ]
     open_console().print(TerminalTable(COLUMNS, rows))
     if not arguments.yes:
@@ -54,10 +54,10 @@ def main(arguments: argparse.Namespace) -> None:
         log.info("nothing is removed yet: name what to remove, as in `%s`", call)
         return
     check_unused(results)
-    for each in found:
+    for each in removable:
         each.remove()
-    left = sum(space_of(each.paths)[0] for each in found)
-    log.info("removed: %s in %s", _size(size - left), count_of(files, "file"))
+    remaining = sum(space_of(each.paths)[0] for each in removable)
+    log.info("removed: %s in %s", _size(size - remaining), count_of(files, "file"))
 
 
 def _size(used: int) -> str:

@@ -40,24 +40,26 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"sweep {name}: {text}")
 
 
-def _find_trial(given: str, state: History) -> str:
+def _find_trial(beginning: str, state: History) -> str:
     """The name of the trial that a user gives in whole or by its beginning.
 
     Raises:
         UserError: there is none, or several begin like this.
     """
     names = [name for name in dict.fromkeys([*state.trials, *state.attempts]) if not is_placeholder(name)]
-    found = [given] if given in names else [name for name in names if name.startswith(given)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        what = f"{given} is the beginning of {count_of(len(found), 'trial')}, {', '.join(found[:SHOWN])}"
-        if len(found) > SHOWN:
+    matching = [beginning] if beginning in names else [name for name in names if name.startswith(beginning)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        what = f"{beginning} is the beginning of {count_of(len(matching), 'trial')}, {', '.join(matching[:SHOWN])}"
+        if len(matching) > SHOWN:
             what += ", ..."
         raise UserError(f"sweep {state.name}: {what}: give more of the name")
-    near = difflib.get_close_matches(given, names, n=SHOWN, cutoff=0.5)
+    near = difflib.get_close_matches(beginning, names, n=SHOWN, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names[:SHOWN])}, ..."
-    raise UserError(f"sweep {state.name} has no trial {given}; {hint} The column `trial` of trials.csv has all names")
+    raise UserError(
+        f"sweep {state.name} has no trial {beginning}; {hint} The column `trial` of trials.csv has all names"
+    )
 
 
 def _check_trial(request: UserRequest, state: History) -> None:

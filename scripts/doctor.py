@@ -37,14 +37,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Finding]:
     site = Site(read_config(arguments.config), arguments.config, find_profile(arguments.profile), arguments.results)
-    found = []
+    findings = []
     for finding in check_site(site):
-        found.append(finding)
+        findings.append(finding)
         yield finding
     if not arguments.job:
         call = trainyard_call("doctor", "--config", str(arguments.config), "--job")
         yield Finding("node", "unknown", NO_JOB, f"`{call}` submits a job of about a minute")
-    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
+    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in findings) or not site.requests:
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(

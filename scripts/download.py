@@ -18,11 +18,11 @@ def main(arguments: argparse.Namespace) -> None:
     command_line.check_name(config, "datasets", arguments.dataset)
     dataset = config.datasets[arguments.dataset]
     files = {remote.name: remote.checksum for remote in remote_files(dataset)}
-    place = str(download_dataset(dataset, config.data)) if files else None
+    folder = str(download_dataset(dataset, config.data)) if files else None
     receipt = arguments.results / "data" / arguments.dataset / "download.json"
     with made_for(receipt, staging_terms(dataset)):
-        write_json(receipt, {"place": place, "files": files})
-    log.info("dataset %s: %s", arguments.dataset, f"downloaded to {place}" if files else "needs no download")
+        write_json(receipt, {"place": folder, "files": files})
+    log.info("dataset %s: %s", arguments.dataset, f"downloaded to {folder}" if files else "needs no download")
 
 
 if __name__ == "__main__":

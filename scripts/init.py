@@ -67,15 +67,15 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"{path}: {what}")
     if not command and (sweep := _read_sweep(path, arguments)):
         text = sweep.text(path)
-        left = sweep.notes
+        steps = sweep.notes
     else:
-        text, left = _read_script(path, arguments)
+        text, steps = _read_script(path, arguments)
     _write(arguments.out, text)
-    given = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
+    options = [] if arguments.out == DEFAULT_CONFIG else ["--config", str(arguments.out)]
     on_cluster = "; on this cluster, plan and run it with `--profile slurm`" if PROFILE.exists() else ""
-    for line in left:
+    for line in steps:
         log.info("TODO in %s: %s", arguments.out, line)
-    log.info("%s: `%s`%s", "then" if left else "next", trainyard_call("check", *given), on_cluster)
+    log.info("%s: `%s`%s", "then" if steps else "next", trainyard_call("check", *options), on_cluster)
 
 
 def _read_sweep(path: Path, arguments: argparse.Namespace) -> ImportedSweep | None:

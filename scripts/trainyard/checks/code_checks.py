@@ -137,13 +137,13 @@ def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[st
         trials: list[tuple[Train, dict[str, Any]]]
         trials = [(each.spec, each.values) for each in trials_to_check(study) if isinstance(each.spec, Train)]
         images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
-        found = dict[str, tuple[str, dict[str, Any]]]()
+        trainings = dict[str, tuple[str, dict[str, Any]]]()
         for spec, values in trials or [(study.base_training, {})]:
             if tried := _tried(spec):
                 varied = [f"{key} = {value!r}" for key, value in values.items() if key.partition(".")[0] in tried]
                 place = f"{section}.train with {', '.join(varied)}" if varied else f"{section}.train"
-                found.setdefault(json.dumps(tried), (place, tried))
-        for place, tried in list(found.values())[:most]:
+                trainings.setdefault(json.dumps(tried), (place, tried))
+        for place, tried in list(trainings.values())[:most]:
             yield place, tried, images
 
 
@@ -186,7 +186,7 @@ def _cache_file(request: dict[str, Any]) -> Path:
 def _state(file: str) -> list[int] | None:
     """Size and modification time of a file; None without one."""
     try:
-        found = Path(file).stat()
+        status = Path(file).stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]

@@ -101,10 +101,10 @@ def _check_keys(checked: CheckedStudy[ProgramSweep]) -> Iterator[Finding]:
         return
     used = sweep.used_names
     searched = sweep.search.values.keys()
-    known = {*searched, *(key for key, _ in dotted_items(sweep.base))}
+    used_keys = {*searched, *(key for key, _ in dotted_items(sweep.base))}
     for index, values in enumerate(sweep.trials):
         missing = searched - values.keys()
-        for key in (key for key in values if missing and key not in known and key.partition(".")[0] not in used):
+        for key in (key for key in values if missing and key not in used_keys and key.partition(".")[0] not in used):
             if (hint := suggest(key, missing, otherwise="-")) != "-":
                 yield Finding(f"{checked.place}.trials.{index}.{key}", "warns", "is no key of `search` or `args`", hint)
 
@@ -161,15 +161,15 @@ def _check_model_arguments(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
     """Arguments that Trainyard's own models do not have; other models are tried in another process."""
     specs = trainings(checked.study)
     given = ((spec.model, key, value) for spec in specs for key, value in spec.model_args.items())
-    found: dict[Finding, None] = {}  # each once
+    findings: dict[Finding, None] = {}  # each once
     for model, key, value in given:
-        known = BUILT_IN_MODEL_ARGS.get(model)
+        arguments = BUILT_IN_MODEL_ARGS.get(model)
         where = f"{checked.place}.train.model_args.{key}"
-        if known and key not in known:
-            found[Finding(where, "fails", f"is not an argument of {model}", suggest(key, known))] = None
-        elif known and (type(value) is not int or value < (key == "width")):
-            found[Finding(where, "fails", "must be a positive integer", f"it is {value!r}")] = None
-    yield from found
+        if arguments and key not in arguments:
+            findings[Finding(where, "fails", f"is not an argument of {model}", suggest(key, arguments))] = None
+        elif arguments and (type(value) is not int or value < (key == "width")):
+            findings[Finding(where, "fails", "must be a positive integer", f"it is {value!r}")] = None
+    yield from findings
 
 
 def _check_batches(checked: CheckedStudy[Trained]) -> Iterator[Finding]:
@@ -215,12 +215,12 @@ def _check_patterns(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
     if metrics is None or not metrics.patterns or not metrics.sample_lines:
         return
     rows, unread = parse_lines(metrics.compiled, metrics.sample_lines)
-    found = {name: value for row in rows for name, value in row.items()}
-    numbers = numeric_row(found)
+    texts = {name: value for row in rows for name, value in row.items()}
+    numbers = numeric_row(texts)
     if problem := next(iter(unread.values()), ""):
         yield Finding(place, "fails", problem)
-    elif words := [name for name in found if name not in numbers]:
-        message = f"finds {found[words[0]]!r} for {words[0]}, which is not a number"
+    elif words := [name for name in texts if name not in numbers]:
+        message = f"finds {texts[words[0]]!r} for {words[0]}, which is not a number"
         yield Finding(place, "fails", message, f"write (?P<{words[0]}>{{number}})")
     else:
         listed = ", ".join(f"{name} = {value:.6g}" for name, value in numbers.items())

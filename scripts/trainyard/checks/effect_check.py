@@ -153,35 +153,35 @@ class _Tries:
         if is_seeded:
             shutil.copyfile(effect_probe.__file__, probe)
 
-        def report(found: Launch) -> dict[str, Mapping[str, Any]]:
-            if not sweep.program_metrics and not found.rows and output.exists():
-                return _read_numbers(output, is_torn=found.end is None)
+        def report(launch: Launch) -> dict[str, Mapping[str, Any]]:
+            if not sweep.program_metrics and not launch.rows and output.exists():
+                return _read_numbers(output, is_torn=launch.end is None)
             rows = list[dict[str, Any]]()
-            for row in found.rows:
+            for row in launch.rows:
                 merge_row(rows, {**row})
             return {f"epoch {row['epoch']}": row for row in rows}
 
-        def watch(found: Launch) -> bool:
+        def watch(launch: Launch) -> bool:
             nonlocal began
-            if found.rows or runs.trial_folder.exists():  # the driver and Ray have started
+            if launch.rows or runs.trial_folder.exists():  # the driver and Ray have started
                 began = min(began, time.monotonic())
             elapsed = (time.monotonic() - began) / self.seconds
-            is_enough = elapsed > 1 and len(report(found)) > LEAST_ROWS
+            is_enough = elapsed > 1 and len(report(launch)) > LEAST_ROWS
             if not sweep.program_metrics and record.exists():  # the numbers may be of before its first step
                 is_enough = is_enough and len(read_steps(record)) > LEAST_ROWS
-            if found.end or elapsed > EXTENSION or is_enough:
-                raise _Enough(found)
+            if launch.end or elapsed > EXTENSION or is_enough:
+                raise _Enough(launch)
             return False
 
         # The order of sets is no noise.
         with environment_variables({FIRST_MODULES: str(probe.parent), "PYTHONHASHSEED": "0"}):
             try:
-                found = runs.launch(watch)
+                launch = runs.launch(watch)
             except _Enough as enough:
-                found = enough.args[0]
+                launch = enough.args[0]
         steps = read_steps(record)
-        end = found.end
-        reported = report(found)
+        end = launch.end
+        reported = report(launch)
         if reported and not end:
             reported.popitem()  # the last epoch may go on
         rows = {
@@ -193,10 +193,10 @@ class _Tries:
             for at, row in reported.items()
         }
         if end and end.status is not TrialStatus.FAILED:
-            is_whole = len(found.rows) < BURST_ROWS  # else, rows are left out
+            is_whole = len(launch.rows) < BURST_ROWS  # else, rows are left out
             return _Try(rows, steps, end.seconds or 0.0, is_whole)
-        seconds = found.times[-1] - found.times[0] if found.times else 0.0
-        return _Try(rows, steps, seconds, failure=found.failure if end or found.seconds else "")
+        seconds = launch.times[-1] - launch.times[0] if launch.times else 0.0
+        return _Try(rows, steps, seconds, failure=launch.failure if end or launch.seconds else "")
 
 
 def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]]:
@@ -204,20 +204,20 @@ def _read_numbers(output: Path, *, is_torn: bool) -> dict[str, Mapping[str, Any]
     rows = defaultdict[str, dict[str, Any]](dict)
     count = Counter[str]()
     for line in read_saved_lines(output, torn=is_torn):
-        for found in _NUMBER.finditer(line.replace(str(output.parent), "")):
-            name = found[1] or ""
+        for match in _NUMBER.finditer(line.replace(str(output.parent), "")):
+            name = match[1] or ""
             count[name] += 1
-            rows[f"place {count[name]}"][name] = float(found[2])
+            rows[f"place {count[name]}"][name] = float(match[2])
     return {**rows}
 
 
 def read_steps(record: Path) -> Rows:
     """The norms of the parameters after steps; the processes that took them are numbered in their order."""
     lines = record.read_text().splitlines() if record.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("]")]
-    processes = sorted({process for process, *_ in found})  # which began in this order
+    recorded = [json.loads(line) for line in lines if line.endswith("]")]
+    processes = sorted({process for process, *_ in recorded})  # which began in this order
     steps = dict[str, dict[str, float]]()
-    for process, step, norm in found:
+    for process, step, norm in recorded:
         suffix = f" of process {processes.index(process) + 1}" if len(processes) > 1 else ""
         steps[f"step {step}{suffix}"] = {STEP_VALUE: norm if math.isfinite(norm) else math.inf}
     return steps

@@ -54,11 +54,11 @@ def catch_errors(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[
 
 def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:
     """Pass on warnings, and decisions that a user may change; raise a UserError that lists all failures."""
-    found = list(findings)
-    for each in found:
+    known_findings = list(findings)
+    for each in known_findings:
         if each.verdict == "warns" or (each.verdict == "ok" and each.remedy):
             notify(str(each))
-    if wrong := [str(each) for each in found if each.verdict == "fails"]:
+    if wrong := [str(each) for each in known_findings if each.verdict == "fails"]:
         count = count_of(len(wrong), "mistake")
         raise UserError("\n  ".join([f"{count}, found before anything was submitted:", *dict.fromkeys(wrong)]))
 
@@ -84,19 +84,19 @@ def print_findings(
     failed = 0
     unknown = 0
     last_remedy = ""
-    for each in findings:
-        failed = failed + (each.verdict == "fails")
-        unknown = unknown + (each.verdict == "unknown")
-        if quiet and each.verdict != "fails":
+    for finding in findings:
+        failed = failed + (finding.verdict == "fails")
+        unknown = unknown + (finding.verdict == "unknown")
+        if quiet and finding.verdict != "fails":
             continue
         row = Table.grid(padding=(0, 2))
         for width in (name_width, 7, None):
             row.add_column(width=width, overflow="fold")
-        row.add_row(escape(each.name), SIGNS[each.verdict], escape(each.message))
-        if each.remedy not in ("", last_remedy) and (notes or each.verdict != "ok"):
-            row.add_row("", "", f"[italic]-> {escape(each.remedy)}[/]")
+        row.add_row(escape(finding.name), SIGNS[finding.verdict], escape(finding.message))
+        if finding.remedy not in ("", last_remedy) and (notes or finding.verdict != "ok"):
+            row.add_row("", "", f"[italic]-> {escape(finding.remedy)}[/]")
         console.print(row)
-        last_remedy = each.remedy
+        last_remedy = finding.remedy
     if failed or not quiet:
         ending = "Nothing fails"
         if failed:

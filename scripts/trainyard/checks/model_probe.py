@@ -147,14 +147,16 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     returned = f"model {spec.model!r} returns"
     if not isinstance(outputs, Tensor):
         raise UserError(f"{returned} {type(outputs).__name__}: return a tensor, one row of outputs per image")
-    found = tuple(outputs.shape)
+    returned_shape = tuple(outputs.shape)
     wanted = (_IMAGES, images.outputs)
     # Embeddings for an own loss may have any width, and a head more outputs than there are classes.
-    is_matrix = len(found) == 2 and found[0] == _IMAGES and not images.numeric
-    fits = found == wanted or (is_matrix and (found[1] > wanted[1] or spec.has_user_loss))
+    is_matrix = len(returned_shape) == 2 and returned_shape[0] == _IMAGES and not images.numeric
+    fits = returned_shape == wanted or (is_matrix and (returned_shape[1] > wanted[1] or spec.has_user_loss))
     if not fits:
         what = "labels have" if images.numeric else "classes need"
-        raise UserError(f"{returned} the shape {found} for {_IMAGES} images, but the dataset's {what} {wanted}")
+        raise UserError(
+            f"{returned} the shape {returned_shape} for {_IMAGES} images, but the dataset's {what} {wanted}"
+        )
 
 
 def _size(model: nn.Module) -> int:

@@ -55,18 +55,18 @@ class CheckedStudy(Generic[S]):
 # ---- datasets
 
 
-def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_scheduler: bool) -> Finding:
+def check_source(place: str, dataset: Dataset, images: KnownImages, *, has_scheduler: bool) -> Finding:
     """Whether the source of a dataset is there, and a table has its target."""
-    if known.is_staged:
-        return Finding(place, "ok", ", ".join(filter(None, ["staged", str(known)])))
+    if images.is_staged:
+        return Finding(place, "ok", ", ".join(filter(None, ["staged", str(images)])))
     match dataset:
         case Table():
             return _check_table(place, dataset, has_scheduler=has_scheduler)
         case ImageFolder(root=str(root)) | Torchvision(root=str(root)) if not expand_path(root).exists():
             return missing_file(f"{place}.root", root, "no such file or folder", has_scheduler=has_scheduler)
-    if known.shape and known.outputs and known.training_images:
-        return Finding(place, "ok", f"not staged yet: {known}")
-    message = "; ".join(filter(None, [str(known), "the rest is known once its images are staged"]))
+    if images.shape and images.outputs and images.training_images:
+        return Finding(place, "ok", f"not staged yet: {images}")
+    message = "; ".join(filter(None, [str(images), "the rest is known once its images are staged"]))
     return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
 
 
@@ -147,17 +147,21 @@ def check_environment(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding
     study = checked.study
     place = checked.place
     try:
-        found = find_interpreter(study)
+        interpreter = find_interpreter(study)
         package = ""
         if isinstance(study, ScriptScaling):
-            found = script_interpreter(study)
+            interpreter = script_interpreter(study)
             package = (LAUNCHER_MODULES.get(study.launcher_name) or "").partition(".")[0]
-        line = [str(found), "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))"]
+        line = [
+            str(interpreter),
+            "-c",
+            f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({package!r}))",
+        ]
         environment = program_environment(find_interpreter(study))
         if package and subprocess.run(line, env=environment, capture_output=True, check=False).returncode:
-            yield Finding(f"{place}.launcher", checked.absent, f"{found} does not have {package}", _REMEDY)
-        elif found is not None:
-            yield Finding(f"{place}.env", "ok", f"{found} runs it")
+            yield Finding(f"{place}.launcher", checked.absent, f"{interpreter} does not have {package}", _REMEDY)
+        elif interpreter is not None:
+            yield Finding(f"{place}.env", "ok", f"{interpreter} runs it")
     except UserError as error:
         yield Finding(f"{place}.env", checked.absent, str(error))
 
@@ -172,10 +176,10 @@ def describe_environment(study: Sweep | Scaling) -> str:
         elif isinstance(study, CommandSweep):
             name = _first_word(study.command)
             if _OF_PYTHON.fullmatch(name):
-                found = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
-                if found is None:
+                program = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
+                if program is None:
                     return f"; there is no {name} on your PATH: activate your environment, or name it by env"
-                path = Path(found)
+                path = Path(program)
     except UserError as error:
         return f"; {error}"
     if path is None:

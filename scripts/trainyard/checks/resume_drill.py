@@ -153,7 +153,7 @@ class Runs:
 
     def launch(self, ends: Callable[[Launch], bool], *, poll_seconds: float = POLL_SECONDS) -> Launch:
         """Run the trial to its end, or until `ends` holds: then the driver gets SIGTERM, as from Slurm."""
-        found = Launch()
+        launch = Launch()
         began = time.monotonic()
         kept = self._kept_rows()
         config = str(self._folder / "config.json")
@@ -165,32 +165,32 @@ class Runs:
             command = [sys.executable, str(SCRIPTS / "sweep.py"), *options]
             driver = subprocess.Popen(command, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
             while driver.poll() is None:
-                self._read(found)
-                if not found.was_stopped and ends(found):
+                self._read(launch)
+                if not launch.was_stopped and ends(launch):
                     driver.terminate()
-                    found.was_stopped = True
+                    launch.was_stopped = True
                 time.sleep(poll_seconds)
-        self._read(found)
-        if found.checkpoint:
-            del found.rows[:kept], found.times[:kept]
-        found.seconds = time.monotonic() - began
-        found.last_line = (output.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-        return found
+        self._read(launch)
+        if launch.checkpoint:
+            del launch.rows[:kept], launch.times[:kept]
+        launch.seconds = time.monotonic() - began
+        launch.last_line = (output.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        return launch
 
-    def _read(self, found: Launch) -> None:
+    def _read(self, launch: Launch) -> None:
         for _, event in self._fold.news():
             match event:
                 case Epoch(metrics=row):
-                    found.rows.append(row)
-                    found.times.append(event.time)
+                    launch.rows.append(row)
+                    launch.times.append(event.time)
                 case Resumed(checkpoint=checkpoint):
-                    found.checkpoint = checkpoint["name"]
-                    found.checkpoint_time = checkpoint["modified_ns"] / 1e9
+                    launch.checkpoint = checkpoint["name"]
+                    launch.checkpoint_time = checkpoint["modified_ns"] / 1e9
                 case Ended():
-                    found.end = event
-                    if event.status is TrialStatus.FAILED and event.retried and found.checkpoint:
-                        found.damage = f"{found.checkpoint}: {event.error}"
-                        found.checkpoint = ""
+                    launch.end = event
+                    if event.status is TrialStatus.FAILED and event.retried and launch.checkpoint:
+                        launch.damage = f"{launch.checkpoint}: {event.error}"
+                        launch.checkpoint = ""
 
     def _kept_rows(self) -> int:
         """The rows that a file of metrics has before a launch, which reports them again if its program resumes."""
@@ -297,11 +297,11 @@ class _Drill:
         saves = Saves(runs.trial_folder, self._sweep.checkpoint_pattern)
         is_late = _interruption(whole, runs, checkpoints)
 
-        def ends(found: Launch) -> bool:
+        def ends(launch: Launch) -> bool:
             if saves.look():
                 kill_tree(str(runs.trial_folder), variable="TRAINYARD_TRIAL_DIR")
                 return True
-            return is_late(found)
+            return is_late(launch)
 
         self._launch(runs, ends, poll_seconds=SAVE_POLL_SECONDS)
         if not saves.written:
@@ -341,17 +341,17 @@ class _Drill:
     def _launch(
         self,
         runs: Runs,
-        ends: Callable[[Launch], bool | None] = lambda found: None,
+        ends: Callable[[Launch], bool | None] = lambda launch: None,
         *,
         poll_seconds: float = POLL_SECONDS,
     ) -> Launch:
         began = time.monotonic()
-        found = runs.launch(
-            lambda found: bool(ends(found)) or time.monotonic() - began > self._limit, poll_seconds=poll_seconds
+        launch = runs.launch(
+            lambda launch: bool(ends(launch)) or time.monotonic() - began > self._limit, poll_seconds=poll_seconds
         )
-        if found.never_began:
+        if launch.never_began:
             raise _TooShort
-        return found
+        return launch
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
         """The files where programs run."""
@@ -417,13 +417,15 @@ class _Drill:
         return self._judge_curves(where, whole, after)
 
     def _judge_curves(self, where: str, whole: Launch, after: Launch) -> Finding:
-        found = compare(whole.rows, after.rows)
-        if not found:
+        compared = compare(whole.rows, after.rows)
+        if not compared:
             return self._find("unknown", f"{where}; no metric shows how it goes on", "report a loss")
-        if all(each.typical <= each.rounding for each in found):
-            return self._find("ok", f"{where}; {', '.join(each.metric for each in found)} as without an interruption")
-        if not (far := [each for each in found if each.typical > each.allowed]):
-            worst = max(found, key=lambda each: each.share)
+        if all(each.typical <= each.rounding for each in compared):
+            return self._find(
+                "ok", f"{where}; {', '.join(each.metric for each in compared)} as without an interruption"
+            )
+        if not (far := [each for each in compared if each.typical > each.allowed]):
+            worst = max(compared, key=lambda each: each.share)
             return self._find("ok", f"{where}; {worst.metric} differs by {worst.typical:.2g}, less than it varies")
         again = self._launch(self._runs("second undisturbed"))
         noise = {each.metric: each.largest for each in compare(whole.rows, again.rows)}
@@ -497,11 +499,11 @@ def _interruption(whole: Launch, runs: Runs, checkpoints: Sequence[float]) -> Ca
     count = max(count, saved_at) if waits else count
     pause = median(np.diff(whole.times)) / 2 if whole.rows else 0.0
 
-    def is_time(found: Launch) -> bool:
+    def is_time(launch: Launch) -> bool:
         if not whole.rows:
             return time.monotonic() - began > whole.seconds / 2
-        is_there = len(found.rows) >= count and (not waits or runs.checkpoint_time() is not None)
-        return is_there and time.time() > found.times[-1] + pause
+        is_there = len(launch.rows) >= count and (not waits or runs.checkpoint_time() is not None)
+        return is_there and time.time() > launch.times[-1] + pause
 
     return is_time
 
@@ -580,24 +582,26 @@ def compare(whole: Sequence[Row], rows: Sequence[Row]) -> list[Difference]:
     names = dict[str, None]()
     for row in rows:
         names |= dict.fromkeys(row)
-    found = []
+    compared = []
     for name in names:
         is_rate = name.lower().startswith(("lr", "learning"))
         if is_timing(name) or (is_counter(name) and not is_rate):
             continue
         points = ([(row["epoch"], row[name]) for row in each if row.get(name) is not None] for each in (whole, rows))
-        known, new = points
-        new = [each for each in new if known and known[0][0] <= each[0] <= known[-1][0]]
-        if len(known) < 2 or not new:
+        before, new = points
+        new = [each for each in new if before and before[0][0] <= each[0] <= before[-1][0]]
+        if len(before) < 2 or not new:
             continue
-        (epochs, values), (at, reported) = np.array(known).T, np.array(new[1:] if len(new) >= 3 else new).T
+        (epochs, values), (at, reported) = np.array(before).T, np.array(new[1:] if len(new) >= 3 else new).T
         differences = np.abs(reported - np.interp(at, epochs, values))
         varies = float(np.median(np.abs(np.diff(values, 2)))) if len(values) > 2 else 0.0
         span = float(np.ptp(values))
         rounding = ROUNDING * float(np.abs(values).max())
         allowed = max((3 if len(at) >= 3 else 6) * varies, NEAR * span, rounding)
-        found.append(Difference(name, float(np.median(differences)), float(differences.max()), allowed, span, rounding))
-    return found
+        compared.append(
+            Difference(name, float(np.median(differences)), float(differences.max()), allowed, span, rounding)
+        )
+    return compared
 
 
 # ---- files
@@ -608,7 +612,7 @@ def list_files(folder: Path, *, results: Path | None = None) -> dict[str, tuple[
 
     In the results, those of the drill do not count, nor those of studies, which may run meanwhile.
     """
-    found: dict[str, tuple[int, int]] = {}
+    states: dict[str, tuple[int, int]] = {}
     own = [results / name for name in (FOLDER, "sweeps", "scaling")] if results else []
     own_outputs = [os.fstat(each) for each in (1, 2)]  # of this process, which a shell may have redirected to a file
     for root, folders, names in os.walk(folder):
@@ -619,10 +623,10 @@ def list_files(folder: Path, *, results: Path | None = None) -> dict[str, tuple[
                 status = (here / name).stat()
                 if any(os.path.samestat(status, each) for each in own_outputs):
                     continue
-                found[str((here / name).relative_to(folder))] = (status.st_mtime_ns, status.st_size)
-        if len(found) > MOST_FILES:
+                states[str((here / name).relative_to(folder))] = (status.st_mtime_ns, status.st_size)
+        if len(states) > MOST_FILES:
             return {}
-    return found
+    return states
 
 
 def _is_skipped(folder: Path) -> bool:

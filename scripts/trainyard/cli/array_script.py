@@ -60,7 +60,7 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
         raise UserError(f"{path} has no line `#SBATCH --array=` before its first command: give the IDs of its tasks, "
                         "as in `--array 0-9`")  # fmt: skip
     tasks = parse_array(array)
-    found = ImportedSweep(options.job_name or path.stem, {})
+    imported = ImportedSweep(options.job_name or path.stem, {})
     used = [name for name in _VARIABLES if name == TASK or name in body]
     values = {name: _VARIABLES[name] for name in used}
     values["SLURM_JOB_NAME"] = shlex.quote(options.job_name or path.name)
@@ -77,25 +77,25 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     if options.chdir:
         command = f"cd {shlex.quote(options.chdir)} && {settings} {interpreter} {shlex.quote(str(path.absolute()))}"
     # All tasks of an array run in one folder.
-    found.sweep |= {"command": command, "workdir": "keep", "grid": {"task": tasks}}
+    imported.sweep |= {"command": command, "workdir": "keep", "grid": {"task": tasks}}
     if "srun " in body:
-        found.note(f"remove `srun` in {path}: a trial already has its GPUs and CPUs")
+        imported.note(f"remove `srun` in {path}: a trial already has its GPUs and CPUs")
     if _OTHER_GPU.search(body):
-        found.note(f"remove `CUDA_VISIBLE_DEVICES` in {path}: a trial sees its own GPUs only")
+        imported.note(f"remove `CUDA_VISIBLE_DEVICES` in {path}: a trial sees its own GPUs only")
     if interpreter.endswith(_PIPEFAIL) and re.search(r"[^|]\|[^|]", body):
-        found.note(f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does")
+        imported.note(f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does")
     if common := _common_lines(body):
-        found.note(f"`setup` runs once per job: move there what these lines of {path}, which do not mention the task, "
-                   f"prepare for all trials: {'; '.join(common)}")  # fmt: skip
-    _set_resources(options, array, found)
+        what = f"what these lines of {path}, which do not mention the task, prepare for all trials: {'; '.join(common)}"
+        imported.note(f"`setup` runs once per job: move there {what}")
+    _set_resources(options, array, imported)
     given = [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
     others += [each for each in given if not _IN_SLOTS.fullmatch(each)]
     if others:
         rest = " ".join(others)
-        found.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")
-    found.note("`metrics`: trials are ranked by their seconds without them: say what the program prints, as in "
+        imported.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")
+    imported.note("`metrics`: trials are ranked by their seconds without them: say what the program prints, as in "
                "metrics: {pattern: 'acc=(?P<acc>{number})'}")  # fmt: skip
-    return found
+    return imported
 
 
 def parse_array(text: str) -> list[int]:
@@ -117,14 +117,14 @@ def parse_array(text: str) -> list[int]:
 def _common_lines(body: str) -> list[str]:
     """The commands before the training that mention neither the task nor a variable that depends on it."""
     names = [TASK]
-    found = list[str]()
+    lines = list[str]()
     for line in map(str.strip, body.replace("\\\n", " ").splitlines()):
         assigned = _ASSIGNMENT.match(line)
         if re.search(rf"\b({'|'.join(names)})\b", line):
             names += [assigned[1]] if assigned else []
         elif line and not (assigned or _NO_WORK.match(line) or starts_program(line)):
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _interpreter(body: str) -> list[str]:
@@ -136,7 +136,7 @@ def _interpreter(body: str) -> list[str]:
     return [*words, *_PIPEFAIL.split()] if is_bash else words
 
 
-def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep) -> None:
+def _set_resources(options: argparse.Namespace, array: str, imported: ImportedSweep) -> None:
     """Set the slots and the limits of trials."""
     given = options.gpus_per_node or options.gpus or options.gpus_per_task
     requested = f"gpu:{given}" if given else options.gres or ""
@@ -145,17 +145,17 @@ def _set_resources(options: argparse.Namespace, array: str, found: ImportedSweep
     limit = array.partition("%")[2]
     slots: dict[str, Any] = {"gpus_per_node": gpus} if gpus else {"gpus_per_node": 0}
     slots |= ({"gpus_per_trial": gpus} if gpus > 1 else {}) | ({"cpus_per_trial": cpus} if cpus > 1 else {})
-    found.sweep["slots"] = {"jobs": min(int(limit or JOBS), MAX_JOBS), **slots}
-    found.note("`slots`: a job runs one task after another, and with a larger number of slots several at a time")
+    imported.sweep["slots"] = {"jobs": min(int(limit or JOBS), MAX_JOBS), **slots}
+    imported.note("`slots`: a job runs one task after another, and with a larger number of slots several at a time")
     if options.time and options.time < math.inf:
-        found.sweep["timeout_minutes"] = math.ceil(options.time)
-        found.note("`timeout_minutes`: as long as a task could take; the walltime of jobs is predicted")
+        imported.sweep["timeout_minutes"] = math.ceil(options.time)
+        imported.note("`timeout_minutes`: as long as a task could take; the walltime of jobs is predicted")
     if options.signal:
         name, _, seconds = options.signal.rpartition(":")[2].partition("@")
         name = _SIGNALS.get(name, name.upper().removeprefix("SIG"))
         if name in _SIGNALS.values():
-            found.sweep["stop_signal"] = name
-        found.sweep["grace_seconds"] = int(seconds or 60)  # sbatch's default
-        found.note(
+            imported.sweep["stop_signal"] = name
+        imported.sweep["grace_seconds"] = int(seconds or 60)  # sbatch's default
+        imported.note(
             "`stop_signal`, `grace_seconds`: the signal at which a trial saves its state, and the time that it has"
         )

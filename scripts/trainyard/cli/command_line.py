@@ -117,16 +117,16 @@ def _take_up_allocation() -> None:
     What this process starts then sees all nodes of the job: srun names only those of its step.
     """
     try:
-        given = slurm_allocation.current_allocation() if not is_rank() or os.environ["RANK"] == "0" else None
+        allocation = slurm_allocation.current_allocation() if not is_rank() or os.environ["RANK"] == "0" else None
     except UserError as error:  # code that needs the allocation reports this error
         logging.warning("%s", error)
         return
-    if given:
-        os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
-        logging.info("%s", given)
+    if allocation:
+        os.environ["SLURM_JOB_NODELIST"] = ",".join(allocation.nodes)
+        logging.info("%s", allocation)
 
         def log_submit_line() -> None:
-            line = slurm_queries.find_submit_line(given.job)
+            line = slurm_queries.find_submit_line(allocation.job)
             logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
 
         threading.Thread(target=log_submit_line).start()  # the job does not wait for it

@@ -152,20 +152,20 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
     if verb == "plan":
         parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     end = words.index("--") if "--" in words else len(words)
-    given, options = parser.parse_known_args(words[:end])
-    if verb == "plan" and given.json:
+    arguments, options = parser.parse_known_args(words[:end])
+    if verb == "plan" and arguments.json:
         os.environ[AS_JSON] = "1"
         if quiet := next((word for word in options if re.fullmatch("-q|--quiet(=.*)?", word)), ""):
             raise UserError(f"{quiet} would hide what --json prints: leave it out")
     if not any(word.partition("=")[0] in ("--configfile", "--configfiles") for word in options):
-        config = given.config or DEFAULT_CONFIG
+        config = arguments.config or DEFAULT_CONFIG
         if not config.exists():
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
     _check_options(options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
-    profile = ["--profile", str(find_profile(given.profile))]
-    if given.verbose:
+    profile = ["--profile", str(find_profile(arguments.profile))]
+    if arguments.verbose:
         options.append("--verbose")
     return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
@@ -181,19 +181,19 @@ def _check_options(options: Sequence[str]) -> None:
     from trainyard.config.parser import read_file
 
     parser = get_argument_parser()
-    known = argparse.Namespace(configfile=[])
+    arguments = argparse.Namespace(configfile=[])
     unknown = list[str]()
     parser.prog = "trainyard"
     parser.usage = argparse.SUPPRESS  # in its other errors
     with suppress(CliException):  # of a value, which Snakemake then reports
-        known, unknown = parser.parse_known_args(options)
+        arguments, unknown = parser.parse_known_args(options)
     if unknown:
         name = unknown[0].partition("=")[0]
         hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")
         if name == "--json":
             hint = "`trainyard status --json` and `trainyard best --json` have the result"
         raise UserError(f"there is no option {name!r}; {hint}")
-    for file in known.configfile or ():
+    for file in arguments.configfile or ():
         read_file(Path(file))
 
 

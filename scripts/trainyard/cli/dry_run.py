@@ -98,14 +98,14 @@ class _Plan(logging.Filter):
 
     def _commands(self, shown: Sequence[Any]) -> dict[str, str]:
         """The first command that would run, by sweep."""
-        found = dict[str, str]()
+        by_name = dict[str, str]()
         for name in [job.wildcards["name"] for job in shown if LINES[job.rule_name].startswith("sweep")]:
             plan = self._project.sweep.plan(name)
             trial = next((each for each in plan.forecast.pending if each in plan.state.trials), None)
             with suppress(UserError):  # a false value that the program may not take: the check names it
                 if trial and (commands := list_commands(plan.state, trial)):
-                    found[name] = commands[-1]
-        return found
+                    by_name[name] = commands[-1]
+        return by_name
 
     def _refusals(self) -> list[str]:
         """What Slurm would refuse."""

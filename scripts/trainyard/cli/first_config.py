@@ -83,15 +83,15 @@ def _takes_number(option: ScriptOption) -> bool:
 
 def varied_options(script: Script) -> Varied:
     """The options that a first sweep varies, each with its values, by key."""
-    found: Varied = {}
+    varied: Varied = {}
     for pattern, find in _VARIED:
         for option in script.options:
             is_option = option.flag.startswith("-") or script.uses_hydra
             is_varied = is_option and re.fullmatch(pattern, option.key.rpartition(".")[2].lower()) is not None
             takes_values = find is _chosen or _takes_number(option)
-            if is_varied and takes_values and len(found) < MOST_KEYS and (values := find(option)):
-                found[option.key] = option, values
-    return found
+            if is_varied and takes_values and len(varied) < MOST_KEYS and (values := find(option)):
+                varied[option.key] = option, values
+    return varied
 
 
 @dataclass(frozen=True)
@@ -191,18 +191,18 @@ def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
 
 def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     """What is left to do by hand in the config, each in one line and the lines of an example."""
-    found = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
+    steps = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
     if not observed.metrics:
         reason = f" ({observed.problem})" if observed.problem else ""
         example = "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}"
-        found += [f"say where its metrics are{reason}, as in\n{example}"]
+        steps += [f"say where its metrics are{reason}, as in\n{example}"]
     imported = [name for file in script.source.files for _, name, _ in file.imports]
     is_trainer = any(map(_HF_TRAINER.fullmatch, imported))
     resume = "--resume_from_checkpoint {resume_from}" if is_trainer else ""
     resume = script.resume or resume
     if resume:
         checkpoint = "checkpoint-*/trainer_state.json" if is_trainer else f"*{script.checkpoint}"
-        found += [
+        steps += [
             "if it can resume, say which files in the trial's folder are its checkpoints, as in\n"
             f"  checkpoint: '{checkpoint}'\n"
             f"  resume: {resume}\n"
@@ -210,17 +210,17 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         ]
     for option in script.options:
         if _ENDS_EARLY.fullmatch(option.key.lower()):
-            found += [f"if {option.flag} ends it before it is done, say when it is, as in\n  complete: {{epoch: 10}}"]
+            steps += [f"if {option.flag} ends it before it is done, say when it is, as in\n  complete: {{epoch: 10}}"]
         if _CASES.fullmatch(option.key.lower()):
             means = f"to compare configurations by their mean over several {option.flag}, vary it, too, and add"
-            found += [f"{means}, as in\n  average: [{option.key}]"]
+            steps += [f"{means}, as in\n  average: [{option.key}]"]
     # Ports and memory matter where trials share a node or a GPU; `first_config` writes a signal.
     others = {"port", "memory", *(["signal"] if _stop_signal(script) else [])}
     started = find_started(build_command(script, varied), Path())
     for problem in find_problems(started, [(part, script) for part in started.scripts]):
         if problem.topic not in others:
-            found.append(f"{problem.where}: {problem.message}: {problem.remedy}")
-    return found
+            steps.append(f"{problem.where}: {problem.message}: {problem.remedy}")
+    return steps
 
 
 _ENDS_EARLY: Final = re.compile(r"exit[-_](duration|interval)\w*|(max|time)[-_](time|hours|minutes|limit|runtime)\w*")

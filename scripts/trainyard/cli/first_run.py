@@ -119,18 +119,18 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         inputs = {Path(option.default).parts[:1] for option in script.options if option.is_input}
         written = {path.relative_to(here).parts[:1] for path in here.rglob("*") if path.is_file()} - inputs
         rejected = NoMetric()
-        found = _find_metrics(output.lines, [own, here], [str(value) for value in values.values()], rejected)
+        observed = _find_metrics(output.lines, [own, here], [str(value) for value in values.values()], rejected)
     if ended.error == OUT_OF_TIME:
         longer = trainyard_call("init", str(script.path), "--seconds", f"{10 * seconds:g}")
         log.info("%s still ran after %g s, and was ended; for a longer run: `%s`", script.path, seconds, longer)
     writes_here = bool(written)
-    if found and found.metrics:
-        place = found.metrics.file or "; ".join(found.metrics.sample_lines)
-        place = "event files of TensorBoard" if found.metrics.has_event_files else place
-        place = "what it logs to W&B" if found.metrics.is_wandb else place
-        log.info("its metrics: %s, to be ranked by %s", place, found.metric)
-        log.info("this is a guess: %s", found.guess)
-        return replace(found, writes_here=writes_here)
+    if observed and observed.metrics:
+        where = observed.metrics.file or "; ".join(observed.metrics.sample_lines)
+        where = "event files of TensorBoard" if observed.metrics.has_event_files else where
+        where = "what it logs to W&B" if observed.metrics.is_wandb else where
+        log.info("its metrics: %s, to be ranked by %s", where, observed.metric)
+        log.info("this is a guess: %s", observed.guess)
+        return replace(observed, writes_here=writes_here)
     if ended.status is TrialStatus.FAILED:
         python = shutil.which("python", path=run.environment.get("PATH"))
         log.info("%s failed here, so that its metrics are not known: %s (python: %s)", script.path, ended.error, python)

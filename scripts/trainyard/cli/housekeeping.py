@@ -52,31 +52,33 @@ def find_removable(config: Config, results: Path) -> list[Removable]:
 
     Of a sweep that keeps all files of its trials, those of the best configuration stay.
     """
-    found: list[Removable] = []
+    removable: list[Removable] = []
     for name, sweep in config.sweeps.items():
         state = read_state(sweep, name, results)
         if not sweep.trains:
-            found.append(_of_trials(state, "best 1" if sweep.kept_files == "all" else sweep.kept_files))
+            removable.append(_of_trials(state, "best 1" if sweep.kept_files == "all" else sweep.kept_files))
         ended = list[Path]()
         for checkpoints in _listed(state.folder / "checkpoints"):
             trial = checkpoints.name.partition("~")[0].partition("-")[0]
             if trial in state.trials and is_concluded(state, trial):
                 ended.append(checkpoints)
-        found.append(_of_paths("checkpoints", f"sweep {name}", ended, "nothing: their trials have ended"))
+        removable.append(_of_paths("checkpoints", f"sweep {name}", ended, "nothing: their trials have ended"))
     for name, study in config.scaling.items():
-        found.append(_of_scaling(study, name, results))
+        removable.append(_of_scaling(study, name, results))
     for path in _listed(results / "data"):
         known = path.name in config.datasets
         loss = (
             "nothing: the next run stages it again, first" if known else "it is not in this config: another may have it"
         )
-        found.append(_of_paths("data", f"dataset {path.name}", [path], loss))
+        removable.append(_of_paths("data", f"dataset {path.name}", [path], loss))
     drills = _listed(results / DRILL)
     loss = "what its resume drill did, to look into"
-    found += (_of_paths("drill", f"sweep {path.name}", [path], loss) for path in drills)
+    removable += (_of_paths("drill", f"sweep {path.name}", [path], loss) for path in drills)
     root = results.resolve()
     inside = (
-        each for each in found if each.paths and all(path.parent.resolve().is_relative_to(root) for path in each.paths)
+        each
+        for each in removable
+        if each.paths and all(path.parent.resolve().is_relative_to(root) for path in each.paths)
     )
     return sorted(inside, key=lambda each: KINDS.index(each.kind))
 

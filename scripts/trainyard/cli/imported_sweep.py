@@ -57,10 +57,10 @@ class ImportedSweep:
 
 def import_commands(path: Path) -> ImportedSweep:
     """The sweep of a file with a command in each line."""
-    found = ImportedSweep(path.stem, {"commands": str(path), "slots": {"gpus_per_node": 1}})
-    found.note("`slots`: how many commands run at once; `gpus_per_node: 4` runs four; without a GPU, `cpus: 4`")
-    found.note("`metrics`: nothing says what the programs report, so they are ranked by their seconds")
-    return found
+    imported = ImportedSweep(path.stem, {"commands": str(path), "slots": {"gpus_per_node": 1}})
+    imported.note("`slots`: how many commands run at once; `gpus_per_node: 4` runs four; without a GPU, `cpus: 4`")
+    imported.note("`metrics`: nothing says what the programs report, so they are ranked by their seconds")
+    return imported
 
 
 def key_for(name: str) -> str:

@@ -435,14 +435,14 @@ class TrainJobs(Jobs):
 
     @override
     def resources(self) -> dict[str, Callable[..., Any]]:
-        found = super().resources()
+        resources = super().resources()
         if not self._profile.has_scheduler or not any(each.walltime for each in self._config.scaling.values()):
-            return found  # `default-resources` has the walltime
+            return resources  # `default-resources` has the walltime
 
         def runtime(wildcards: Wildcards, attempt: int) -> float | None:
             return self._minutes(self._config.scaling[wildcards.name], attempt)
 
-        return {"runtime": runtime, **found}
+        return {"runtime": runtime, **resources}
 
     def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
         """Why the walltime of a scale is not enough, or too much; "" if it suits."""

@@ -220,13 +220,13 @@ class Profile:
     def hardware(self, rule: str, nodes: int, gpus: int | None) -> str:
         """Nodes and GPUs per node, for messages, and partitions if there are several; no GPUs if `gpus` is None."""
         names = self.setting(rule, "slurm_partition")
-        found = [f"partitions: {names.replace(',', ' or ')}"] if "," in names else []
-        found.append(f"nodes: {nodes}")
+        parts = [f"partitions: {names.replace(',', ' or ')}"] if "," in names else []
+        parts.append(f"nodes: {nodes}")
         if gpus is not None:
             model = self.gpu_type or " or ".join(models if len(models := self.gpu_models(rule, gpus)) > 1 else ())
             count = f"{gpus} {model}".rstrip() if gpus else "none"
-            found.append(f"GPUs per node: {count}")
-        return ", ".join(found)
+            parts.append(f"GPUs per node: {count}")
+        return ", ".join(parts)
 
     def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:
         """Options of sbatch: given ones, the profile's, and GPUs that the plugin refuses; None for none.

@@ -176,12 +176,12 @@ class RunSummary:
 
     def _work(self, *states: State) -> list[str]:
         """Datasets and studies with a job in one of these states; a scaling study with its scales."""
-        found: dict[str, list[str]] = {}
+        scales_of: dict[str, list[str]] = {}
         for rule, noun in NOUNS.items():
             for job in self.jobs:
                 if job.rule == rule and job.state in states:
-                    found.setdefault(f"{noun} {job.name}", []).append(job.scale)
-        return [f"{name} ({', '.join(scales)})" if any(scales) else name for name, scales in found.items()]
+                    scales_of.setdefault(f"{noun} {job.name}", []).append(job.scale)
+        return [f"{name} ({', '.join(scales)})" if any(scales) else name for name, scales in scales_of.items()]
 
     def _failures(self) -> list[str]:
         nouns = NOUNS | {"sweep_job": "sweep"}

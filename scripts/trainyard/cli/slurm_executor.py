@@ -218,11 +218,11 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def cancel(self) -> None:
         """Cancel all jobs, also those that are being submitted or checked; those that wait to be are not submitted."""
         with self.lock:
-            self.wait, known = False, list(self.active_jobs)
+            self.wait, jobs = False, list(self.active_jobs)
             self.active_jobs.clear()
         self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
         try:
-            self.cancel_jobs(known)  # at once; the others may take a while
+            self.cancel_jobs(jobs)  # at once; the others may take a while
         finally:
             self._job_submission_executor.shutdown()
             self.wait_thread.join()

@@ -43,11 +43,11 @@ def import_wandb_sweep(raw: Mapping[str, Any], seconds: float = 0.0) -> Imported
     Raises:
         UserError: the configuration is not valid for W&B either.
     """
-    found = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
+    imported = ImportedSweep(str(raw.get("name") or raw.get("project") or "sweep"), {})
     method = raw.get("method", "grid")
-    words = _command_words(raw.get("command"), found)
+    words = _command_words(raw.get("command"), imported)
     if has_file := any("${args_json_file}" in str(word) for word in words):
-        found.sweep["settings"] = "json"
+        imported.sweep["settings"] = "json"
         if dotted := [name for name in raw.get("parameters") or {} if "." in name]:
             raise UserError(f"parameters.{dotted[0]}: a dotted name cannot be in the file of ${{args_json_file}} here")
     scripts = read_started(find_started(["python", str(raw.get("program"))], Path()))
@@ -58,38 +58,40 @@ def import_wandb_sweep(raw: Mapping[str, Any], seconds: float = 0.0) -> Imported
     names = dict[str, str]()
     for name, parameter in _parameters(raw.get("parameters") or {}):
         key = names[name] = name if has_file else key_for(name)
-        values = _values(name, parameter, found)
+        values = _values(name, parameter, imported)
         if "." in name and name in raw["parameters"]:
-            found.note(f"`{name}`: `wandb.config` has it within a mapping here, and as one key with a dot in W&B")
+            imported.note(f"`{name}`: `wandb.config` has it within a mapping here, and as one key with a dot in W&B")
         if key != name and name not in TRIAL_PLACEHOLDERS:
-            found.note(f"`{name}` is {key} in `wandb.config`")
+            imported.note(f"`{name}` is {key} in `wandb.config`")
         if isinstance(values, list) and len(values) == 1:
             set_at(fixed, key.split("."), values[0])
         else:
             varied[key] = values
-    found.sweep["command"] = _command(raw, words, names, found)
+    imported.sweep["command"] = _command(raw, words, names, imported)
     if fixed:
-        found.sweep["args"] = fixed
+        imported.sweep["args"] = fixed
     if not scripts or any(script.source.uses_wandb for _, script in scripts):
-        found.sweep["metrics"] = "wandb"
-        _set_metric(raw, method, found)
+        imported.sweep["metrics"] = "wandb"
+        _set_metric(raw, method, imported)
     else:
         of_all = varied | {key: [value] for key, value in fixed.items()}
-        _find_metrics(scripts[0][1], of_all, raw, seconds, found)
-    _set_trials(method, raw.get("run_cap"), varied, found)
-    found.sweep["slots"] = {"gpus_per_node": 1}
-    found.note("`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU")
+        _find_metrics(scripts[0][1], of_all, raw, seconds, imported)
+    _set_trials(method, raw.get("run_cap"), varied, imported)
+    imported.sweep["slots"] = {"gpus_per_node": 1}
+    imported.note(
+        "`slots`: how many trials run at once; `gpus_per_node: 4` runs four, `gpus_per_trial: 0.5` two on a GPU"
+    )
     for key in sorted(raw.keys() - _KNOWN - _KNOWN_WITHOUT_EFFECT):
-        found.note(f"`{key}`: there is nothing like it")
-    return found
+        imported.note(f"`{key}`: there is nothing like it")
+    return imported
 
 
-def _command_words(command: Any, found: ImportedSweep) -> list[Any]:
+def _command_words(command: Any, imported: ImportedSweep) -> list[Any]:
     """The words of a `command`, or of the default one."""
     if isinstance(command, list):
         return command
     if command:
-        found.note("`command` is not a list: W&B does not use it either")
+        imported.note("`command` is not a list: W&B does not use it either")
     return list(_DEFAULT_COMMAND)
 
 
@@ -104,13 +106,13 @@ def _parameters(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", parameter
 
 
-def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> list[Any] | dict[str, Any]:
+def _values(name: str, parameter: Mapping[str, Any], imported: ImportedSweep) -> list[Any] | dict[str, Any]:
     """The values of a parameter: one, a list, or a range to draw from."""
     if "value" in parameter:
         return [parameter["value"]]
     if "values" in parameter:
         if "probabilities" in parameter:
-            found.note(f"`{name}`: its values are equally probable here")
+            imported.note(f"`{name}`: its values are equally probable here")
         return list(parameter["values"])
     kind = "normal"
     if "min" in parameter:
@@ -119,11 +121,11 @@ def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> li
     kind = str(parameter.get("distribution") or kind)
     shape = kind.removeprefix("q_")
     step = parameter.get("q", 1) if shape != kind else 0
-    low, high, is_log = _bounds(name, shape, parameter, found)
+    low, high, is_log = _bounds(name, shape, parameter, imported)
     if step and step != 1 and not is_log:
         return {"low": _tidy(round(low / step) * step), "high": _tidy(round(high / step) * step), "step": step}
     if step and step != 1:
-        found.note(f"`{name}`: drawn without its steps of {step:g}")
+        imported.note(f"`{name}`: drawn without its steps of {step:g}")
     is_integer = shape == "int_uniform" or step == 1
     as_bound = round if is_integer else _tidy
     values = {"low": as_bound(low), "high": as_bound(high)}
@@ -134,14 +136,16 @@ def _values(name: str, parameter: Mapping[str, Any], found: ImportedSweep) -> li
     return values
 
 
-def _bounds(name: str, shape: str, parameter: Mapping[str, Any], found: ImportedSweep) -> tuple[float, float, bool]:
+def _bounds(name: str, shape: str, parameter: Mapping[str, Any], imported: ImportedSweep) -> tuple[float, float, bool]:
     """The range of a distribution, and whether it is drawn on a logarithmic scale."""
     low = parameter.get("min")
     high = parameter.get("max")
     if shape not in _DISTRIBUTIONS:
         raise UserError(f"parameters.{name}: there is no distribution {shape!r} here: give values, or min and max")
     if shape.endswith("normal"):
-        found.note(f"`{name}`: drawn evenly from two standard deviations around the mean of its {shape} distribution")
+        imported.note(
+            f"`{name}`: drawn evenly from two standard deviations around the mean of its {shape} distribution"
+        )
         mean = parameter.get("mu", 0)
         deviation = parameter.get("sigma", 1)
         low = mean - 2 * deviation
@@ -168,7 +172,7 @@ def _tidy(number: float) -> float:
     return number if isinstance(number, int) else float(f"{number:.12g}")
 
 
-def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> None:
+def _set_metric(raw: Mapping[str, Any], method: str, imported: ImportedSweep) -> None:
     """Set the metric and early stopping."""
     metrics = [raw["metric"]] if raw.get("metric") else list(raw.get("metrics") or [])
     stop = raw.get("early_terminate")
@@ -176,19 +180,19 @@ def _set_metric(raw: Mapping[str, Any], method: str, found: ImportedSweep) -> No
         if stop or method not in ("grid", "random"):
             user = "early_terminate" if stop else method
             raise UserError(f"metric: {user} needs one")
-        found.note("`metric`: nothing says by which one trials are ranked: name it")
+        imported.note("`metric`: nothing says by which one trials are ranked: name it")
         return
     metric = metrics[0]
-    found.sweep |= {"metric": metric["name"], "mode": "max" if str(metric.get("goal")).startswith("max") else "min"}
+    imported.sweep |= {"metric": metric["name"], "mode": "max" if str(metric.get("goal")).startswith("max") else "min"}
     for other in metrics[1:]:
-        found.note(f"`metrics`: {other['name']} is not part of the ranking")
+        imported.note(f"`metrics`: {other['name']} is not part of the ranking")
     for key in sorted(metric.keys() - {"name", "goal"}):
-        found.note(f"`metric.{key}`: there is nothing like it")
+        imported.note(f"`metric.{key}`: there is nothing like it")
     if stop:
         eta = round(stop.get("eta", 3))
         first = stop.get("min_iter") or round(stop["max_iter"] / eta ** stop.get("s", 1))
-        found.sweep["stop"] = {"method": "asha", "grace_period": max(1, first), "reduction_factor": max(2, eta)}
-        found.note(
+        imported.sweep["stop"] = {"method": "asha", "grace_period": max(1, first), "reduction_factor": max(2, eta)}
+        imported.note(
             f"`stop`: W&B counts calls of `wandb.log`, Trainyard the `epoch` that is logged, else steps: "
             f"{max(1, first)} before the first cut"
         )
@@ -234,7 +238,7 @@ def _find_metrics(
     )
 
 
-def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], found: ImportedSweep) -> str:
+def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], imported: ImportedSweep) -> str:
     """The command line, with its macros replaced, and with an option for each parameter whose key has another name."""
     parts = []
     for word in map(str, words):
@@ -248,7 +252,7 @@ def _command(raw: Mapping[str, Any], words: Any, names: Mapping[str, str], found
             parts += [one.format(name=name, value=f"{{{key}}}") for name, key in named.items()]
             parts += [every] if len(named) < len(names) else []
             if any("." in name for name in names) and macro == "args":
-                found.note("`parameters`: nested ones are options such as `--optimizer.lr`; W&B passes a mapping")
+                imported.note("`parameters`: nested ones are options such as `--optimizer.lr`; W&B passes a mapping")
         else:
             parts.append(_literal(word, raw))
     return " ".join(parts)
@@ -265,9 +269,9 @@ def _literal(word: str, raw: Mapping[str, Any]) -> str:
                 raise UserError("program: is required, since the command has ${program}")
             text += shlex.quote(str(raw["program"]))
         else:
-            known = {"interpreter": "python", "envvar": f'"${match[2]}"', "args_json_file": "{settings}"}
-            if match[1] not in known:
+            words = {"interpreter": "python", "envvar": f'"${match[2]}"', "args_json_file": "{settings}"}
+            if match[1] not in words:
                 raise UserError(f"command: there is nothing like {match[0]}: pass the parameters as options")
-            text += known[match[1]]
+            text += words[match[1]]
         position = match.end()
     return text + (shlex.quote(word[position:]) if position < len(word) or not word else "")

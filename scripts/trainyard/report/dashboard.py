@@ -76,12 +76,14 @@ def _plain(value: Any) -> Any:
 def _space(values: Sequence[Any], choice: Draw) -> BaseDistribution:
     """The distribution of a key, of which these values are known, too: a range of numbers, or else categories."""
     is_range = isinstance(choice, Uniform)
-    known = [*(choice.ends if isinstance(choice, Uniform) else map(_plain, options_of(choice))), *values]
-    column = pd.Series(known)
-    if None in known or not is_numeric(column):
-        return CategoricalDistribution(list(dict.fromkeys(values if is_range else known)))
+    numbers = [*(choice.ends if isinstance(choice, Uniform) else map(_plain, options_of(choice))), *values]
+    column = pd.Series(numbers)
+    if None in numbers or not is_numeric(column):
+        return CategoricalDistribution(list(dict.fromkeys(values if is_range else numbers)))
     kind = IntDistribution if pd.api.types.is_integer_dtype(column) else FloatDistribution
-    return kind(min(known), max(known), log=is_log_scale(column, choice.log if isinstance(choice, Uniform) else None))
+    return kind(
+        min(numbers), max(numbers), log=is_log_scale(column, choice.log if isinstance(choice, Uniform) else None)
+    )
 
 
 def _trial(

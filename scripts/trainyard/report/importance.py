@@ -34,13 +34,13 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
     if reason := why_unknown(ranked):
         style.write_in_center(axes, f"no importance: {reason}")
         return
-    found = measure_importance(ranked)
-    if found.explained < MIN_EXPLAINED:
+    forest = measure_importance(ranked)
+    if forest.explained < MIN_EXPLAINED:
         text = f"no importance: from the varied keys, a random forest cannot predict\nthe {ranked.label} of a trial"
-        style.write_in_center(axes, f"{text} (R² {found.explained:.2f})")
+        style.write_in_center(axes, f"{text} (R² {forest.explained:.2f})")
         return
     names = style.short_names(list(ranked.settings))
-    shares = found.shares.sort_values("mean", ascending=False)
+    shares = forest.shares.sort_values("mean", ascending=False)
     style.figure_of(axes).set_figheight(1.5 + 0.35 * len(shares))
     axes.barh(
         range(len(shares)), shares["mean"].clip(lower=0), xerr=shares["error"], height=0.6, color=COLORS[4], capsize=3
@@ -49,7 +49,7 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(f"share of the variance of {ranked.label}")
-    title = f"{found.trials} trials, of which a random forest predicts {found.explained:.0%} of the variance"
+    title = f"{forest.trials} trials, of which a random forest predicts {forest.explained:.0%} of the variance"
     style.set_title(axes, f"importance of the varied keys, from {title}")
 
 

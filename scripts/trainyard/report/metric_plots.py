@@ -41,7 +41,7 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
         style.write_in_center(panels[0], ranked.describe_best())
         return
     names = style.short_names(ranked.keys)
-    for place, (axes, key) in enumerate(zip(panels, keys, strict=False)):
+    for number, (axes, key) in enumerate(zip(panels, keys, strict=False)):
         _plot_points(axes, ranked, key)
         if ranked.ranking.has_seeds and ranked.ranking.is_setting(key):
             _plot_spread(axes, ranked, key)
@@ -60,7 +60,7 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
         ranked.set_metric_axis(axes.yaxis)
         if ranked.outlier_count:  # values that are far worse than the others are left out
             _limit(axes, *ranked.limits)
-        if place % facet_grid(len(keys))[1] == 0:
+        if number % facet_grid(len(keys))[1] == 0:
             axes.set_ylabel(ranked.value_label)
     style.set_title(panels[0], ranked.describe_best() + _describe_hidden(ranked, keys))
     handles: dict[str, Any] = {}

@@ -42,10 +42,10 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
         style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
         return
     heights = []
-    for place, key in enumerate(keys):
+    for column, key in enumerate(keys):
         values = ranked.table[key]
         set_ticks = partial(style.set_key_axis, values=values, log=ranked.log.get(key), space=MAX_TICKS)
-        heights.append(_draw_scale(axes, place, values, set_ticks))
+        heights.append(_draw_scale(axes, column, values, set_ticks))
     metric = ranked.values.clip(*ranked.limits)  # what is far worse is at the bottom
     heights.append(_draw_scale(axes, len(keys), metric, ranked.set_metric_axis, is_turned=ranked.is_minimized))
     if metric.nunique() > 1:
@@ -72,14 +72,14 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
 
 
 def _draw_scale(
-    axes: Axes, place: int, values: pd.Series, set_ticks: Callable[[YAxis], None], *, is_turned: bool = False
+    axes: Axes, column: int, values: pd.Series, set_ticks: Callable[[YAxis], None], *, is_turned: bool = False
 ) -> NDArray[np.float64]:
     """Draw the axis of a key or of the metric from 0 to 1; returns the height of each trial.
 
     `is_turned`: with the lowest value at the top.
     """
     numbers = style.to_numbers(values)
-    scale = axes.inset_axes((place, 0, 0.001, 1), transform=axes.transData)
+    scale = axes.inset_axes((column, 0, 0.001, 1), transform=axes.transData)
     scale.plot(numbers, linestyle="none")  # sets the limits
     scale.margins(y=0)
     scale.yaxis.set_inverted(is_turned)
@@ -93,7 +93,7 @@ def _draw_scale(
     for label in scale.get_yticklabels():
         label.set_bbox(box)
     if numbers.isna().any():
-        style.annotate(axes, "none", (place, MISSING), (6, 0), va="center", bbox=box)
+        style.annotate(axes, "none", (column, MISSING), (6, 0), va="center", bbox=box)
     points = np.column_stack([np.zeros(len(numbers)), numbers])
     heights: NDArray[np.float64] = (scale.transScale + scale.transLimits).transform(points)[:, 1]
     heights[np.isnan(heights)] = MISSING

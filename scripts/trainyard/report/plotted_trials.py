@@ -51,7 +51,7 @@ class PlottedTrials:
                 self.settings.setdefault((paired or {}).get(key, key), []).append(key)
         # The metric of each trial; NaN without one that an axis can show.
         self.values: pd.Series[float] = style.within_axes(table["trial"].map(ranking.scores).astype(float))
-        known = self.values.dropna()
+        reported = self.values.dropna()
         self.finished = table[(table["status"] == TrialStatus.FINISHED) & self.values.notna()]
         self.stopped = table[(table["status"] == TrialStatus.STOPPED) & self.values.notna()]  # early
         best = ranking.best_trial  # with seeds, of the configuration with the best mean
@@ -63,12 +63,12 @@ class PlottedTrials:
         self.is_minimized = ranking.mode == "min"
         better = "lower" if self.is_minimized else "higher"
         self.direction = f"{self.value_label} ({better} is better)"
-        self.is_percent = style.are_fractions(ranking.metric, known)
-        self.is_log = not self.is_percent and len(known) > 0 and style.is_log_scale(known)
+        self.is_percent = style.are_fractions(ranking.metric, reported)
+        self.is_log = not self.is_percent and len(reported) > 0 and style.is_log_scale(reported)
         # The range of the metric that is shown: from the best value to the worst one that is no outlier.
-        low, high = style.fences(known, is_log=self.is_log)
-        self.limits = (float(known.min()), high) if self.is_minimized else (low, float(known.max()))
-        self.outlier_count = int((~known.between(*self.limits)).sum())
+        low, high = style.fences(reported, is_log=self.is_log)
+        self.limits = (float(reported.min()), high) if self.is_minimized else (low, float(reported.max()))
+        self.outlier_count = int((~reported.between(*self.limits)).sum())
         # The better, the darker.
         self.colors = style.SEQUENCE if self.is_minimized else style.SEQUENCE.reversed()
         self.norm = (LogNorm if self.is_log else Normalize)(*self.limits, clip=True)

@@ -178,14 +178,14 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
 
 def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:
     """Memory and utilization over time: a row of panels per scale, a line per GPU (without GPUs, per node)."""
-    known = {scale: frame for scale, frame in samples.items() if len(frame)}
-    for axes in panels[2 * len(known) or 1 :]:
+    sampled = {scale: frame for scale, frame in samples.items() if len(frame)}
+    for axes in panels[2 * len(sampled) or 1 :]:
         axes.remove()
-    if not known:
+    if not sampled:
         style.write_in_center(panels[0], "no telemetry was recorded")
         return
-    unit, length = style.time_unit(max(frame["seconds"].max() for frame in known.values()))
-    for (scale, frame), memory, busy in zip(known.items(), panels[::2], panels[1::2], strict=False):
+    unit, length = style.time_unit(max(frame["seconds"].max() for frame in sampled.values()))
+    for (scale, frame), memory, busy in zip(sampled.items(), panels[::2], panels[1::2], strict=False):
         for (name, rows), color in zip(frame.groupby("of"), cycle(COLORS), strict=False):
             memory.plot(rows["seconds"] / length, rows["memory"], color=color, label=name)
             busy.plot(rows["seconds"] / length, rows["busy"], color=color)

@@ -73,16 +73,16 @@ def answer_rows(ranking: Ranking) -> list[list[str]]:
     return [*rows, ["trial", *(each.trial for each in best)]]
 
 
-def _describe_value(each: Configuration, metric: str, ranking: Ranking) -> str:
+def _describe_value(configuration: Configuration, metric: str, ranking: Ranking) -> str:
     """The value of a configuration, with its deviation between seeds, and whether trials of it ended early."""
     is_first = metric == ranking.metric
-    mean = each.mean if is_first else each.means[metric]
+    mean = configuration.mean if is_first else configuration.means[metric]
     value = f"{mean:.4g}"
-    if is_first and each.deviation is not None:
-        value += f" ± {each.deviation:.2g}"
+    if is_first and configuration.deviation is not None:
+        value += f" ± {configuration.deviation:.2g}"
     if ranking.has_seeds:
-        value += f" (n = {each.n})"
-    if any(trial.trial in ranking.incomplete for trial in each.trials):
+        value += f" (n = {configuration.n})"
+    if any(trial.trial in ranking.incomplete for trial in configuration.trials):
         value += " NOT COMPLETE"
     return value
 
@@ -226,17 +226,17 @@ def _list_edges(state: History, ranking: Ranking) -> Iterator[str]:
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
         values = tried[key].dropna()
-        found = [each.values[key] for each in ranking.leaders]
-        if not found or None in found or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:
+        leading = [each.values[key] for each in ranking.leaders]
+        if not leading or None in leading or values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:
             continue  # lists cannot be counted
         sources = (source.values.get(key) for source in (state.sweep.sample, state.sweep.search) if source)
         drawn = next((each for each in sources if isinstance(each, Uniform)), None)  # the range of the draws, if any
         low, high = (drawn.low, drawn.high) if drawn else (values.min(), values.max())
-        if not all(low <= value <= high for value in found):  # it is not drawn, but of `grid` or `trials`
+        if not all(low <= value <= high for value in leading):  # it is not drawn, but of `grid` or `trials`
             continue
         scale = math.log if drawn and drawn.log else float
         near = NEAR * (scale(high) - scale(low)) if drawn else 0.0  # a draw hardly ever is an end itself
         for end, word, further in ((low, "smallest", "smaller"), (high, "largest", "larger")):
-            if all(abs(scale(value) - scale(end)) <= near for value in found):
+            if all(abs(scale(value) - scale(end)) <= near for value in leading):
                 where = f"is close to {end:g}, the {word} of its range" if drawn else f"is the {word} that was tried"
                 yield f"The best {key}, {best:g}, {where}: try {further} ones."

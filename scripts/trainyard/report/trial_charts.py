@@ -79,11 +79,11 @@ def trial_charts(ranked: PlottedTrials, tables: SweepResults, curve: str) -> dic
 
 def _importance(ranked: PlottedTrials) -> list[dict[str, Any]]:
     """How much of the variance of the metric each key explains, the most first; [] if that is not known."""
-    found = None if why_unknown(ranked) else measure_importance(ranked)
-    if found is None or found.explained < MIN_EXPLAINED:
+    forest = None if why_unknown(ranked) else measure_importance(ranked)
+    if forest is None or forest.explained < MIN_EXPLAINED:
         return []
     names = style.short_names(list(ranked.settings))
-    shares = found.shares.sort_values("mean", ascending=False)
+    shares = forest.shares.sort_values("mean", ascending=False)
     return [
         {"key": names[key], "share": max(0.0, share), "error": error}
         for key, share, error in zip(shares.index, shares["mean"], shares["error"], strict=True)
