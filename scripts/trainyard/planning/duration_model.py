@@ -109,20 +109,24 @@ def predict(
     draws = int(np.clip(DRAWS[2] // max(wanted, 1), *DRAWS[:2]))
     chosen = np.searchsorted(weights, (np.arange(draws) + 0.5) / draws * weights[-1])
 
-    (power, mean, error, offset), columns = prior[:, :, chosen], columns[:, chosen]
+    (power, mean, error, offset), of_evidence = prior[:, :, chosen], columns[:, chosen]
     noise = noise[chosen]
     late = late[chosen]
     coefficients = mean + error * generator.standard_normal((len(x), draws, groups.max() + 1))  # (t, d, g)
-    drawn = (np.take_along_axis(coefficients, groups[:, None, known], axis=2) * columns).sum(axis=0)  # (d, i)
+    drawn = (np.take_along_axis(coefficients, groups[:, None, known], axis=2) * of_evidence).sum(axis=0)  # (d, i)
     drawn += noise * generator.standard_normal(late.shape) + late * generator.normal(*EXCESS, late.shape)
     pull = np.einsum("dij,dj->di", inverse[chosen], logs - drawn)
     of_group = (groups[:, known, None] == np.arange(coefficients.shape[2])).astype(np.float64)
-    coefficients += error**2 * ((pull * columns) @ of_group)
+    coefficients += error**2 * ((pull * of_evidence) @ of_group)
     columns = np.logaddexp(offset, power * x[..., :wanted]) - np.logaddexp(offset, 0.0)  # (t, d, n)
     typical = (np.take_along_axis(coefficients, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
     # Draws of values that have not been seen would order by chance trials for which the evidence is the same.
     average = np.where(of_group.any(axis=1)[:, None], coefficients, mean)
-    expected = (np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
+    effects = np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns  # (t, d, n)
+    expected = effects.sum(axis=0)
+    if len(evidence) == 1:  # of several keys that may lengthen a trial, one probably does; each by itself probably not
+        measured = np.take_along_axis(average, groups[:, None, known], axis=2) * of_evidence
+        expected = np.median(effects - measured, axis=1).sum(axis=0, keepdims=True)
     limits = middle + logs.min() - LOG_RANGE, middle + logs.max() + LOG_RANGE
     typical, expected = ((middle + each).clip(*limits) for each in (typical, expected))
     rate = generator.beta(STRAGGLERS[0] + late.sum(axis=1), STRAGGLERS[1] + (~late).sum(axis=1))[:, None]
