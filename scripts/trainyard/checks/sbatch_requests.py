@@ -5,6 +5,7 @@ account, partition and GPUs are the same, whichever setting they come from.
 """
 
 import argparse
+import json
 import math
 import re
 import shlex
@@ -16,10 +17,12 @@ from typing import Any, Final
 
 from trainyard.checks.helper_programs import ask_helper
 from trainyard.cluster.slurm_queries import parse_resources, parse_time_limit
+from trainyard.config.config import Config
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of
 
 TARGETS = ("data", "sweeps", "scaling")  # the rules that need all jobs
+NEVER_TRAINED: Final = 10**9  # a number for `retrain` that nobody has used
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class SbatchRequest:
         return ", ".join([*parts, f"{self.mem_mb or '?'} MB", f"{minutes} min"])
 
 
-def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest], dict[str, list[str]]]:
-    """What becomes of all jobs of a config: each one is requested of sbatch, or refused before.
+def request_jobs(config: Config, config_file: Path, profile: Path) -> tuple[list[SbatchRequest], dict[str, list[str]]]:
+    """What becomes of all jobs of a config, done or not: each one is requested of sbatch, or refused before.
 
     The jobs that are refused are listed by the error of Snakemake or of its Slurm plugin.
 
@@ -81,7 +84,10 @@ def request_jobs(config_file: Path, profile: Path) -> tuple[list[SbatchRequest],
         UserError: Snakemake does not end.
     """
     options = ["--snakefile", str(SCRIPTS.with_name("Snakefile")), "--profile", str(profile.absolute()),
-               "--configfile", str(config_file)]  # fmt: skip
+               "--configfile", str(config_file), "--config"]  # fmt: skip
+    for kind in ("sweeps", "scaling"):  # a job with nothing to run would request one CPU
+        again = {name: {"retrain": NEVER_TRAINED} for name in getattr(config, kind)}
+        options += [f"{kind}={json.dumps(again)}"] * bool(again)
     entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
         return [], {first_error(done.stderr): ["any job"]}

@@ -36,7 +36,7 @@ class Site:
     @cached_property
     def jobs(self) -> tuple[list[SbatchRequest], dict[str, list[str]]]:
         """The jobs of the config that would be submitted, and those that would not, by the error."""
-        return request_jobs(self.config_file, self.profile)
+        return request_jobs(self.config, self.config_file, self.profile)
 
     @property
     def requests(self) -> list[SbatchRequest]:

@@ -5,7 +5,10 @@ import os
 import pytest
 import yaml
 from project import ROOT, TINY
+from sweep_journals import record_attempt, session_of
 from trainyard.checks.sbatch_requests import first_error, request_jobs
+from trainyard.config.load import check_config
+from trainyard.planning.plan import plan_sweep
 
 # What the plugin and the profile query of Slurm. A job that is really submitted leaves a file.
 SLURM = {
@@ -46,7 +49,7 @@ def site(tmp_path, monkeypatch):
         for name, value in replaced.items():
             text = text.replace(f"  # {name}: ", f"  {name}: {value} # ").replace(f"{name}: slurm", f"{name}: {value}")
         (folder / "profile/config.yaml").write_text(f"{text}\n{lines}\n")
-        return request_jobs(folder / "config.yaml", folder / "profile")
+        return request_jobs(check_config(CONFIG), folder / "config.yaml", folder / "profile")
 
     yield request
     assert not (folder / "submitted").exists()
@@ -56,6 +59,9 @@ def test_every_job_has_the_line_of_a_run_also_if_it_is_done(site, tmp_path):
     done = tmp_path / "it's mine/results/sweeps/s/trials.csv"
     done.parent.mkdir(parents=True)
     done.write_text("trial\n")
+    with session_of(done.parent) as journal:
+        for trial in plan_sweep(check_config(CONFIG), "s", done.parents[2]).state.trials:
+            record_attempt(journal, trial)
     requests, refusals = site(slurm_account="lab", gpu_type="a100")
     assert refusals == {}
     assert {each.job: each.dataset for each in requests} == {
