@@ -63,6 +63,7 @@ from trainyard.cluster.slurm_queries import (
     list_partitions,
     list_user_jobs,
     run_slurm_command,
+    state_before_requeue,
 )
 from trainyard.planning.job_marks import CANCELLED, COMPLETE, JOBS, read_mark
 from trainyard.utils.errors import UserError
@@ -111,6 +112,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
         self._refused: set[int] = set()  # jobs, by Snakemake's number, that cannot be submitted
+        self._submissions: dict[str, str] = {}  # when each job of Slurm was submitted, or put into the queue again
         self._ends: dict[int, str] = {}  # of jobs that were not done, by Snakemake's number
         self._continued = Counter[int]()  # how often a job has ended as planned, by Snakemake's number
         self._retries: dict[str, int] = {}  # by rule
@@ -423,6 +425,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _may_continue(self, info: Any, job: UserJob) -> bool:
         """Whether a job is live, or Slurm ends it and may requeue it, or does not say yet how it ends."""
+        before, self._submissions[job.job] = self._submissions.get(job.job, job.submitted), job.submitted
+        if before != job.submitted:
+            how = LOST.get(state_before_requeue(job.job), "was requeued")
+            self.logger.info(f"{_describe(info)} {how}: Slurm runs it again (no retry).")
         if job.state != COMPLETING:
             self._warn_if_hopeless(info, job)
             return job.is_live

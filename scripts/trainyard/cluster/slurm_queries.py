@@ -75,9 +75,9 @@ def fetch_job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
     return dict(parse_job_record(line) for line in lines)
 
 
-def _query_accounting(jobs: Sequence[str], columns: str) -> str:
+def _query_accounting(jobs: Sequence[str], columns: str, *further: str) -> str:
     """A line per job, with these columns of sacct, separated by `|`."""
-    options = ["--allocations", "--noheader", "--parsable2", "--format", columns]
+    options = ["--allocations", "--noheader", "--parsable2", "--format", columns, *further]
     return run_slurm_command("sacct", "--jobs", ",".join(jobs), *options)
 
 
@@ -104,6 +104,15 @@ def recorded_state(job: str) -> str:
     except UserError:
         return ""
     return words[0] if words else ""
+
+
+def state_before_requeue(job: str) -> str:
+    """The state in which a job ended before it was requeued; "" if the accounting does not have it."""
+    try:
+        runs = _query_accounting([job], "State", "--duplicates").splitlines()
+    except UserError:
+        return ""
+    return "".join(runs[-2:-1])
 
 
 def ran_out_of_memory(job: str) -> bool:

@@ -523,6 +523,18 @@ def test_the_plugin_is_not_asked_about_ends_that_are_no_fault_of_the_job(executo
     assert ("asked" in str(logged)) is (end == "asked")
 
 
+@pytest.mark.parametrize(
+    ("runs", "how"),
+    [("NODE_FAIL\nPENDING\n", "lost a node"), ("REQUEUED\nPENDING\n", "was requeued"), ("", "was requeued")],
+)
+def test_a_job_that_slurm_puts_into_the_queue_again_is_named_once(executor, slurm, logged, runs, how):
+    slurm.prints("sacct", runs)
+    for second in "0011":
+        slurm.prints("squeue", queued().replace("21:30:00", f"21:30:0{second}"))
+        check(executor, slurm_job())
+    assert logged == [f"Slurm job 7 (sweep depth) {how}: Slurm runs it again (no retry)."]
+
+
 def test_a_job_that_slurm_ends_and_may_requeue_is_waited_for(executor, slurm, logged):
     slurm.prints("squeue", queued(state="COMPLETING"))
     slurm.prints("scontrol", "JobId=7 JobState=NODE_FAIL")
