@@ -1,4 +1,4 @@
-"""Write the event files of TensorBoard of one study, or of all; with --watch, also while sweeps run."""
+"""Write the event files of TensorBoard of all studies; with --watch, also while sweeps run."""
 
 import argparse
 import logging
@@ -21,13 +21,8 @@ log = logging.getLogger("event_files")
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the event files once, or until interrupted."""
-    config = read_current_config(arguments.config, arguments.results, study=arguments.name)
-    if arguments.name and arguments.kind:
-        command_line.check_name(config, arguments.kind, arguments.name)
-    elif arguments.name or arguments.kind:
-        raise UserError("give both --kind and --name, or neither for all studies")
-    every = [(kind, name) for kind in KINDS for name in getattr(config, kind)]
-    studies = [(arguments.kind, arguments.name)] if arguments.name else every
+    config = read_current_config(arguments.config, arguments.results)
+    studies = [(kind, name) for kind in KINDS for name in getattr(config, kind)]
     if not studies:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     folder = shlex.quote(as_typed(arguments.results / FOLDER))
@@ -47,8 +42,6 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Write event files for TensorBoard.", example=example)
-    parser.add_argument("--kind", choices=KINDS, help="section of the config (default: both)")
-    parser.add_argument("--name", metavar="NAME", help="name of the study in that section (default: all)")
     parser.add_argument("--watch", action="store_true", help="update until interrupted, while sweeps run")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between updates (default: 10)")
     command_line.run_program(main, parser.parse_args())

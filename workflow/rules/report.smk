@@ -4,10 +4,6 @@ TABLE_INPUTS = {
     "sweeps": rules.sweep.output,
     "scaling": project.summaries,
 }
-EVENT_FILES_INPUTS = {
-    "sweeps": rules.sweep.output,
-    "scaling": project.summaries,
-}
 PLOT_INPUTS = {
     "data": rules.stage.output,
     "sweeps": [rules.sweep.output, "results/sweeps/{name}/strategies.csv"],
@@ -31,17 +27,6 @@ rule plots:
         project.plots(),
     message:
         "all plots are drawn"
-
-
-rule tensorboard:
-    "Write event files for TensorBoard of all sweeps and scaling studies."
-    input:
-        expand("results/tensorboard/sweeps/{name}/runs.csv", name=project.config.sweeps),
-        expand(
-            "results/tensorboard/scaling/{name}/runs.csv", name=project.config.scaling
-        ),
-    message:
-        "all event files are written"
 
 
 # `shell` is formatted when a job runs, after the loop: it must take the kind from `params`.
@@ -143,34 +128,6 @@ for kind, made_from in PLOT_INPUTS.items():
                 f"{NOUNS[kind]} {{wildcards.name}}: plots"
             shell:
                 "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
-
-
-for kind, made_from in EVENT_FILES_INPUTS.items():
-
-    rule:
-        "Write event files for TensorBoard."
-        name:
-            f"event_files_{kind}"
-        input:
-            made_from,
-        output:
-            f"results/tensorboard/{kind}/{{name}}/runs.csv",
-        log:
-            f"results/logs/event_files/{kind}-{{name}}.log",
-        localrule: True
-        conda:
-            "../../envs/trainyard.yaml"
-        envmodules:
-            *project.config.env_modules,
-        resources:
-            **project.here,
-        params:
-            program=project.program("event_files"),
-            kind=kind,
-        message:
-            f"{NOUNS[kind]} {{wildcards.name}}: event files for TensorBoard"
-        shell:
-            "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
 
 
 # workflow/report/workflow.rst includes it.

@@ -1,7 +1,6 @@
 """Event files of TensorBoard, derived from the journal of a sweep and from the results of a scaling study.
 
 results/tensorboard/<kind>/<name>/<run>/events.out.tfevents.trainyard
-results/tensorboard/<kind>/<name>/runs.csv                               the runs; written last
 
 A run is a trial, or a scale of a study. The same results always give the same bytes. A file that has only grown is
 appended to, so that a TensorBoard that is open reads on; a file of a run that is no longer in the config is removed.
@@ -29,7 +28,7 @@ from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.history import TrialRecord, read_state
 from trainyard.programs.metric_rows import step_numbers
-from trainyard.utils.csv_files import read_table, write_table
+from trainyard.utils.csv_files import read_table
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import append_whole, atomic_write
 from trainyard.utils.locks import hold
@@ -82,8 +81,6 @@ def write_event_files(config: Config, kind: str, name: str, results: Path) -> in
                 path.unlink()
                 with suppress(OSError):  # it has other files, or other runs
                     path.parent.rmdir()
-        rows = [(name, len(run.points), run.ended is not None) for name, run in runs.items()]
-        write_table(pd.DataFrame(rows, columns=["run", "points", "ended"]), folder / "runs.csv")
     return len(runs)
 
 
