@@ -37,9 +37,8 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     ended = ranked.table[ranked.table["status"].isin(ENDED)]
     keys = ranked.main_keys(MAX_KEYS)
     ranked = PlottedTrials(ended, ranked.keys, ranked.ranking, ranked.log)
-    if len(ranked.keys) < 2 or ranked.values.isna().all():
-        fewer = "varies one key: see the plot of the metric against it" if ranked.keys else "varies no key"
-        style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
+    if ranked.values.isna().all():
+        style.write_in_center(axes, ranked.describe_best())
         return
     heights = []
     for column, key in enumerate(keys):

@@ -170,16 +170,6 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
-def label_time(axes: "Axes", end: float, pauses: "pd.Series[float]") -> None:
-    """Label an x axis in seconds, from which `pauses` are left out, at round numbers of a unit that suits it."""
-    unit, length = time_unit(end)
-    numbers = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end / length)
-    ticks = [number for number in numbers if 0 <= number * length <= end]
-    axes.set_xticks([tick * length for tick in ticks], [f"{tick:g}" for tick in ticks])
-    omitted = " (pauses between jobs omitted)" if pauses.any() else ""
-    axes.set_xlabel(f"{unit} since the first trial started{omitted}")
-
-
 def short_names(keys: Sequence[str], *, readable: Callable[[str], str] | None = None) -> dict[str, str]:
     """The label of each config key: without its section, unless another key would have the same label."""
     names = {key: (readable or readable_name)(key) for key in keys}

@@ -37,7 +37,7 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
         draw_bars(axes, rows["lane"], rows["begin"], rows["stop"], color=faces, hatch=hatch)
     style.label_lanes(axes, layout.lanes)
     axes.set_xlim(0, layout.end or 1.0)
-    style.label_time(axes, layout.end, layout.pauses)
+    axes.set_xlabel(layout.axis)
     if ranked.colored_key is None:
         ranked.add_colorbar(axes, below=True)
     labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), ranked.trial_colors)
@@ -51,13 +51,13 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
 
 @dataclass(frozen=True)
 class TimelineLayout:
-    """Attempts and slots as a plot shows them, in seconds since the first trial started, without pauses of all jobs."""
+    """Attempts and slots as a plot shows them, on an axis of time that leaves out the pauses of all jobs."""
 
     attempts: pd.DataFrame  # rows of timeline.csv, with `lane`, `begin`, `stop` and `failed`
     held: pd.DataFrame  # slots of the jobs that ran trials, with `lane`, `begin` and `stop`
     lanes: list[str]  # the name of each
     jobs: int  # at the same time
-    pauses: "pd.Series[float]"  # before each job
+    axis: str  # what it shows, and its unit
 
     @property
     def end(self) -> float:
@@ -75,20 +75,28 @@ def lay_out(timeline: pd.DataFrame, jobs: pd.DataFrame) -> TimelineLayout:
     origin = run["start"].min() + pauses
     lanes = _lanes(run, held)
     lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
-    moved = run["job"].map(origin)
+    unit, seconds = style.time_unit((held["last"] - held["job"].map(origin)).max())
+
+    def on_axis(times: "pd.Series[float]", of_jobs: "pd.Series[int]") -> "pd.Series[float]":
+        return (times - of_jobs.map(origin)) / seconds
+
     run = run.assign(
         lane=run["slot"].map(lane_of),
-        begin=run["start"] - moved,
-        stop=run["end"] - moved,
+        begin=on_axis(run["start"], run["job"]),
+        stop=on_axis(run["end"], run["job"]),
         failed=~run["outcome"].isin(WITH_RESULT),
     )
-    moved = held["job"].map(origin)
-    held = held.assign(lane=held["slot"].map(lane_of), begin=held["first"] - moved, stop=held["last"] - moved)
+    held = held.assign(
+        lane=held["slot"].map(lane_of),
+        begin=on_axis(held["first"], held["job"]),
+        stop=on_axis(held["last"], held["job"]),
+    )
+    omitted = " (pauses between jobs omitted)" if pauses.any() else ""
     count = lanes["order_job"].nunique()
     names = list(map(_lane_name, lanes.itertuples()))
     if count > 1:
         names = [f"{name}, job {job + 1}" for name, job in zip(names, lanes["order_job"], strict=True)]
-    return TimelineLayout(run, held, names, count, pauses)
+    return TimelineLayout(run, held, names, count, f"{unit} since the first trial started{omitted}")
 
 
 def _held_slots(run: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:

@@ -96,9 +96,7 @@ def job_charts(tables: SweepResults, unit: str) -> dict[str, Any]:
     if timeline.empty:
         return {}
     layout = lay_out(timeline, tables.jobs)
-    name, seconds = style.time_unit(layout.end)
-    run = layout.attempts.tail(MAX_TRIALS)
-    attempts = run.assign(begin=run["begin"] / seconds, stop=run["stop"] / seconds)
+    attempts = layout.attempts.tail(MAX_TRIALS)
     predicted = predicted_attempts(tables.timeline)
     shown = predicted if len(predicted) >= MIN_FOR_MEDIAN else predicted.head(0)
     parts = requested_parts(tables.strategies, tables.jobs)
@@ -107,8 +105,7 @@ def job_charts(tables: SweepResults, unit: str) -> dict[str, Any]:
         "lanes": layout.lanes,
         "attempts": _records(attempts[["trial", "outcome", "lane", "begin", "stop"]]),
         "outcomes": [(name, OUTCOMES.get(name, color)) for name, color in outcomes.items()],
-        "unit": name,
-        "omitted": " (pauses between jobs omitted)" if layout.pauses.any() else "",
+        "axis": layout.axis,
         "parts": [
             {"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": place}
             for place, (part, (values, _)) in enumerate(parts.items())

@@ -198,7 +198,7 @@ function jobSpec(data, width) {
         data: {values: data.attempts},
         mark: {type: "bar", stroke: null},
         encoding: {
-            x: {field: "begin", type: "quantitative", title: `${data.unit} since the first trial started${data.omitted}`},
+            x: {field: "begin", type: "quantitative", title: data.axis},
             x2: {field: "stop"},
             y: {
                 field: "lane", type: "ordinal", title: null, scale: {domain: data.lanes.map((_, lane) => lane), paddingInner: 0.2},
