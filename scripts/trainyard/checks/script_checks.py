@@ -188,6 +188,8 @@ class _OptionChecks:
         option = script.find(flag)
         if option is None:
             yield from self._unknown(script, flag)
+        elif equals and script.library == "absl" and option.is_flag:
+            return  # it takes `--amp=false`, but not `--amp false`
         elif placeholder := PLACEHOLDER.fullmatch(text if equals else following):
             key = placeholder[1]
             yield from self._of_values(script, option, flag, key, self.values.get(key, ()), is_named=True)
@@ -202,7 +204,8 @@ class _OptionChecks:
             if problem and (is_text or not self.is_wandb or not leaves_to_wandb(script.source, option.flag)):
                 remedy = _remedy(script, option, key)
                 if isinstance(value, list) and not option.is_flag:
-                    remedy = f"declare it with nargs='+', or write `{flag} {{{key}}}` in the command if it reads JSON"
+                    how = "declare it with nargs='+', or " if script.library == "argparse" else ""
+                    remedy = f"{how}write `{flag} {{{key}}}` in the command if it reads JSON, or the list as one text"
                 yield self._find(f"{option.where}: {flag} {problem}", remedy)
                 return
 

@@ -1,7 +1,7 @@
 """The options of a training script, read from its source without running it.
 
-Read are argparse, click, Typer, Hydra, and the classes or functions whose fields are options of tyro, HfArgumentParser,
-jsonargparse and fire. Of absl, only how it writes true and false is known.
+Read are argparse, click, Typer, absl, Hydra, and the classes or functions whose fields are options of tyro,
+HfArgumentParser, jsonargparse and fire.
 """
 
 import ast
@@ -57,6 +57,7 @@ _LIBRARIES: Final[Mapping[str, Library]] = {
     "jsonargparse.": "words",
 }
 _FLAG_ACTIONS: Final = ("store_true", "store_false", "store_const", "append_const", "count")
+_NEGATIVE: Final = re.compile(r"(?:no|not|do_not|dont|disable|without|skip)(?:_|$)")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SPLIT_WORDS: Final = ("tyro", "words", "fire", "absl")  # for which `--batch-size` and `--batch_size` are the same
 
@@ -266,6 +267,8 @@ class _Options:
             for call in calls:
                 if file.name(call.func) in ("click.option", "click.argument"):
                     yield self._of_click(file, call)
+                elif file.name(call.func).startswith("absl.flags.DEFINE_"):
+                    yield self._of_absl(file, call)
             for owner in self._owners(file):
                 yield from self._of_class(owner, "") if isinstance(owner, ast.ClassDef) else self._of_function(owner)
 
@@ -321,6 +324,8 @@ class _Options:
         is_true = literal(given["action"]) == "store_false"  # without the option
         if partner:
             return Switch((flag,), (partner,)), ""
+        if is_true and dest == _plain(flag.lstrip("-")) and not _NEGATIVE.match(dest):
+            return Switch((), (flag,)), ""  # as of `--cuda`, which turns CUDA off
         if not self._changed.isdisjoint((None, dest)) or (default is not None and not is_literal(default)):
             return None, "its default is known only when it runs"
         if default is not None and bool(literal(default)) != is_true:
@@ -369,9 +374,28 @@ class _Options:
             choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
             is_required=is_required,
             is_flag=is_flag,
+            takes_one_word=not is_flag and "nargs" not in given and not isinstance(kind, ast.Tuple),
             names=tuple(flags),
             switch=switch,
             problem=problem,
+            where=f"{file.path}, line {call.lineno}",
+        )
+
+    # ---- absl
+
+    def _of_absl(self, file: SourceFile, call: ast.Call) -> ScriptOption:
+        flag = f"--{_literal_names(call)[0]}"
+        is_bool = method(call) in ("DEFINE_bool", "DEFINE_boolean")
+        default = call.args[1] if len(call.args) > 1 else arguments(call).get("default")
+        return ScriptOption(
+            flag,
+            default=literal(default),
+            is_required=literal(arguments(call).get("required")) is True,
+            is_flag=is_bool,
+            takes_one_word=not is_bool,
+            names=(flag, *([f"--no{flag[2:]}"] if is_bool else [])),
+            switch=_switch_of_library("absl", flag) if is_bool else None,
+            problem="" if is_bool else "its value is no boolean",
             where=f"{file.path}, line {call.lineno}",
         )
 
@@ -448,6 +472,7 @@ class _Options:
             choices=choices if isinstance(choices, tuple) else (),
             is_required=default is None,
             is_flag=is_flag,
+            takes_one_word=self._library == "fire",
             names=(flag, *(switch.off if switch and is_flag else ())),
             switch=switch,
             problem="" if is_bool else "its value is no boolean",
@@ -476,6 +501,7 @@ class _Options:
             default=literal(default),
             is_required=default is None,
             is_flag=is_bool and not is_argument,
+            takes_one_word=not (is_bool or is_argument or (kind is not None and "tuple" in ast.unparse(kind).lower())),
             names=() if is_argument else tuple(flags),
             switch=switch,
             problem=problem,

@@ -253,6 +253,33 @@ def test_a_list_for_an_option_of_one_word_is_a_mistake(look, declared, sweep, mi
     assert [line[: len(mistake or "")] for line in mistakes] == ([mistake] if mistake else [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import fire\ndef main(lr=0.1, x=None): ...\nfire.Fire(main)",
+        "import click\n@click.command()\n@click.option('--x', multiple=True)\ndef main(x): ...\nmain()",
+        "import typer\ndef main(x: list[int] = []): ...\ntyper.run(main)",
+        "from absl import app, flags\nflags.DEFINE_list('x', [], '')\napp.run(print)",
+    ],
+)
+def test_a_list_is_a_mistake_where_a_library_takes_its_second_word_for_something_else(look, text):
+    (mistake,) = look(text, **LISTS)[0]
+    assert "--x takes one word, but x is [1, 2]" in mistake
+
+
+@pytest.mark.parametrize(
+    ("command", "is_refused"),
+    [("train.py --amp {amp}", True), ("train.py --amp={amp}", False), ("train.py {args}", False)],
+)
+def test_absl_takes_the_word_after_a_boolean_for_something_else(look, command, is_refused):
+    """`--amp false` is true."""
+    text = "from absl import app, flags\nflags.DEFINE_bool('amp', True, '')\napp.run(print)\n"
+    mistakes, _ = look(text, command=f"python {command}", grid={"amp": [True, False]})
+    assert [line.partition(": write")[0] for line in mistakes] == [
+        "train.py, line 2: --amp takes no value, but amp is False"
+    ] * is_refused
+
+
 GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
 OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
 ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}

@@ -117,6 +117,7 @@ SWITCHES = {
     "p.add_argument('--amp', action=argparse.BooleanOptionalAction, default=True)": True,
     "p.add_argument('--amp', action='store_true'); p.add_argument('--no-amp', dest='amp', action='store_false'); "
     "p.set_defaults(amp=True)": True,
+    "p.add_argument('--amp', action='store_false')": True,
     "p.add_argument('--amp', type=bool, default=True)": False,
     "p.add_argument('--amp', default=True)": False,
     "p.add_argument('--amp', type=int, default=1)": False,
@@ -178,6 +179,7 @@ def test_absl_turns_a_flag_off_by_its_no(tmp_path):
         "app.run(lambda _: print(flags.FLAGS.use_amp))\n"
     )
     script = read_script(path)
+    assert [(option.flag, option.default) for option in script.options] == [("--use_amp", True), ("--lr", 0.1)]
     assert outcomes(path, script.switch("--use_amp")) == [["True"], ["False"]]
 
 
